@@ -1,0 +1,35 @@
+"""Heads in PyTorch; the facts stand in `mha_core.heads`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mha_core.heads import check_split
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, L, H * d) -> (B, H, L, d)."""
+    check_split(x.shape[-1], num_heads)
+    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, L, d) -> (B, L, H * d), the inverse of `split_heads`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def transpose_qkv(x: Tensor, num_heads: int) -> Tensor:
+    """(B, L, H * d) -> (B * H, L, d): heads folded into the batch."""
+    return split_heads(x, num_heads).flatten(0, 1)
+
+
+def transpose_output(x: Tensor, num_heads: int) -> Tensor:
+    """(B * H, L, d) -> (B, L, H * d), the inverse of `transpose_qkv`."""
+    check_split(x.shape[0], num_heads)
+    return merge_heads(x.unflatten(0, (x.shape[0] // num_heads, num_heads)))
+
+
+def repeat_kv_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
+    check_split(num_heads, x.shape[1])
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)

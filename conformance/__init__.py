@@ -1,0 +1,1 @@
+"""The suite that judges implementations of multi-head attention against the reference."""

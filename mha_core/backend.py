@@ -1,0 +1,142 @@
+"""The Backend contract, and the list of backends: the entry points of group "mha.backends".
+
+A backend takes NumPy in, runs on one framework and device, and gives NumPy back. A package adds
+one with a folder and an entry point; nothing here names a framework.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from numpy.typing import NDArray
+
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import check_dtype, round_to
+from mha_core.errors import BackendError
+from mha_core.inputs import AttentionInputs
+from mha_core.stages import Trace
+from mha_core.weights import Weights, check_weights
+
+ENTRY_POINT_GROUP = "mha.backends"
+
+Run = Callable[[AttentionInputs], Trace]
+"""Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
+
+
+class Backend(ABC):
+    """One framework, behind the contract `prepare(config, weights) -> run(inputs) -> Trace`.
+
+    A subclass says what it has (`versions`, `devices`, `dtypes`) and builds a layer (`build`);
+    this class makes the checks that are the same for all. Neither importing nor running a backend
+    may change a framework's global state.
+    """
+
+    name: str
+    """The name of its entry point."""
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Package -> version of everything that computes."""
+
+    @abstractmethod
+    def devices(self) -> tuple[str, ...]:
+        """The devices that the framework sees: "cpu" first, then e.g. "gpu:0"."""
+
+    @abstractmethod
+    def dtypes(self, device: str) -> tuple[str, ...]:
+        """The dtypes that it computes in on `device`, of mha_core.dtypes.DTYPES."""
+
+    @abstractmethod
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+        """Make the layer; called by `prepare` with arguments that have been checked and rounded."""
+
+    def prepare(
+        self, config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str = "float64", device: str = "cpu"
+    ) -> Run:
+        """A function that runs this layer in `dtype` on `device`.
+
+        Weights and inputs are rounded to `dtype` first. The Trace holds all seven stages, and
+        gradients where the inputs carry a cotangent; arrays are of `dtype` (bfloat16: of float32,
+        which holds every bfloat16 number).
+
+        Raises:
+            SpecError: the weights, or later the inputs, do not fit the config; the dtype has no such name.
+            BackendError: the device is not there, or does not compute in this dtype.
+        """
+        check_dtype(dtype)
+        if device not in self.devices():
+            raise BackendError(f"backend {self.name!r} has no device {device!r} (it has: {', '.join(self.devices())})")
+        if dtype not in self.dtypes(device):
+            raise BackendError(
+                f"backend {self.name!r} does not compute in {dtype} on {device} "
+                f"(it does in: {', '.join(self.dtypes(device))})"
+            )
+        rounded = {name: round_to(array, dtype) for name, array in check_weights(config, weights).items()}
+        run_rounded = self.build(config, check_weights(config, rounded), dtype, device)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            inputs.check(config)
+            return run_rounded(inputs.rounded(dtype))
+
+        return run
+
+
+def names() -> list[str]:
+    """The names of all backends that some installed package declares, without importing any."""
+    return sorted(_entry_points())
+
+
+def load(name: str) -> Backend:
+    """Import and return one backend.
+
+    Raises:
+        BackendError: no package declares it, its framework is not installed, its import fails, or
+            what its entry point names is no Backend.
+
+    >>> load("pytroch")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.BackendError: backend 'pytroch' is not known (known: jax, mxnet, tf, torch)
+    """
+    found = _entry_points()
+    if name not in found:
+        raise BackendError(f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'})")
+    entry_point = found[name]
+    try:
+        factory = entry_point.load()
+    except BackendError:
+        raise
+    except ModuleNotFoundError as error:
+        raise BackendError(
+            f"backend {name!r} needs the package {error.name!r}, which is not installed. "
+            f"Install it with: {install_line(name)}"
+        ) from error
+    except Exception as error:  # whatever a broken framework raises while it is imported
+        raise BackendError(f"backend {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    backend = factory()
+    if not isinstance(backend, Backend):
+        raise BackendError(f"backend {name!r}: {entry_point.value} is not a Backend. Got {type(backend).__name__}.")
+    return backend
+
+
+def install_line(name: str) -> str:
+    """The pip command that installs what backend `name` needs."""
+    distribution = _entry_points()[name].dist
+    if distribution is None:
+        return f"pip install {name}"
+    extras = distribution.metadata.get_all("Provides-Extra") or []
+    package = distribution.metadata["Name"]
+    return f"pip install '{package}[{name}]'" if name in extras else f"pip install {package}"
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        known = found.setdefault(entry_point.name, entry_point)
+        if known.value != entry_point.value:
+            raise BackendError(
+                f"two packages declare a backend {entry_point.name!r}: {known.value} and {entry_point.value}"
+            )
+    return found

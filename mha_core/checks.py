@@ -1,0 +1,213 @@
+"""What a call must look like, decided once for the reference and all backends.
+
+`check_call` looks at shapes and dtypes alone, so it also holds while a framework traces a
+function; `check_valid_lens` looks at values and is for calls whose values are at hand. Both raise
+SpecError with the same text whoever calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha_core.dtypes import DTYPES
+from mha_core.errors import SpecError
+from mha_core.masks import AttentionMask
+
+Dim = int | None
+"""One size; None while a tracing framework does not know it yet."""
+
+
+class ArraySpec(NamedTuple):
+    """What the checks need to know of an array: its shape, and its dtype by name."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+
+class CallSizes(NamedTuple):
+    """The sizes of one call."""
+
+    batch: Dim
+    query_len: Dim
+    key_len: Dim
+
+
+def describe_array(array: Any) -> ArraySpec:
+    """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    return ArraySpec(tuple(array.shape), str(array.dtype))
+
+
+def check_call(
+    *,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    mask: AttentionMask,
+    dropout_keep: Any = None,
+    num_heads: int,
+    widths: tuple[Dim, Dim, Dim] = (None, None, None),
+    describe: Callable[[Any], ArraySpec] = describe_array,
+) -> CallSizes:
+    """Check one attention call by shapes and dtypes; return its sizes.
+
+    Args:
+        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) of one floating-point dtype.
+        mask: the sources of the mask (see AttentionMask).
+        dropout_keep: bool (B, H, Lq, Lk), or None.
+        num_heads: H.
+        widths: the expected (Dq, Dk, Dv); None where any width will do.
+        describe: turns an array of the caller's framework into an ArraySpec.
+
+    Raises:
+        SpecError: naming the first argument that does not fit, the rule, and what was given.
+    """
+    specs = {}
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        spec = _describe(name, array, describe)
+        if len(spec.shape) != 3:
+            raise SpecError(f"{name} must have shape (batch, length, width). Got {_show(spec.shape)}.")
+        specs[name] = spec
+    _check_inputs(specs, widths)
+
+    batch, query_len, _ = specs["queries"].shape
+    sizes = CallSizes(batch, query_len, specs["keys"].shape[1])
+    full = (batch, num_heads, query_len, sizes.key_len)
+    _check_mask(mask, sizes, full, specs["queries"].dtype, describe)
+    if dropout_keep is not None:
+        spec = _describe("dropout_keep", dropout_keep, describe)
+        if spec.dtype != "bool":
+            raise SpecError(f"dropout_keep must be boolean (True = kept). Got dtype {spec.dtype}.")
+        if not _same_shape(spec.shape, full):
+            raise SpecError(f"dropout_keep must have shape (B, H, Lq, Lk)={_show(full)}. Got {_show(spec.shape)}.")
+    return sizes
+
+
+def check_valid_lens(valid_lens: np.ndarray, key_len: int) -> None:
+    """Raise SpecError unless every valid length lies in 0..key_len."""
+    if valid_lens.size and (valid_lens.min() < 0 or valid_lens.max() > key_len):
+        wrong = valid_lens[(valid_lens < 0) | (valid_lens > key_len)].flat[0]
+        raise SpecError(f"valid_lens must lie in 0..{key_len}, the number of keys. Got {wrong}.")
+
+
+def check_dropout_keep(dropout_keep: Any, *, training: bool) -> None:
+    """Raise SpecError if a keep-mask is given outside training, where dropout is off."""
+    if dropout_keep is not None and not training:
+        raise SpecError(
+            "dropout_keep belongs to a training step: dropout is off outside training. "
+            "Switch the layer to training, or leave dropout_keep out."
+        )
+
+
+def check_same_width(query_width: Dim, key_width: Dim) -> None:
+    """Raise SpecError unless queries and keys can be multiplied: a dot product needs one width."""
+    if not _same(query_width, key_width):
+        raise SpecError(
+            "queries and keys must be equally wide for a dot product. "
+            f"Got widths {query_width} and {key_width}."
+        )
+
+
+def _describe(name: str, array: Any, describe: Callable[[Any], ArraySpec]) -> ArraySpec:
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise SpecError(f"{name} must be an array. Got {type(array).__name__}.")
+    return describe(array)
+
+
+def _check_inputs(specs: dict[str, ArraySpec], widths: tuple[Dim, Dim, Dim]) -> None:
+    queries, keys, values = specs["queries"], specs["keys"], specs["values"]
+    for name in ("keys", "values"):
+        if not _same(specs[name].shape[0], queries.shape[0]):
+            raise SpecError(
+                f"{name} must have the batch size of queries. "
+                f"Got {name} {_show(specs[name].shape)} beside queries {_show(queries.shape)}."
+            )
+    if not _same(values.shape[1], keys.shape[1]):
+        raise SpecError(
+            f"values must be as many as keys. Got values {_show(values.shape)} beside keys {_show(keys.shape)}."
+        )
+    for (name, spec), label, width in zip(specs.items(), ("query_dim", "key_dim", "value_dim"), widths, strict=True):
+        if not _same(spec.shape[2], width):
+            raise SpecError(f"{name} must be {label}={width} wide. Got {_show(spec.shape)}.")
+    dtypes = [spec.dtype for spec in specs.values()]
+    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
+        raise SpecError(
+            f"queries, keys and values must share one dtype of {', '.join(DTYPES)}. Got {', '.join(dtypes)}."
+        )
+
+
+def _check_mask(
+    mask: AttentionMask, sizes: CallSizes, full: tuple[Dim, ...], dtype: str, describe: Callable[[Any], ArraySpec]
+) -> None:
+    if mask.valid_lens is not None:
+        spec = _describe("valid_lens", mask.valid_lens, describe)
+        if not _is_integer(spec.dtype):
+            raise SpecError(f"valid_lens must be integers. Got dtype {spec.dtype}.")
+        if not (_same_shape(spec.shape, full[:1]) or _same_shape(spec.shape, (full[0], full[2]))):
+            raise SpecError(
+                f"valid_lens must have shape (B,)=({sizes.batch},) or (B, Lq)=({sizes.batch}, {sizes.query_len}). "
+                f"Got {_show(spec.shape)}."
+            )
+    if mask.allowed is not None:
+        spec = _describe("allowed", mask.allowed, describe)
+        if spec.dtype != "bool":
+            raise SpecError(f"allowed must be boolean (True = may attend). Got dtype {spec.dtype}.")
+        _check_broadcast("allowed", spec.shape, full)
+    if mask.bias is not None:
+        spec = _describe("bias", mask.bias, describe)
+        if spec.dtype != dtype:
+            raise SpecError(f"bias must have the dtype of queries, {dtype}. Got {spec.dtype}.")
+        _check_broadcast("bias", spec.shape, full)
+    _check_positions(mask, sizes, describe)
+
+
+def _check_positions(mask: AttentionMask, sizes: CallSizes, describe: Callable[[Any], ArraySpec]) -> None:
+    if not isinstance(mask.causal, bool):
+        raise SpecError(f"causal must be True or False. Got {mask.causal!r}.")
+    if mask.window is not None:
+        window = mask.window
+        if not (isinstance(window, tuple) and len(window) == 2 and all(_is_reach(reach) for reach in window)):
+            raise SpecError(
+                "window must be (left, right), each a number of keys >= 0, or None for unbounded. "
+                f"Got {window!r}."
+            )
+    offset = mask.query_offset
+    if isinstance(offset, int) and not isinstance(offset, bool):
+        return
+    spec = _describe("query_offset", offset, describe)
+    if not _is_integer(spec.dtype) or not (spec.shape == () or _same_shape(spec.shape, (sizes.batch,))):
+        raise SpecError(
+            f"query_offset must be an integer, or integers of shape (B,)=({sizes.batch},). "
+            f"Got {spec.dtype} {_show(spec.shape)}."
+        )
+
+
+def _check_broadcast(name: str, shape: tuple[Dim, ...], full: tuple[Dim, ...]) -> None:
+    aligned = full[len(full) - len(shape) :] if len(shape) <= len(full) else ()
+    if len(shape) > len(full) or not all(
+        size == 1 or _same(size, wanted) for size, wanted in zip(shape, aligned, strict=True)
+    ):
+        raise SpecError(f"{name} must broadcast to (B, H, Lq, Lk)={_show(full)}. Got {_show(shape)}.")
+
+
+def _same(size: Dim, other: Dim) -> bool:
+    return size is None or other is None or size == other
+
+
+def _same_shape(shape: tuple[Dim, ...], wanted: tuple[Dim, ...]) -> bool:
+    return len(shape) == len(wanted) and all(_same(a, b) for a, b in zip(shape, wanted, strict=True))
+
+
+def _show(shape: tuple[Dim, ...]) -> str:
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    return f"({sizes},)" if len(shape) == 1 else f"({sizes})"
+
+
+def _is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint"))
+
+
+def _is_reach(reach: Any) -> bool:
+    return reach is None or (isinstance(reach, int) and not isinstance(reach, bool) and reach >= 0)

@@ -1,0 +1,221 @@
+"""AttentionConfig: every size and choice of one multi-head attention layer, validated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from mha_core.errors import SpecError
+
+Score = Literal["scaled_dot", "dot", "additive"]
+SCORES: tuple[str, ...] = get_args(Score)
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+"""The four projections, in canonical order."""
+
+
+@dataclass(frozen=True)
+class ProjectionBias:
+    """Which of the four projections add a bias.
+
+    >>> ProjectionBias.of(True)
+    ProjectionBias(q_proj=True, k_proj=True, v_proj=True, out_proj=True)
+    >>> ProjectionBias.of({"q_proj": True})
+    ProjectionBias(q_proj=True, k_proj=False, v_proj=False, out_proj=False)
+    """
+
+    q_proj: bool = False
+    k_proj: bool = False
+    v_proj: bool = False
+    out_proj: bool = False
+
+    @classmethod
+    def of(cls, choice: bool | Mapping[str, bool] | ProjectionBias) -> ProjectionBias:
+        """One bool for all four, or a choice per projection. Raises SpecError on anything else."""
+        if isinstance(choice, ProjectionBias):
+            return choice
+        if isinstance(choice, bool):
+            return cls(choice, choice, choice, choice)
+        if isinstance(choice, Mapping):
+            unknown = sorted(set(choice) - set(PROJECTIONS))
+            if unknown:
+                raise SpecError(f"bias has no projection {unknown[0]!r} (known: {', '.join(PROJECTIONS)})")
+            if all(isinstance(value, bool) for value in choice.values()):
+                return cls(**choice)
+        raise SpecError(f"bias must be a bool, or a bool for each of {', '.join(PROJECTIONS)}. Got {choice!r}.")
+
+
+@dataclass(frozen=True, init=False)
+class AttentionConfig:
+    """Every size of a multi-head attention layer. Frozen; validated when it is made.
+
+    Only `embed_dim` and `num_heads` are required. With `H = num_heads`, `G = num_kv_heads`,
+    `d = head_dim` and `dv = value_head_dim`, the layer maps queries (B, Lq, query_dim), keys
+    (B, Lk, key_dim) and values (B, Lk, value_dim) to an output (B, Lq, output_dim).
+
+    Args:
+        embed_dim: default of all four widths, and of `head_dim * num_heads`.
+        num_heads: H, the number of query heads.
+        num_kv_heads: G, the number of key and value heads; divides H. Default: H. Query head h
+            reads key/value head h // (H // G) (grouped-query attention, arXiv:2305.13245).
+        head_dim: d, width of a query or key head. Default: embed_dim / num_heads, which must divide.
+        value_head_dim: dv, width of a value head. Default: head_dim.
+        query_dim, key_dim, value_dim, output_dim: input and output widths. Default: embed_dim.
+        bias: one bool for all four projections, or a choice for each (see ProjectionBias).
+        score: "scaled_dot" (q.k * scale), "dot" (q.k), or "additive" (w . tanh(A q + C k),
+            arXiv:1409.0473).
+        scale: factor of "scaled_dot". Default: 1 / sqrt(head_dim) (arXiv:1706.03762, section 3.2.1).
+        score_dim: S, width of the additive score's hidden layer. Default: head_dim. Only "additive".
+        dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
+
+    Raises:
+        SpecError: a size is not a positive integer, does not divide, or contradicts another.
+
+    >>> config = AttentionConfig(embed_dim=100, num_heads=5)
+    >>> config.head_dim, config.num_kv_heads, config.softmax_scale == 20 ** -0.5
+    (20, 5, True)
+    >>> AttentionConfig(embed_dim=100, num_heads=3)
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: embed_dim must be divisible by num_heads unless head_dim is given. \
+Got embed_dim=100, num_heads=3.
+    """
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    query_dim: int
+    key_dim: int
+    value_dim: int
+    output_dim: int
+    bias: ProjectionBias
+    score: Score
+    scale: float | None
+    score_dim: int | None
+    dropout: float
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        bias: bool | Mapping[str, bool] | ProjectionBias = False,
+        score: Score = "scaled_dot",
+        scale: float | None = None,
+        score_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        embed_dim = _size("embed_dim", embed_dim)
+        num_heads = _size("num_heads", num_heads)
+        num_kv_heads = _size("num_kv_heads", num_kv_heads, default=num_heads)
+        if num_heads % num_kv_heads:
+            raise SpecError(
+                "num_heads must be divisible by num_kv_heads. "
+                f"Got num_heads={num_heads}, num_kv_heads={num_kv_heads}."
+            )
+        if head_dim is None and embed_dim % num_heads:
+            raise SpecError(
+                "embed_dim must be divisible by num_heads unless head_dim is given. "
+                f"Got embed_dim={embed_dim}, num_heads={num_heads}."
+            )
+        head_dim = _size("head_dim", head_dim, default=embed_dim // num_heads)
+        if score not in SCORES:
+            raise SpecError(f"score {score!r} is not known (known: {', '.join(SCORES)})")
+        if scale is not None and score != "scaled_dot":
+            raise SpecError(f"scale belongs to score='scaled_dot'. Got scale={scale!r} with score={score!r}.")
+        if score_dim is not None and score != "additive":
+            raise SpecError(f"score_dim belongs to score='additive'. Got score_dim={score_dim!r} with score={score!r}.")
+        resolved = {
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "value_head_dim": _size("value_head_dim", value_head_dim, default=head_dim),
+            "query_dim": _size("query_dim", query_dim, default=embed_dim),
+            "key_dim": _size("key_dim", key_dim, default=embed_dim),
+            "value_dim": _size("value_dim", value_dim, default=embed_dim),
+            "output_dim": _size("output_dim", output_dim, default=embed_dim),
+            "bias": ProjectionBias.of(bias),
+            "score": score,
+            "scale": None if scale is None else _real("scale", scale),
+            "score_dim": _size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
+            "dropout": check_dropout(dropout),
+        }
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor that a dot-product score is multiplied by: 1 unless score is "scaled_dot"."""
+        if self.score != "scaled_dot":
+            return 1.0
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
+        """The same config with the input widths that a layer has inferred from its first call.
+
+        Raises:
+            SpecError: a width is None, which is how a layer says that it does not know it yet.
+        """
+        widths = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
+        for name, width in widths.items():
+            if width is None:
+                raise SpecError(f"{name} is not known yet: give it to the layer, or call the layer once")
+        return replace(self, **widths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as JSON can hold it; `AttentionConfig.from_dict` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AttentionConfig:
+        """The config that `to_dict` described. Raises SpecError on an unknown or missing field.
+
+        >>> config = AttentionConfig(8, 2, bias={"q_proj": True})
+        >>> AttentionConfig.from_dict(config.to_dict()) == config
+        True
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise SpecError(f"config has no field {unknown[0]!r} (known: {', '.join(known)})")
+        missing = [name for name in ("embed_dim", "num_heads") if name not in data]
+        if missing:
+            raise SpecError(f"config lacks {missing[0]!r}; embed_dim and num_heads are required")
+        return cls(**data)
+
+
+def _size(name: str, value: int | None, default: int | None = None) -> int:
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise SpecError(f"{name} must be a positive integer. Got {value!r}.")
+    size = int(value.__index__())  # type: ignore[union-attr]  # also NumPy's integers
+    if size < 1:
+        raise SpecError(f"{name} must be a positive integer. Got {size}.")
+    return size
+
+
+def _real(name: str, value: float) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__") or not math.isfinite(value):
+        raise SpecError(f"{name} must be a finite number. Got {value!r}.")
+    return float(value)
+
+
+def check_dropout(value: float) -> float:
+    """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
+    rate = _real("dropout", value)
+    if not 0.0 <= rate < 1.0:
+        raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
+    return rate

@@ -1,0 +1,47 @@
+"""The four dtypes of the definition, by name, and rounding to them in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.errors import SpecError
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+def check_dtype(name: str) -> str:
+    """Return `name` if it is one of DTYPES; raise SpecError otherwise."""
+    if name not in DTYPES:
+        raise SpecError(f"dtype {name!r} is not known (known: {', '.join(DTYPES)})")
+    return name
+
+
+def storage_dtype(name: str) -> np.dtype:
+    """The NumPy dtype that holds every value of dtype `name`.
+
+    NumPy has no bfloat16; float32 holds each bfloat16 number exactly.
+    """
+    return np.dtype("float32" if check_dtype(name) == "bfloat16" else name)
+
+
+def round_to(array: NDArray, dtype: str) -> NDArray:
+    """`array` rounded to the nearest numbers of `dtype`, held in `storage_dtype(dtype)`.
+
+    >>> round_to(np.array([1.00390625, 1.01171875]), "bfloat16")  # halfway: to even
+    array([1.      , 1.015625], dtype=float32)
+    """
+    with np.errstate(over="ignore"):  # a number beyond the range becomes infinite, as a cast does
+        rounded = np.asarray(array).astype(storage_dtype(dtype))
+    if dtype == "bfloat16":
+        rounded = _drop_16_bits(rounded)
+    return rounded
+
+
+def _drop_16_bits(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 to the nearest bfloat16 (ties to even): bfloat16 is the upper half of a float32."""
+    bits = array.view(np.uint32)
+    upper_is_odd = (bits >> np.uint32(16)) & np.uint32(1)
+    nearest = (bits + np.uint32(0x7FFF) + upper_is_odd) & np.uint32(0xFFFF0000)
+    # Adding to a NaN's bits could carry it over into a number.
+    return np.where(np.isnan(array), array, nearest.view(np.float32))

@@ -1,0 +1,144 @@
+"""Masks: which keys a query may attend to. The sources, and their rules in NumPy.
+
+Sources combine with AND. Each backend's `masks.py` holds the same functions in its own
+framework's operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mha_core.checks import CallSizes
+
+ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
+"""The fields of AttentionMask that can hold an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """The sources of a mask; arrays of NumPy or of any one framework.
+
+    Args:
+        valid_lens: integers (B,) or (B, Lq); key j is allowed iff j < valid_len.
+        allowed: bool, broadcastable to (B, H, Lq, Lk) by NumPy's rules; True = may attend.
+            A three-dimensional one is therefore (H, Lq, Lk); write (B, 1, Lq, Lk) for one per item.
+        bias: float, broadcastable to (B, H, Lq, Lk), added to the scores after scaling. -inf in it
+            excludes that key just as `allowed = False` does; a large finite number is only a number.
+        causal: query i stands at position query_offset + i; key j is allowed iff j <= that position.
+        query_offset: an integer, or integers (B,). 0 aligns queries and keys at their first
+            elements (top-left), Lk - Lq at their last (bottom-right); with a decoding cache it is
+            the number of past keys. Without `causal` and `window` it has nothing to act on.
+        window: (left, right); key j is allowed iff position - left <= j <= position + right.
+            None in it is unbounded. The query's own position is not counted.
+
+    >>> mask = AttentionMask(valid_lens=np.array([1, 3]), causal=True)
+    >>> from mha_core.checks import CallSizes
+    >>> allowed_keys(mask, CallSizes(batch=2, query_len=2, key_len=3), num_heads=1)[:, 0].astype(int)
+    array([[[1, 0, 0],
+            [1, 0, 0]],
+    <BLANKLINE>
+           [[1, 0, 0],
+            [1, 1, 0]]])
+    """
+
+    valid_lens: Any = None
+    allowed: Any = None
+    bias: Any = None
+    causal: bool = False
+    query_offset: Any = 0
+    window: tuple[int | None, int | None] | None = None
+
+    def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
+        """The same mask with `convert(name, array)` in place of every array."""
+        arrays = {name: getattr(self, name) for name in ARRAY_SOURCES}
+        return replace(
+            self,
+            **{
+                name: convert(name, array)
+                for name, array in arrays.items()
+                if array is not None and not isinstance(array, (int, bool))
+            },
+        )
+
+    def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
+        """The mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.
+
+        `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
+        """
+        return self.map_arrays(
+            lambda name, array: (
+                insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array
+            )
+        )
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the mask depends on where queries and keys stand."""
+        return self.causal or self.window is not None
+
+
+def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
+    """bool (B, H, Lq, Lk): all sources combined. True = may attend."""
+    combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=bool)
+    if mask.valid_lens is not None:
+        combined &= _within_valid_lens(mask.valid_lens, sizes)
+    if mask.allowed is not None:
+        combined &= mask.allowed
+    if mask.bias is not None:
+        combined &= ~np.isneginf(mask.bias)
+    if mask.has_positions:
+        combined &= _within_reach(mask, sizes)
+    return combined
+
+
+def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
+    """bool (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
+
+    Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing
+    in them can reach a result. "Every" is taken over the source as it is given, so a source that
+    broadcasts over the queries speaks also when there are none.
+    """
+    padding = np.zeros((sizes.batch, sizes.key_len), dtype=bool)
+    if mask.valid_lens is not None:
+        padding |= ~_within_valid_lens(mask.valid_lens, sizes).any(axis=(1, 2))
+    if mask.allowed is not None:
+        padding |= ~_as_rank_4(np.asarray(mask.allowed)).any(axis=(1, 2))
+    return padding
+
+
+def additive_bias(mask: AttentionMask) -> NDArray:
+    """The bias to add to the scores, rank 4: `mask.bias` with 0 where -inf only excludes."""
+    bias = _as_rank_4(np.asarray(mask.bias))
+    return np.where(np.isneginf(bias), 0.0, bias)
+
+
+def _within_valid_lens(valid_lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
+    """(B, 1, 1 or Lq, Lk)."""
+    lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
+    return np.arange(sizes.key_len) < lens[:, None, :, None]
+
+
+def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
+    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
+    offset = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1)
+    position = offset + np.arange(sizes.query_len)[:, None]
+    key = np.arange(sizes.key_len)
+    reach = np.ones(np.broadcast_shapes(position.shape, key.shape), dtype=bool)
+    left, right = mask.window or (None, None)
+    if mask.causal:
+        reach &= key <= position
+    if left is not None:
+        reach &= key >= position - left
+    if right is not None:
+        reach &= key <= position + right
+    return reach
+
+
+def _as_rank_4(array: NDArray) -> NDArray:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)

@@ -1,0 +1,339 @@
+"""The reference: multi-head attention in float64, forward and backward, as a pipeline of steps.
+
+A step is a function of the State that returns one array (or, backward, a dict of gradients); the
+runner stores it under the step's name. `FORWARD` and `BACKWARD` are the two pipelines. Replacing
+one step makes a variant of the definition: `run(..., forward={**FORWARD, "scores": mine})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.checks import CallSizes
+from mha_core.config import AttentionConfig
+from mha_core.heads import merge_heads, repeat_kv_heads, split_heads, sum_kv_groups
+from mha_core.inputs import AttentionInputs, read_only
+from mha_core.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.stages import STAGES, Trace
+from mha_core.weights import Weights, check_weights
+
+
+@dataclass
+class State:
+    """What a step may read: the problem, and the arrays of earlier steps by name."""
+
+    config: AttentionConfig
+    weights: Weights
+    inputs: AttentionInputs
+    sizes: CallSizes
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arrays[name]
+
+    def heads_of(self, name: str) -> NDArray:
+        """The stage `keys` or `values` with each head repeated for the query heads that read it."""
+        return repeat_kv_heads(self[name], self.config.num_heads)
+
+
+Step = Callable[[State], Any]
+
+
+def run(
+    config: AttentionConfig,
+    weights: Weights,
+    inputs: AttentionInputs,
+    *,
+    forward: Mapping[str, Step] | None = None,
+    backward: Mapping[str, Step] | None = None,
+) -> Trace:
+    """Run the pipeline in float64.
+
+    Args:
+        config, weights, inputs: the problem. Numbers of any dtype are used as they are.
+        forward, backward: pipelines in place of FORWARD and BACKWARD.
+
+    Returns:
+        A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.
+
+    Raises:
+        SpecError: before any arithmetic, if the weights or the inputs do not fit the config.
+    """
+    checked = check_weights(config, weights)
+    sizes = inputs.check(config)
+    state = State(
+        config=config,
+        weights={name: array.astype(np.float64) for name, array in checked.items()},
+        inputs=inputs.as_float64(),
+        sizes=sizes,
+    )
+    # NaN and infinity are data here: they go where the equation sends them.
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for name, step in (FORWARD if forward is None else forward).items():
+            state.arrays[name] = step(state)
+        gradients = None
+        if inputs.cotangent is not None:
+            for name, step in (BACKWARD if backward is None else backward).items():
+                state.arrays[name] = step(state)
+            gradients = {name: read_only(array) for name, array in _collect_gradients(state).items()}
+    return Trace(**{name: read_only(state[name]) for name in STAGES}, gradients=gradients)
+
+
+# Forward ---------------------------------------------------------------------------------------
+
+
+def allowed(state: State) -> NDArray:
+    """bool (B, H, Lq, Lk): may query i of head h attend to key j?"""
+    return allowed_keys(state.inputs.mask, state.sizes, state.config.num_heads)
+
+
+def padding(state: State) -> NDArray:
+    """bool (B, Lk): keys that nobody can attend to."""
+    return padding_keys(state.inputs.mask, state.sizes)
+
+
+def key_inputs(state: State) -> NDArray:
+    """(B, Lk, Dk): the keys, 0 where they are padding."""
+    return np.where(state["padding"][:, :, None], 0.0, state.inputs.keys)
+
+
+def value_inputs(state: State) -> NDArray:
+    """(B, Lk, Dv): the values, 0 where they are padding."""
+    return np.where(state["padding"][:, :, None], 0.0, state.inputs.values)
+
+
+def project(state: State, projection: str, x: NDArray) -> NDArray:
+    """(B, L, in) -> (B, L, out): x W^T + b."""
+    projected = x @ state.weights[f"{projection}.weight"].T
+    bias = state.weights.get(f"{projection}.bias")
+    return projected if bias is None else projected + bias
+
+
+def queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return split_heads(project(state, "q_proj", state.inputs.queries), state.config.num_heads)
+
+
+def keys(state: State) -> NDArray:
+    """(B, G, Lk, d)."""
+    return split_heads(project(state, "k_proj", state["key_inputs"]), state.config.num_kv_heads)
+
+
+def values(state: State) -> NDArray:
+    """(B, G, Lk, dv)."""
+    return split_heads(project(state, "v_proj", state["value_inputs"]), state.config.num_kv_heads)
+
+
+def scores(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the score function, plus the additive bias."""
+    if state.config.score == "additive":
+        similarity = additive_hidden(state) @ state.weights["score.vector"]
+    else:
+        similarity = state["queries"] @ state.heads_of("keys").swapaxes(-1, -2) * state.config.softmax_scale
+    return similarity if state.inputs.mask.bias is None else similarity + additive_bias(state.inputs.mask)
+
+
+def additive_hidden(state: State) -> NDArray:
+    """(B, H, Lq, Lk, S): tanh(A q + C k)."""
+    from_query = state["queries"] @ state.weights["score.query.weight"].T
+    from_key = state.heads_of("keys") @ state.weights["score.key.weight"].T
+    return np.tanh(from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
+def weights(state: State) -> NDArray:
+    """(B, H, Lq, Lk): softmax over the allowed keys, 0 elsewhere; all 0 where no key is allowed."""
+    is_empty = ~state["allowed"].any(axis=-1, keepdims=True)
+    open_scores = np.where(state["allowed"], state["scores"], -np.inf)
+    highest = open_scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    exponentials = np.exp(open_scores - np.where(is_empty, 0.0, highest))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return np.where(state["allowed"], exponentials / np.where(is_empty, 1.0, total), 0.0)
+
+
+def kept_weights(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the weights after dropout."""
+    return state["weights"] * dropout_factor(state)
+
+
+def dropout_factor(state: State) -> NDArray | float:
+    """What dropout multiplies each weight by: 0, or 1 / (1 - p); 1 without a keep-mask."""
+    if state.inputs.dropout_keep is None:
+        return 1.0
+    return state.inputs.dropout_keep / (1.0 - state.config.dropout)
+
+
+def heads(state: State) -> NDArray:
+    """(B, H, Lq, dv)."""
+    return state["kept_weights"] @ state.heads_of("values")
+
+
+def output(state: State) -> NDArray:
+    """(B, Lq, Do)."""
+    return project(state, "out_proj", merge_heads(state["heads"]))
+
+
+FORWARD: Mapping[str, Step] = {
+    "allowed": allowed,
+    "padding": padding,
+    "key_inputs": key_inputs,
+    "value_inputs": value_inputs,
+    "queries": queries,
+    "keys": keys,
+    "values": values,
+    "scores": scores,
+    "weights": weights,
+    "kept_weights": kept_weights,
+    "heads": heads,
+    "output": output,
+}
+
+
+# Backward: d_x is the gradient of the loss with respect to the array x ------------------------------
+
+
+def d_output(state: State) -> NDArray:
+    """(B, Lq, Do): given."""
+    return state.inputs.cotangent  # type: ignore[return-value]  # run() asked for it
+
+
+def d_heads(state: State) -> NDArray:
+    """(B, H, Lq, dv)."""
+    return split_heads(state["d_output"] @ state.weights["out_proj.weight"], state.config.num_heads)
+
+
+def d_kept_weights(state: State) -> NDArray:
+    """(B, H, Lq, Lk)."""
+    return state["d_heads"] @ state.heads_of("values").swapaxes(-1, -2)
+
+
+def d_values(state: State) -> NDArray:
+    """(B, G, Lk, dv): the query heads of one group add up."""
+    per_head = state["kept_weights"].swapaxes(-1, -2) @ state["d_heads"]
+    return sum_kv_groups(per_head, state.config.num_kv_heads)
+
+
+def d_weights(state: State) -> NDArray:
+    """(B, H, Lq, Lk)."""
+    return state["d_kept_weights"] * dropout_factor(state)
+
+
+def d_scores(state: State) -> NDArray:
+    """(B, H, Lq, Lk): softmax backwards; 0 where a key is excluded."""
+    weighted = np.where(state["allowed"], state["weights"] * state["d_weights"], 0.0)
+    row_sum = weighted.sum(axis=-1, keepdims=True)
+    return np.where(state["allowed"], weighted - state["weights"] * row_sum, 0.0)
+
+
+def d_bias(state: State) -> NDArray | None:
+    """The mask's additive bias, in its own shape: broadcasting backwards is a sum."""
+    bias = state.inputs.mask.bias
+    if bias is None:
+        return None
+    gradient = state["d_scores"]
+    gradient = gradient.sum(axis=tuple(range(gradient.ndim - bias.ndim)))
+    broadcast = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
+    return gradient.sum(axis=broadcast, keepdims=True)
+
+
+def d_additive_hidden(state: State) -> NDArray | None:
+    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh."""
+    if state.config.score != "additive":
+        return None
+    slope = 1.0 - additive_hidden(state) ** 2
+    return state["d_scores"][..., None] * state.weights["score.vector"] * slope
+
+
+def d_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    if state.config.score == "additive":
+        return state["d_additive_hidden"].sum(axis=3) @ state.weights["score.query.weight"]
+    return state["d_scores"] @ state.heads_of("keys") * state.config.softmax_scale
+
+
+def d_keys(state: State) -> NDArray:
+    """(B, G, Lk, d): the query heads of one group add up."""
+    if state.config.score == "additive":
+        per_head = state["d_additive_hidden"].sum(axis=2) @ state.weights["score.key.weight"]
+    else:
+        per_head = state["d_scores"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale
+    return sum_kv_groups(per_head, state.config.num_kv_heads)
+
+
+def d_score_parameters(state: State) -> dict[str, NDArray]:
+    """The additive score's three arrays; empty for a dot product."""
+    if state.config.score != "additive":
+        return {}
+    inside = state["d_additive_hidden"]
+    return {
+        "score.query.weight": np.einsum("bhqs,bhqd->sd", inside.sum(axis=3), state["queries"]),
+        "score.key.weight": np.einsum("bhks,bhkd->sd", inside.sum(axis=2), state.heads_of("keys")),
+        "score.vector": np.einsum("bhqk,bhqks->s", state["d_scores"], additive_hidden(state)),
+    }
+
+
+def project_backward(state: State, projection: str, x: NDArray, gradient: NDArray) -> dict[str, NDArray]:
+    """Gradients of `project`: with respect to its input ("input"), its weight and its bias."""
+    gradients = {
+        "input": gradient @ state.weights[f"{projection}.weight"],
+        f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x),
+    }
+    if f"{projection}.bias" in state.weights:
+        gradients[f"{projection}.bias"] = gradient.sum(axis=(0, 1))
+    return gradients
+
+
+def d_q_proj(state: State) -> dict[str, NDArray]:
+    return project_backward(state, "q_proj", state.inputs.queries, merge_heads(state["d_queries"]))
+
+
+def d_k_proj(state: State) -> dict[str, NDArray]:
+    return project_backward(state, "k_proj", state["key_inputs"], merge_heads(state["d_keys"]))
+
+
+def d_v_proj(state: State) -> dict[str, NDArray]:
+    return project_backward(state, "v_proj", state["value_inputs"], merge_heads(state["d_values"]))
+
+
+def d_out_proj(state: State) -> dict[str, NDArray]:
+    return project_backward(state, "out_proj", merge_heads(state["heads"]), state["d_output"])
+
+
+BACKWARD: Mapping[str, Step] = {
+    "d_output": d_output,
+    "d_heads": d_heads,
+    "d_kept_weights": d_kept_weights,
+    "d_values": d_values,
+    "d_weights": d_weights,
+    "d_scores": d_scores,
+    "d_bias": d_bias,
+    "d_additive_hidden": d_additive_hidden,
+    "d_queries": d_queries,
+    "d_keys": d_keys,
+    "d_score_parameters": d_score_parameters,
+    "d_q_proj": d_q_proj,
+    "d_k_proj": d_k_proj,
+    "d_v_proj": d_v_proj,
+    "d_out_proj": d_out_proj,
+}
+
+
+def _collect_gradients(state: State) -> dict[str, NDArray]:
+    """The gradients that a Trace carries, by their public names, inputs first."""
+    by_projection = {name: dict(state[f"d_{name}"]) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    is_padding = state["padding"][:, :, None]
+    gradients = {
+        "queries": by_projection["q_proj"].pop("input"),
+        "keys": np.where(is_padding, 0.0, by_projection["k_proj"].pop("input")),
+        "values": np.where(is_padding, 0.0, by_projection["v_proj"].pop("input")),
+    }
+    by_projection["out_proj"].pop("input")  # d_heads has used it
+    if state["d_bias"] is not None:
+        gradients["bias"] = state["d_bias"]
+    for parameters in (*by_projection.values(), state["d_score_parameters"]):
+        gradients.update(parameters)
+    return gradients

@@ -1,0 +1,67 @@
+"""The seven stages, each with one name and one shape everywhere, and the Trace that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from numpy.typing import NDArray
+
+from mha_core.config import AttentionConfig
+
+STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
+"""The stages in the order in which they are computed.
+
+    queries  (B, H, Lq, d)    projected and split
+    keys     (B, G, Lk, d)    projected and split
+    values   (B, G, Lk, dv)   projected and split
+    scores   (B, H, Lq, Lk)   scaled, with additive bias, before exclusion; only where allowed
+    weights  (B, H, Lq, Lk)   softmax over the allowed keys, exactly 0 elsewhere, before dropout
+    heads    (B, H, Lq, dv)   weighted sum of values
+    output   (B, Lq, Do)      heads concatenated and projected
+"""
+
+
+def stage_shapes(config: AttentionConfig, batch: int, query_len: int, key_len: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every stage.
+
+    >>> stage_shapes(AttentionConfig(8, 2), batch=3, query_len=5, key_len=7)["weights"]
+    (3, 2, 5, 7)
+    """
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return {
+        "queries": (batch, heads, query_len, config.head_dim),
+        "keys": (batch, kv_heads, key_len, config.head_dim),
+        "values": (batch, kv_heads, key_len, config.value_head_dim),
+        "scores": (batch, heads, query_len, key_len),
+        "weights": (batch, heads, query_len, key_len),
+        "heads": (batch, heads, query_len, config.value_head_dim),
+        "output": (batch, query_len, config.output_dim),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What one run computed: the seven stages as NumPy arrays, and gradients where asked for.
+
+    A stage that an implementation does not expose is None. `gradients` is None unless the inputs
+    carried a cotangent; its names are `queries`, `keys` and `values` (the layer's inputs), `bias`
+    (the mask's additive bias, if any) and every canonical weight. `scores` is meaningful only
+    where attention is allowed.
+    """
+
+    queries: NDArray | None = None
+    keys: NDArray | None = None
+    values: NDArray | None = None
+    scores: NDArray | None = None
+    weights: NDArray | None = None
+    heads: NDArray | None = None
+    output: NDArray | None = None
+    gradients: Mapping[str, NDArray] | None = field(default=None)
+
+    def stages(self) -> Iterator[tuple[str, NDArray]]:
+        """(name, array) of every stage that is there, in order."""
+        for name in STAGES:
+            array = getattr(self, name)
+            if array is not None:
+                yield name, array

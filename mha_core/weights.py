@@ -1,0 +1,171 @@
+"""Canonical weights: names, shapes, seeded initialisation, validation, and safetensors files.
+
+Every array is (out, in), row-major, heads outermost: row h * d + i of `q_proj.weight` makes
+element i of head h. Names are those of a framework's Linear layers, so a PyTorch state_dict of
+ours needs no renaming.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+
+Weights = Mapping[str, NDArray]
+"""Canonical name -> array."""
+
+METADATA_KEY = "mha_config"
+"""Where a safetensors file holds the config, as JSON."""
+
+
+def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
+    """The canonical names of the weights that `config` has, in order, with their shapes.
+
+    >>> weight_shapes(AttentionConfig(6, 2, num_kv_heads=1, bias={"q_proj": True}))
+    {'q_proj.weight': (6, 6), 'q_proj.bias': (6,), 'k_proj.weight': (3, 6), \
+'v_proj.weight': (3, 6), 'out_proj.weight': (6, 6)}
+    """
+    rows_and_columns = {
+        "q_proj": (config.num_heads * config.head_dim, config.query_dim),
+        "k_proj": (config.num_kv_heads * config.head_dim, config.key_dim),
+        "v_proj": (config.num_kv_heads * config.value_head_dim, config.value_dim),
+        "out_proj": (config.output_dim, config.num_heads * config.value_head_dim),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in PROJECTIONS:
+        shapes[f"{name}.weight"] = rows_and_columns[name]
+        if getattr(config.bias, name):
+            shapes[f"{name}.bias"] = rows_and_columns[name][:1]
+    if config.score_dim is not None:
+        shapes["score.query.weight"] = (config.score_dim, config.head_dim)
+        shapes["score.key.weight"] = (config.score_dim, config.head_dim)
+        shapes["score.vector"] = (config.score_dim,)
+    return shapes
+
+
+def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0) -> Weights:
+    """Random float64 weights: the same for the same config and seed.
+
+    Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), the additive
+    score's vector as a matrix with one row. Biases are `bias_scale` times standard normal numbers;
+    0, the default, is what layers start with, and anything else is for tests.
+
+    >>> weights = init_weights(AttentionConfig(6, 2), seed=0)
+    >>> weights["q_proj.weight"].shape, weights["q_proj.weight"].flags.writeable
+    ((6, 6), False)
+    """
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        if name.endswith(".bias"):
+            weights[name] = bias_scale * rng.normal(size=shape)
+        else:
+            out_size, in_size = shape if len(shape) == 2 else (1, *shape)
+            limit = np.sqrt(6.0 / (in_size + out_size))
+            weights[name] = rng.uniform(-limit, limit, size=shape)
+    return check_weights(config, weights)
+
+
+def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
+    """The weights in canonical order as read-only views, or SpecError for what is wrong with them.
+
+    Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
+    float32 or float16), of the right shape, and finite.
+    """
+    shapes = weight_shapes(config)
+    missing = [name for name in shapes if name not in weights]
+    if missing:
+        raise SpecError(f"weights lack {missing[0]!r}, which this config needs (it needs: {', '.join(shapes)})")
+    extra = [name for name in weights if name not in shapes]
+    if extra:
+        raise SpecError(f"weights hold {extra[0]!r}, which this config does not have (it has: {', '.join(shapes)})")
+    checked = {}
+    for name, shape in shapes.items():
+        array = np.asarray(weights[name])
+        if array.shape != shape:
+            raise SpecError(f"{name} must have shape {shape}. Got {array.shape}.")
+        if str(array.dtype) not in ("float64", "float32", "float16"):
+            raise SpecError(f"{name} must be float64, float32 or float16. Got {array.dtype}.")
+        if not np.isfinite(array).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise SpecError(f"{name} must be finite. Got {array[index]} at {index}.")
+        view = array.view()
+        view.flags.writeable = False
+        checked[name] = view
+    return checked
+
+
+def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
+    """Write weights and config to one safetensors file, whole or not at all.
+
+    >>> import tempfile, pathlib
+    >>> config = AttentionConfig(6, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "layer.safetensors"
+    ...     save_weights(file, config, init_weights(config, seed=0))
+    ...     loaded_config, loaded = load_weights(file)
+    >>> loaded_config == config, sorted(loaded)
+    (True, ['k_proj.weight', 'out_proj.weight', 'q_proj.weight', 'v_proj.weight'])
+    """
+    checked = check_weights(config, weights)
+    # safetensors writes the underlying buffer, so a strided view must be laid out first.
+    arrays = {name: np.ascontiguousarray(array) for name, array in checked.items()}
+    data = to_safetensors(arrays, metadata={METADATA_KEY: json.dumps(config.to_dict())})
+    write_atomically(Path(path), data)
+
+
+def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
+    """Read what `save_weights` wrote.
+
+    Raises:
+        SpecError: the file is not safetensors, is truncated, holds no config, or its arrays do
+            not fit the config.
+        FileNotFoundError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
+        raise SpecError(f"{path} is not a whole safetensors file of float arrays: {error}") from error
+    if METADATA_KEY not in metadata:
+        raise SpecError(f"{path} holds no config: its metadata must have {METADATA_KEY!r}, as save_weights writes it")
+    try:
+        fields = json.loads(metadata[METADATA_KEY])
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}: the config in its metadata is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise SpecError(f"{path}: the config in its metadata must be a JSON object. Got {fields!r}.")
+    config = AttentionConfig.from_dict(fields)
+    return config, check_weights(config, arrays)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes a private file
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
