@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype, round_to
-from mha_core.errors import BackendError
+from mha_core.errors import BackendError, BackendNotInstalled
 from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights, check_weights
@@ -109,7 +109,7 @@ def load(name: str) -> Backend:
     except BackendError:
         raise
     except ModuleNotFoundError as error:
-        raise BackendError(
+        raise BackendNotInstalled(
             f"backend {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {install_line(name)}"
         ) from error

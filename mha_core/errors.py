@@ -10,3 +10,7 @@ class SpecError(ValueError):
 
 class BackendError(RuntimeError):
     """A backend that is unknown, not installed, broken, or unable to do what was asked."""
+
+
+class BackendNotInstalled(BackendError):
+    """A backend whose framework is not there; the message has the line that installs it."""

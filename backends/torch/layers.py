@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter
 
 from backends.torch.attention import (
     Stages,
@@ -20,9 +22,10 @@ from backends.torch.attention import (
     weighted_sum,
     zero_padding,
 )
+from backends.torch.framework import describe
 from backends.torch.heads import merge_heads, split_heads
 from backends.torch.masks import build_mask
-from mha_core.checks import check_dropout_keep, check_same_width
+from mha_core.checks import check_call, check_dropout_keep, check_same_width
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
@@ -30,7 +33,7 @@ from mha_core.positions import check_positions, sinusoidal_positions
 Window = tuple[int | None, int | None]
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(LazyModuleMixin, nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Args:
@@ -103,6 +106,12 @@ class MultiHeadAttention(nn.Module):
     def config(self) -> AttentionConfig:
         """The config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths())
+
+    def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
+        """Let the first call decide the input widths that were not given; torch runs this before it."""
+        check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
+        for linear, x in ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, values)):
+            linear(x[:, :0])  # a LazyLinear needs to see the width, not the rows
 
     def stages(
         self,
@@ -260,7 +269,7 @@ class DotProductAttention(_AttentionWithoutHeads):
         return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0)
 
 
-class AdditiveAttention(_AttentionWithoutHeads):
+class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
     """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
 
     Args:
@@ -287,6 +296,12 @@ class AdditiveAttention(_AttentionWithoutHeads):
     ) -> None:
         super().__init__(dropout)
         self.score = AdditiveScore(query_dim, key_dim, score_dim, device=device, dtype=dtype)
+
+    def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
+        """Let the first call decide the input widths that were not given; torch runs this before it."""
+        check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
+        self.score.query(queries[:, :0])
+        self.score.key(keys[:, :0])
 
     def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
         return self.score(queries, keys)
@@ -365,4 +380,5 @@ def _linear(
 
 def _in_width(linear: nn.Linear) -> int | None:
     """The input width of a Linear, or None while a LazyLinear does not know it."""
-    return linear.in_features or None
+    # Not in_features: a LazyLinear that got its weight from a state_dict leaves that at 0 until it is called.
+    return None if isinstance(linear.weight, UninitializedParameter) else linear.weight.shape[1]

@@ -1,0 +1,95 @@
+"""The contract in JAX: NumPy in, run on a device, NumPy out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax
+import jax
+import jaxlib
+from jax import Array
+
+from backends.jax import framework
+from backends.jax.attention import Stages
+from backends.jax.framework import JAX_DTYPES, to_array, to_numpy
+from backends.jax.weights import Variables, from_weights, to_canonical
+from mha_core.backend import Backend, Run
+from mha_core.config import AttentionConfig
+from mha_core.inputs import AttentionInputs
+from mha_core.stages import Trace
+from mha_core.weights import Weights
+
+# Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
+# its fusions and the library calls in it are the same.
+_COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
+
+
+class JaxBackend(Backend):
+    """backends.jax.MultiHeadAttention behind the contract, under jax.jit as its users run it."""
+
+    name = "jax"
+
+    def versions(self) -> dict[str, str]:
+        return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "flax": flax.__version__}
+
+    def devices(self) -> tuple[str, ...]:
+        return framework.devices()
+
+    def dtypes(self, device: str) -> tuple[str, ...]:
+        return framework.dtypes(device)
+
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+        jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]
+        with framework.scope(dtype, jax_device):
+            layer, variables = from_weights(config, weights, dtype=jax_dtype)
+
+        @partial(jax.jit, static_argnames="options", compiler_options=_COMPILER_OPTIONS.get(jax_device.platform))
+        def compute(
+            variables: Variables,
+            floats: dict[str, Any],
+            others: dict[str, Any],
+            cotangent: Array | None,
+            options: tuple[tuple[str, Any], ...],
+        ) -> tuple[Stages, Any]:
+            """The stages; with a cotangent also the gradients of `variables` and `floats`."""
+
+            def forward(variables: Variables, floats: dict[str, Any]) -> tuple[Array, Stages]:
+                stages: Any = layer.apply(variables, **floats, **others, **dict(options), method="stages")
+                return stages.output, stages
+
+            if cotangent is None:
+                return forward(variables, floats)[1], None
+            _, pull_back, stages = jax.vjp(forward, variables, floats, has_aux=True)
+            return stages, pull_back(cotangent)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            options: dict[str, Any] = {"deterministic": inputs.dropout_keep is None}
+            floats, others = {}, {}
+            with framework.scope(dtype, jax_device):
+                arguments = {
+                    "queries": inputs.queries,
+                    "keys": inputs.keys,
+                    "values": inputs.values,
+                    "dropout_keep": inputs.dropout_keep,
+                    **vars(inputs.mask),
+                }
+                for name, value in arguments.items():
+                    if name in ("queries", "keys", "values", "bias") and value is not None:
+                        floats[name] = to_array(name, value.astype(jax_dtype))
+                    elif hasattr(value, "shape"):
+                        others[name] = to_array(name, value)
+                    else:
+                        options[name] = value
+                cotangent = None
+                if inputs.cotangent is not None:
+                    cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
+                stages, gradients = compute(variables, floats, others, cotangent, tuple(options.items()))
+            arrays: Any = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
+            if gradients is None:
+                return Trace(**arrays)
+            d_variables, d_floats = gradients
+            by_name = {name: to_numpy(gradient) for name, gradient in d_floats.items()}
+            return Trace(**arrays, gradients={**by_name, **to_canonical(d_variables["params"])})
+
+        return run

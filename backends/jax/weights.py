@@ -1,0 +1,91 @@
+"""Canonical weights into Flax variables and out of them, exact to the bit.
+
+A linen kernel is (in, out): the canonical `q_proj.weight` (out, in) is the transpose of
+`params["q_proj"]["kernel"]`. All other names and shapes are the canonical ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from numpy.typing import DTypeLike, NDArray
+
+from backends.jax.framework import check_enabled, to_numpy
+from backends.jax.layers import MultiHeadAttention
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import round_to
+from mha_core.errors import SpecError
+from mha_core.weights import Weights, check_weights, weight_shapes
+
+Variables = Mapping[str, Any]
+"""What `layer.init` returns and `layer.apply` takes: {"params": {...}}."""
+
+
+def from_weights(
+    config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None
+) -> tuple[MultiHeadAttention, Variables]:
+    """A layer, and the variables to apply it with, which hold copies of these weights.
+
+    Args:
+        config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
+        dtype: of the parameters. Default: that of the arrays.
+
+    Raises:
+        SpecError: the weights do not fit the config; they would be float64 while JAX's 64-bit types
+            are off; no dtype is given and the arrays differ in theirs.
+
+    >>> import numpy as np
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = {name: array.astype(np.float32) for name, array in init_weights(config, seed=0).items()}
+    >>> layer, variables = from_weights(config, weights)
+    >>> all((to_weights(variables)[name] == weights[name]).all() for name in weights)
+    True
+    """
+    checked = check_weights(config, weights)
+    dtypes = sorted({str(array.dtype) for array in checked.values()})
+    if dtype is None and len(dtypes) > 1:
+        raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")
+    param_dtype = jnp.dtype(dtypes[0] if dtype is None else dtype)
+    check_enabled("the weights' dtype", param_dtype)
+    arrays = {name: round_to(array, str(param_dtype)).astype(param_dtype) for name, array in checked.items()}
+    layer = MultiHeadAttention(**vars(config), param_dtype=param_dtype)
+    # JAX may keep the memory that it is given, so each array is a copy that nobody else holds.
+    params = {_path(name): jnp.asarray(np.array(array.T, order="C")) for name, array in arrays.items()}
+    return layer, {"params": unflatten_dict(params)}
+
+
+def to_weights(variables: Variables) -> Weights:
+    """The weights that a MultiHeadAttention's variables hold, under their canonical names.
+
+    The arrays are read-only NumPy copies. bfloat16 parameters come out as float32, which holds each
+    of them exactly. `check_weights`, which needs a config, says whether they fit it and are finite.
+
+    Raises:
+        SpecError: the variables hold no parameters.
+    """
+    if not variables.get("params"):
+        raise SpecError("variables must hold the collection 'params', as layer.init returns it")
+    weights = {name: np.array(array) for name, array in to_canonical(variables["params"]).items()}
+    for array in weights.values():
+        array.flags.writeable = False
+    return weights
+
+
+def to_canonical(params: Mapping[str, Any]) -> dict[str, NDArray]:
+    """Parameters, or their gradients, as NumPy arrays of canonical name and shape."""
+    flat = flatten_dict(params)
+    return {name: to_numpy(flat[_path(name)]).T for name in _NAMES if _path(name) in flat}
+
+
+# Every canonical name there is: all biases, and the additive score.
+_NAMES = tuple(weight_shapes(AttentionConfig(1, 1, bias=True, score="additive")))
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """Where the array of a canonical name stands: ("q_proj", "kernel") for "q_proj.weight"."""
+    return tuple("kernel" if part == "weight" else part for part in name.split("."))

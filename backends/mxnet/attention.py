@@ -1,0 +1,84 @@
+"""Attention in MXNet's own operations, between the projections: the stages `scores` to `heads`.
+
+Shapes as in `mha_core.stages`: queries (B, H, Lq, d), keys (B, G, Lk, d), values (B, G, Lk, dv).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from backends.mxnet.framework import mx, nothing, select
+from backends.mxnet.heads import repeat_kv_heads
+from backends.mxnet.masks import Mask
+
+
+class Stages(NamedTuple):
+    """The seven stages of one call, as mx.np arrays."""
+
+    queries: mx.np.ndarray
+    keys: mx.np.ndarray
+    values: mx.np.ndarray
+    scores: mx.np.ndarray
+    weights: mx.np.ndarray
+    heads: mx.np.ndarray
+    output: mx.np.ndarray
+
+
+@mx.util.use_np
+def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else select(~mask.padding[:, :, None], x, 0.0)
+
+
+@mx.util.use_np
+def dot_score(queries: mx.np.ndarray, keys: mx.np.ndarray, scale: float) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): q.k * scale."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return mx.np.matmul(queries * scale, keys.swapaxes(2, 3))
+
+
+@mx.util.use_np
+def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.ndarray) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    if queries.size == 0 or keys.size == 0:
+        return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)
+    hidden = mx.np.tanh(mx.np.expand_dims(queries, 3) + mx.np.expand_dims(keys, 2))
+    return mx.np.dot(hidden, vector)
+
+
+@mx.util.use_np
+def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    if mask.bias is None:
+        return scores
+    return scores + (mask.bias if scores.size else nothing(scores.shape, mask.bias))
+
+
+@mx.util.use_np
+def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+
+    A row without an allowed key is given finite scores before the softmax, and zeros after it:
+    forward and backward never see a NaN that would have to be repaired.
+    """
+    has_key = mx.np.any(mask.allowed, axis=-1, keepdims=True)
+    open_scores = select(has_key, select(mask.allowed, scores, -mx.np.inf), 0.0)
+    return select(mask.allowed, mx.npx.softmax(open_scores, axis=-1), 0.0)
+
+
+@mx.util.use_np
+def drop(weights: mx.np.ndarray, keep: mx.np.ndarray | None, rate: float) -> mx.np.ndarray:
+    """`weights` of any shape after dropout: with this keep-mask, else with a random one in training."""
+    if keep is None:
+        if rate == 0.0 or not mx.autograd.is_training():
+            return weights
+        # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.
+        keep = mx.npx.dropout(mx.np.ones(weights.shape, dtype="float32", ctx=weights.ctx), p=rate) > 0
+    return weights * keep / (1.0 - rate)
+
+
+@mx.util.use_np
+def weighted_sum(weights: mx.np.ndarray, values: mx.np.ndarray) -> mx.np.ndarray:
+    """(B, H, Lq, dv)."""
+    return mx.np.matmul(weights, repeat_kv_heads(values, weights.shape[1]))

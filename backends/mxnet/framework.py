@@ -1,0 +1,185 @@
+"""MXNet: what its import needs, its dtypes, its devices, and arrays in and out.
+
+The other files take `mx` from here, so that none imports it without what the import needs.
+
+Half of MXNet's functions behave as NumPy's only within `np_shape` and `np_array`, two settings of a
+thread that `npx.set_np()` switches on for good. That is the caller's choice, so everything here that
+makes or combines arrays stands under `mx.util.use_np`, which switches them on for one call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.checks import ArraySpec
+from mha_core.errors import BackendError, SpecError
+
+
+def numpy_version() -> str:
+    """The version of NumPy that MXNet would import."""
+    return np.__version__
+
+
+def has_distutils() -> bool:
+    """Whether distutils can be imported: Python 3.12 took it out, setuptools brings it back."""
+    return sys.version_info < (3, 12) or importlib.util.find_spec("distutils") is not None
+
+
+def check_preconditions() -> None:
+    """Raise BackendError if MXNet is installed beside something that it cannot be imported with."""
+    if int(numpy_version().split(".")[0]) >= 2:
+        raise BackendError(
+            f"MXNet 1.9.1 runs on numpy < 2. Got numpy {numpy_version()}. Install another with: pip install 'numpy<2'"
+        )
+    if not has_distutils():
+        raise BackendError(
+            "MXNet 1.9.1 needs distutils, which Python 3.12 took out and setuptools brings back. "
+            "Install it with: pip install setuptools"
+        )
+
+
+if importlib.util.find_spec("mxnet") is not None:  # else the import below says that it is missing
+    check_preconditions()
+    if "bool" not in vars(np):
+        # NumPy 1.24 took this name out. MXNet reads it when it is imported and again later: it stays.
+        np.bool = np.bool_  # type: ignore[attr-defined]
+
+with warnings.catch_warnings():
+    # MXNet's own import uses old names of NumPy and distutils.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"mxnet\b")
+    import mxnet as mx
+
+MXNET_DTYPES = ("float64", "float32")
+"""What the layers compute in. MXNet has no float16 on a CPU: it fails late, when the result is read."""
+
+
+def devices() -> tuple[str, ...]:
+    """The names "cpu", then "gpu:0" and so on for what MXNet sees."""
+    return ("cpu", *(f"gpu:{index}" for index in range(mx.context.num_gpus())))
+
+
+def context_of(name: str) -> mx.Context:
+    """The mx.Context of a name in `devices()`."""
+    return mx.cpu() if name == "cpu" else mx.gpu(int(name.removeprefix("gpu:")))
+
+
+def check_computes(name: str, dtype: Any) -> str:
+    """The name of `dtype`, which argument `name` has, or BackendError if MXNet does not compute in it."""
+    dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if dtype_name not in MXNET_DTYPES:
+        raise BackendError(
+            f"the MXNet layers compute in {' and '.join(MXNET_DTYPES)} only. Got {name} of {dtype_name}."
+        )
+    return dtype_name
+
+
+def describe(array: Any) -> ArraySpec:
+    """Shape and dtype, for mha_core's checks."""
+    return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
+
+
+def to_numpy(array: mx.np.ndarray) -> NDArray:
+    """The same numbers in NumPy. Waits for them, so that what MXNet had put off fails here and not later."""
+    array.wait_to_read()  # asnumpy waits too, but not for an array without elements
+    return array.asnumpy()
+
+
+@mx.util.use_np
+def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
+    """A copy, so that nothing MXNet does in place can reach the caller's array."""
+    return mx.np.array(array, dtype=dtype, ctx=ctx)
+
+
+@mx.util.use_np
+def as_input(name: str, array: Any) -> mx.np.ndarray:
+    """An input as an mx.np array; a legacy NDArray becomes one, with its gradient.
+
+    Raises:
+        SpecError: it is no array of MXNet.
+        BackendError: MXNet does not compute in its dtype.
+    """
+    if not isinstance(array, mx.nd.NDArray):
+        raise SpecError(f"{name} must be an mx.np array. Got {type(array).__module__}.{type(array).__name__}.")
+    array = array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()
+    dtype = np.dtype(array.dtype)
+    if dtype.kind not in "biu":  # the core's check has the better words for those
+        check_computes(name, dtype)
+    return array
+
+
+@mx.util.use_np
+def as_source(array: Any, ctx: mx.Context) -> Any:
+    """A source of a mask on `ctx`, from an array of MXNet or NumPy or from a list; integers as int64.
+
+    MXNet compares integers of one dtype only. What it has no dtype for is returned as it is, for the
+    core's check to refuse.
+    """
+    if isinstance(array, mx.nd.NDArray):
+        array = array.as_np_ndarray().as_in_ctx(ctx)
+        return array.astype("int64") if np.dtype(array.dtype).kind in "iu" else array
+    array = np.asarray(array)
+    if array.dtype.kind in "iu":
+        array = array.astype(np.int64)
+    known = array.dtype.name in ("float64", "float32", "float16", "int64", "bool")
+    return to_array(array, array.dtype.name, ctx) if known else array
+
+
+# Operations and blocks in place of MXNet's own, where those do wrong or too little.
+
+
+@mx.util.use_np
+def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
+    """`x` where `condition` holds, else a constant; forward and backward by selecting.
+
+    The constant is an array because the gradient of `where` with a Python number multiplies by the
+    condition instead, and 0 * NaN is NaN. Without elements, `where` ends the process.
+    """
+    if x.size == 0:
+        return x
+    return mx.np.where(condition, x, mx.np.full((1,), otherwise, dtype=x.dtype, ctx=x.ctx))
+
+
+@mx.util.use_np
+def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
+    """An array of `shape`, which has no elements, that sends a gradient of zeros to every source.
+
+    For what MXNet computes from nothing, or broadcasts to nothing: it leaves some gradients unwritten,
+    so that they are whatever stood in memory, and fails at others. Those of `matmul` it gets right.
+    """
+    total = mx.np.zeros(shape, dtype=sources[0].dtype, ctx=sources[0].ctx)
+    for x in sources:
+        if x.size:
+            x = mx.np.matmul(mx.np.zeros((0, x.size), dtype=x.dtype, ctx=x.ctx), x.reshape(x.size, 1))
+        total = total + x.reshape(shape)
+    return total
+
+
+@mx.util.use_np
+class Dense(mx.gluon.nn.Dense):
+    """Gluon's Dense, which in float32 has no gradient for an input without elements, with one of zeros."""
+
+    def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
+        if x.size:
+            return super().forward(x)
+        with mx.autograd.pause():
+            shape = super().forward(x).shape  # also decides the input width, where that is open
+        return nothing(shape, x, *(parameter.data(x.ctx) for parameter in self.params.values()))
+
+
+@mx.util.use_np
+class KeywordBlock(mx.gluon.Block):
+    """A Block whose call takes keywords: Gluon's own passes on positional arguments only, also to hooks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for hook in self._forward_pre_hooks.values():
+            hook(self, args)
+        result = self.forward(*args, **kwargs)
+        for hook in self._forward_hooks.values():
+            hook(self, args, result)
+        return result

@@ -1,0 +1,47 @@
+"""Heads in MXNet; the facts stand in `mha_core.heads`."""
+
+from __future__ import annotations
+
+from backends.mxnet.framework import mx, nothing
+from mha_core.heads import check_split
+
+
+@mx.util.use_np
+def split_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
+    """(B, L, H * d) -> (B, H, L, d)."""
+    batch, length, width = x.shape
+    check_split(width, num_heads)
+    return x.reshape(batch, length, num_heads, width // num_heads).transpose(0, 2, 1, 3)
+
+
+@mx.util.use_np
+def merge_heads(x: mx.np.ndarray) -> mx.np.ndarray:
+    """(B, H, L, d) -> (B, L, H * d), the inverse of `split_heads`."""
+    batch, heads, length, head_dim = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
+
+
+@mx.util.use_np
+def transpose_qkv(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
+    """(B, L, H * d) -> (B * H, L, d): heads folded into the batch."""
+    batch, heads, length, head_dim = (split := split_heads(x, num_heads)).shape
+    return split.reshape(batch * heads, length, head_dim)
+
+
+@mx.util.use_np
+def transpose_output(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
+    """(B * H, L, d) -> (B, L, H * d), the inverse of `transpose_qkv`."""
+    folded, length, head_dim = x.shape
+    check_split(folded, num_heads)
+    return merge_heads(x.reshape(folded // num_heads, num_heads, length, head_dim))
+
+
+@mx.util.use_np
+def repeat_kv_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
+    """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
+    check_split(num_heads, x.shape[1])
+    if x.shape[1] == num_heads:
+        return x
+    if x.size == 0:
+        return nothing((x.shape[0], num_heads, *x.shape[2:]), x)
+    return mx.np.repeat(x, num_heads // x.shape[1], axis=1)

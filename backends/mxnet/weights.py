@@ -1,0 +1,68 @@
+"""Canonical weights into Gluon blocks and out of them, exact to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.mxnet.framework import check_computes, mx, to_array, to_numpy
+from backends.mxnet.layers import MultiHeadAttention
+from mha_core.config import AttentionConfig
+from mha_core.weights import Weights, check_weights
+
+
+@mx.util.use_np
+def from_weights(
+    config: AttentionConfig,
+    weights: Mapping[str, NDArray],
+    *,
+    dtype: Any = None,
+    ctx: mx.Context | None = None,
+) -> MultiHeadAttention:
+    """An initialised layer that holds copies of these weights.
+
+    Args:
+        config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
+        dtype: of the parameters. Default: that of the arrays, the widest if they differ.
+        ctx: where the parameters live. Default: the current context.
+
+    Raises:
+        SpecError: the weights do not fit the config.
+        BackendError: a dtype that MXNet does not compute in.
+
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = init_weights(config, seed=0)
+    >>> layer = from_weights(config, weights)
+    >>> all((to_weights(layer)[name] == weights[name]).all() for name in weights)
+    True
+    """
+    checked = check_weights(config, weights)
+    dtype = check_computes("weights", np.result_type(*checked.values()) if dtype is None else dtype)
+    ctx = mx.current_context() if ctx is None else ctx
+    layer = MultiHeadAttention(**asdict(config), dtype=dtype)
+    for name, parameter in named_parameters(layer).items():
+        # Zeros first: every other initialiser would draw from the global random state.
+        parameter.initialize(init=mx.init.Zero(), ctx=ctx)
+        parameter.set_data(to_array(checked[name], dtype, ctx))
+    return layer
+
+
+@mx.util.use_np
+def to_weights(layer: MultiHeadAttention) -> Weights:
+    """The layer's weights under their canonical names, copied to read-only NumPy arrays.
+
+    Raises:
+        SpecError: the input widths are not known yet, or a parameter is not finite.
+    """
+    config = layer.config
+    return check_weights(config, {name: to_numpy(p.data()) for name, p in named_parameters(layer).items()})
+
+
+def named_parameters(layer: MultiHeadAttention) -> dict[str, mx.gluon.Parameter]:
+    """Canonical name -> parameter: the names that `save_parameters` writes, for which Gluon has no public function."""
+    return layer._collect_params_with_prefix()

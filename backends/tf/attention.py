@@ -1,0 +1,76 @@
+"""Attention in TensorFlow's own operations, between the projections: the stages `scores` to `heads`.
+
+Shapes as in `mha_core.stages`: queries (B, H, Lq, d), keys (B, G, Lk, d), values (B, G, Lk, dv).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from backends.tf.heads import repeat_kv_heads
+from backends.tf.masks import Mask
+
+
+class Stages(NamedTuple):
+    """The seven stages of one call, as tensors."""
+
+    queries: tf.Tensor
+    keys: tf.Tensor
+    values: tf.Tensor
+    scores: tf.Tensor
+    weights: tf.Tensor
+    heads: tf.Tensor
+    output: tf.Tensor
+
+
+def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else tf.where(mask.padding[..., tf.newaxis], tf.zeros((), x.dtype), x)
+
+
+def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return tf.matmul(queries * scale, keys, transpose_b=True)
+
+
+def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
+
+
+def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    return scores if mask.bias is None else scores + mask.bias
+
+
+def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+
+    A row without an allowed key is given finite scores before the softmax, and zeros after it:
+    forward and backward never see a NaN that would have to be repaired. `tf.where` sends gradient
+    to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
+    """
+    allowed = mask.allowed
+    has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+    # In at least float32: half precision is too coarse for a sum of exponentials.
+    exact = tf.cast(scores, tf.float64 if scores.dtype == tf.float64 else tf.float32)
+    zero = tf.zeros((), exact.dtype)
+    exact = tf.where(has_key, tf.where(allowed, exact, -float("inf")), zero)
+    return tf.cast(tf.where(allowed, tf.nn.softmax(exact), zero), scores.dtype)
+
+
+def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
+    """(B, H, Lq, Lk): the weights after dropout, with the mask's keep-mask if it has one."""
+    if mask.keep is not None:
+        return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
+    return dropout(weights, training=training)
+
+
+def weighted_sum(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, dv)."""
+    return tf.matmul(weights, repeat_kv_heads(values, weights.shape[1]))

@@ -1,0 +1,41 @@
+"""Heads in TensorFlow; the facts stand in `mha_core.heads`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from keras import ops
+
+from mha_core.heads import check_split
+
+
+def split_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """(B, L, H * d) -> (B, H, L, d)."""
+    batch, length, width = ops.shape(x)  # numbers where they are known, tensors while tracing
+    check_split(x.shape[-1], num_heads)
+    return tf.transpose(tf.reshape(x, (batch, length, num_heads, width // num_heads)), (0, 2, 1, 3))
+
+
+def merge_heads(x: tf.Tensor) -> tf.Tensor:
+    """(B, H, L, d) -> (B, L, H * d), the inverse of `split_heads`."""
+    batch, heads, length, head_dim = ops.shape(x)
+    return tf.reshape(tf.transpose(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
+
+
+def transpose_qkv(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """(B, L, H * d) -> (B * H, L, d): heads folded into the batch."""
+    split = split_heads(x, num_heads)
+    batch, heads, length, head_dim = ops.shape(split)
+    return tf.reshape(split, (batch * heads, length, head_dim))
+
+
+def transpose_output(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """(B * H, L, d) -> (B, L, H * d), the inverse of `transpose_qkv`."""
+    folded, length, head_dim = ops.shape(x)
+    check_split(x.shape[0], num_heads)
+    return merge_heads(tf.reshape(x, (folded // num_heads, num_heads, length, head_dim)))
+
+
+def repeat_kv_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
+    check_split(num_heads, x.shape[1])
+    return x if x.shape[1] == num_heads else tf.repeat(x, num_heads // x.shape[1], axis=1)

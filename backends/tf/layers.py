@@ -1,0 +1,350 @@
+"""The layers as Keras layers.
+
+Projections are Dense layers with canonical names; a Dense kernel is the transpose of a canonical weight.
+No layer casts its inputs, as Keras would by default, and none reads Keras' implicit masks: one on the
+queries passes on to the output, as through a Dense layer, and the arguments alone say who may attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from backends.tf.attention import (
+    Stages,
+    add_bias,
+    additive_score,
+    dot_score,
+    drop,
+    masked_softmax,
+    weighted_sum,
+    zero_padding,
+)
+from backends.tf.framework import spec_errors_kept
+from backends.tf.heads import merge_heads, split_heads
+from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, check_layer_dtype, input_widths
+from mha_core.checks import check_dropout_keep, check_same_width
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.masks import AttentionMask
+from mha_core.positions import check_positions, sinusoidal_positions
+
+_insert_head = partial(tf.expand_dims, axis=1)  # (B, ...) -> (B, 1, ...)
+
+
+class _AttentionLayer(keras.Layer):
+    """What all attention layers share: all but `_attend`, which returns the output and the weights."""
+
+    def __init__(self, dropout: float, widths: Widths = (None, None, None), **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+        self._allow_non_tensor_positional_args = True  # Keras would refuse a list as valid_lens
+        self._given_widths = self._widths = widths
+        self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
+
+    @spec_errors_kept()
+    def call(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        valid_lens: tf.Tensor | None = None,
+        *,
+        allowed: tf.Tensor | None = None,
+        bias: tf.Tensor | None = None,
+        causal: bool = False,
+        query_offset: int | tf.Tensor = 0,
+        window: Window | None = None,
+        dropout_keep: tf.Tensor | None = None,
+        return_weights: bool = False,
+        training: bool | None = None,
+    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+        """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
+
+        Args:
+            queries, keys, values: of the layer's compute dtype (a layer without parameters: of any).
+            valid_lens to window: see `mha_core.AttentionMask`; tensors, NumPy arrays or lists.
+            dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
+            return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
+            training: whether dropout acts. None: as in the layer around this one, or else False.
+
+        Returns:
+            The output (B, Lq, Do), or the pair (output, weights). In a layer without heads the
+            weights are (B, Lq, Lk); `allowed` and `bias` broadcast to that, `dropout_keep` has it.
+
+        Raises:
+            SpecError: before any arithmetic, naming what does not fit.
+        """
+        window = tuple(window) if isinstance(window, list) else window  # a saved model holds it as JSON
+        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        output, weights = self._attend(queries, keys, values, sources, dropout_keep, bool(training))
+        return (output, weights) if return_weights else output
+
+
+@keras.saving.register_keras_serializable(package="mha")
+class MultiHeadAttention(_AttentionLayer):
+    """Multi-head attention as `mha_core` defines it.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, and the keywords up to `score_dim`: see
+            `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
+            first call decides it, as in every Keras layer.
+        **kwargs: of every Keras layer, as `name`, `dtype` and `trainable`.
+
+    Raises:
+        SpecError: sizes that contradict each other; later, a call that does not fit them.
+
+    >>> import tensorflow as tf
+    >>> layer = MultiHeadAttention(100, 5, dropout=0.5)
+    >>> queries, keys = tf.random.normal((2, 4, 100)), tf.random.normal((2, 6, 100))
+    >>> output, weights = layer(queries, keys, keys, tf.constant([3, 2]), return_weights=True)
+    >>> output.shape, weights.shape
+    (TensorShape([2, 4, 100]), TensorShape([2, 5, 4, 6]))
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool | Mapping[str, bool] | ProjectionBias = False,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        score: Score = "scaled_dot",
+        scale: float | None = None,
+        score_dim: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout, (query_dim, key_dim, value_dim), **kwargs)
+        self._config = config = AttentionConfig(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            query_dim=query_dim,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            output_dim=output_dim,
+            bias=bias,
+            score=score,
+            scale=scale,
+            score_dim=score_dim,
+            dropout=dropout,
+        )
+
+        def dense(name: str, units: int) -> keras.layers.Dense:
+            return keras.layers.Dense(units, use_bias=getattr(config.bias, name), name=name, dtype=self.dtype_policy)
+
+        self.q_proj = dense("q_proj", config.num_heads * config.head_dim)
+        self.k_proj = dense("k_proj", config.num_kv_heads * config.head_dim)
+        self.v_proj = dense("v_proj", config.num_kv_heads * config.value_head_dim)
+        self.out_proj = dense("out_proj", config.output_dim)
+        if config.score_dim is not None:
+            self.score = AdditiveScore(config.score_dim, name="score", dtype=self.dtype_policy)
+
+    @property
+    def config(self) -> AttentionConfig:
+        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        return self._config.with_widths(*self._widths)
+
+    @spec_errors_kept()
+    def build(self, queries_shape: Shape = None, keys_shape: Shape = None, values_shape: Shape = None) -> None:
+        """Make the parameters for inputs of these shapes; Keras calls this before the first call."""
+        self._widths = input_widths(queries_shape, keys_shape, values_shape, self._given_widths)
+        config = self.config
+        self.q_proj.build((None, None, config.query_dim))
+        self.k_proj.build((None, None, config.key_dim))
+        self.v_proj.build((None, None, config.value_dim))
+        self.out_proj.build((None, None, config.num_heads * config.value_head_dim))
+        if config.score_dim is not None:
+            self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
+
+    def stages(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        valid_lens: tf.Tensor | None = None,
+        *,
+        dropout_keep: tf.Tensor | None = None,
+        training: bool | None = None,
+        **sources: Any,
+    ) -> Stages:
+        """All seven stages of one call; the arguments are those of `call`."""
+        if not self.built:
+            self.build(queries.shape, keys.shape, values.shape)
+        config, training = self._config, bool(training)
+        check_dropout_keep(dropout_keep, training=training)
+        call = queries, keys, values, as_tensors(AttentionMask(valid_lens, **sources), queries), dropout_keep
+        mask = build_mask(*call, num_heads=config.num_heads, widths=self._widths, dtype=self.compute_dtype)
+        q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
+        scores = add_bias(self._score(q, k), mask)  # (B, H, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Stages(q, k, v, scores, weights, heads, output)
+
+    def _attend(self, queries, keys, values, sources, dropout_keep, training):
+        stages = self.stages(queries, keys, values, **vars(sources), dropout_keep=dropout_keep, training=training)
+        return stages.output, stages.weights
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again, as JSON can hold them."""
+        widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
+        return {**super().get_config(), **self._config.to_dict(), **widths}
+
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        if self._config.score == "additive":
+            return self.score(queries, keys)
+        return dot_score(queries, keys, self._config.softmax_scale)
+
+
+class _AttentionWithoutHeads(_AttentionLayer):
+    """What DotProductAttention and AdditiveAttention share: everything but the score."""
+
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _attend(self, queries, keys, values, sources, dropout_keep, training):
+        check_dropout_keep(dropout_keep, training=training)
+        sources = as_tensors(sources, queries).for_one_head(_insert_head)
+        keep = None if dropout_keep is None else _insert_head(dropout_keep)
+        dtype = self.compute_dtype if self.weights else None
+        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths, dtype=dtype)
+        q = _insert_head(queries)  # (B, 1, Lq, Dq)
+        k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
+        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
+        return heads[:, 0], weights[:, 0]
+
+
+@keras.saving.register_keras_serializable(package="mha")
+class DotProductAttention(_AttentionWithoutHeads):
+    """softmax(q.k * scale) v, without projections and heads, in the dtype of its inputs.
+
+    Args:
+        dropout: probability that a weight is dropped in training.
+        scaled: True for scale = 1 / sqrt(d), False for 1.
+        **kwargs: of every Keras layer.
+
+    >>> import tensorflow as tf
+    >>> attention = DotProductAttention()
+    >>> attention(tf.zeros((2, 4, 3)), tf.zeros((2, 6, 3)), tf.zeros((2, 6, 5))).shape
+    TensorShape([2, 4, 5])
+    """
+
+    def __init__(self, dropout: float = 0.0, scaled: bool = True, **kwargs: Any) -> None:
+        super().__init__(dropout, **kwargs)
+        self.scaled = scaled
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
+
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        check_same_width(queries.shape[-1], keys.shape[-1])
+        width = tf.cast(tf.shape(queries)[-1], tf.float64)  # tracing may not know it as a number
+        return dot_score(queries, keys, tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0)
+
+
+@keras.saving.register_keras_serializable(package="mha")
+class AdditiveAttention(_AttentionWithoutHeads):
+    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+
+    Args:
+        score_dim: S, the width of the hidden layer.
+        dropout: probability that a weight is dropped in training.
+        query_dim, key_dim: input widths. None: the first call decides.
+        **kwargs: of every Keras layer.
+
+    >>> import tensorflow as tf
+    >>> attention = AdditiveAttention(8)
+    >>> attention(tf.zeros((2, 4, 20)), tf.zeros((2, 6, 3)), tf.zeros((2, 6, 5))).shape
+    TensorShape([2, 4, 5])
+    """
+
+    def __init__(
+        self,
+        score_dim: int,
+        dropout: float = 0.0,
+        *,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout, (query_dim, key_dim, None), **kwargs)
+        self.score = AdditiveScore(score_dim, name="score", dtype=self.dtype_policy)
+
+    @spec_errors_kept()
+    def build(self, queries_shape: Shape = None, keys_shape: Shape = None, values_shape: Shape = None) -> None:
+        """Make the parameters for inputs of these shapes; Keras calls this before the first call."""
+        self._widths = input_widths(queries_shape, keys_shape, values_shape, self._given_widths)
+        self.score.build((None, None, None, self._widths[0]), (None, None, None, self._widths[1]))
+
+    def get_config(self) -> dict[str, Any]:
+        widths = dict(zip(("query_dim", "key_dim"), self._given_widths[:2], strict=True))
+        return {**super().get_config(), "score_dim": self.score.score_dim, "dropout": self.dropout.rate, **widths}
+
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        return self.score(queries, keys)
+
+
+class AdditiveScore(keras.Layer):
+    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
+
+    def __init__(self, score_dim: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.score_dim = score_dim
+        self.query = keras.layers.Dense(score_dim, use_bias=False, name="query", dtype=self.dtype_policy)
+        self.key = keras.layers.Dense(score_dim, use_bias=False, name="key", dtype=self.dtype_policy)
+
+    def build(self, queries_shape: Shape, keys_shape: Shape) -> None:
+        self.query.build(queries_shape)
+        self.key.build(keys_shape)
+        # As keras.layers.AdditiveAttention draws its `scale`.
+        self.vector = self.add_weight(shape=(self.score_dim,), initializer="glorot_uniform", name="vector")
+
+    def call(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        return additive_score(self.query(queries), self.key(keys), self.vector)
+
+
+@keras.saving.register_keras_serializable(package="mha")
+class PositionalEncoding(keras.Layer):
+    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+
+    >>> import tensorflow as tf
+    >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]
+    array([0.84147096, 0.5403023 , 0.00999983, 0.99995   ], dtype=float32)
+    """
+
+    def __init__(self, embed_dim: int, dropout: float = 0.0, max_len: int = 1000, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+        self._positions = sinusoidal_positions(max_len, embed_dim)  # (max_len, embed_dim)
+        self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
+
+    @spec_errors_kept()
+    def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence, its width or dtype does not fit."""
+        max_len, embed_dim = self._positions.shape
+        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
+        check_layer_dtype("the input", x, self.compute_dtype)
+        positions = tf.constant(self._positions[: x.shape[1]], x.dtype)
+        return self.dropout(x + positions[: tf.shape(x)[1]], training=bool(training))
+
+    def get_config(self) -> dict[str, Any]:
+        max_len, embed_dim = self._positions.shape
+        return {**super().get_config(), "embed_dim": embed_dim, "dropout": self.dropout.rate, "max_len": max_len}

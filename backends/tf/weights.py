@@ -1,0 +1,93 @@
+"""Canonical weights into Keras layers and out of them, exact to the bit."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from backends.tf.framework import random_state_kept, to_numpy
+from backends.tf.layers import MultiHeadAttention
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.weights import Weights, check_weights
+
+
+def from_weights(
+    config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str | tf.DType | None = None
+) -> MultiHeadAttention:
+    """A built layer that holds copies of these weights. Python's random state stays as it was.
+
+    Args:
+        config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
+        dtype: of the layer, as in every Keras layer. Default: that of the arrays.
+
+    Raises:
+        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
+
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = init_weights(config, seed=0)
+    >>> layer = from_weights(config, weights)
+    >>> all((to_weights(layer)[name] == weights[name]).all() for name in weights)
+    True
+    """
+    checked = check_weights(config, weights)
+    dtypes = sorted({str(array.dtype) for array in checked.values()})
+    if dtype is None and len(dtypes) > 1:
+        raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")
+    with random_state_kept(salt=zlib.crc32(checked["q_proj.weight"].tobytes())):
+        layer = MultiHeadAttention(**config.to_dict(), dtype=dtypes[0] if dtype is None else dtype)
+        _build(layer)
+    for name, variable in variables(layer).items():
+        variable.assign(tf.cast(_transposed(name, tf.constant(checked[name])), variable.dtype))
+    return layer
+
+
+def to_weights(layer: MultiHeadAttention) -> Weights:
+    """The layer's weights under their canonical names, copied to read-only NumPy arrays.
+
+    bfloat16 parameters come out as float32, which holds each of them exactly.
+
+    Raises:
+        SpecError: the input widths are not known yet, or a parameter is not finite.
+    """
+    return check_weights(layer.config, canonical(dict(variables(layer))))
+
+
+def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
+    """Canonical name -> Keras variable. SpecError before the first call has made them."""
+    config = layer.config
+    if not layer.built:
+        _build(layer)
+    projections = {name: getattr(layer, name) for name in PROJECTIONS}
+    if config.score == "additive":
+        projections |= {"score.query": layer.score.query, "score.key": layer.score.key}
+    found = {}
+    for name, dense in projections.items():
+        found[f"{name}.weight"] = dense.kernel
+        if dense.use_bias:
+            found[f"{name}.bias"] = dense.bias
+    if config.score == "additive":
+        found["score.vector"] = layer.score.vector
+    return found
+
+
+def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
+    """Variables by canonical name, or their gradients, as NumPy arrays of canonical shape."""
+    return {name: to_numpy(_transposed(name, tf.convert_to_tensor(array))) for name, array in arrays.items()}
+
+
+def _build(layer: MultiHeadAttention) -> None:
+    """Make the parameters of a layer whose widths are known."""
+    config = layer.config
+    layer.build(*((None, None, width) for width in (config.query_dim, config.key_dim, config.value_dim)))
+
+
+def _transposed(name: str, tensor: tf.Tensor) -> tf.Tensor:
+    """A Dense kernel is (in, out) and a canonical weight (out, in); biases and the vector have one axis."""
+    return tf.transpose(tensor) if name.endswith(".weight") else tensor

@@ -1,0 +1,1 @@
+"""Small fixtures cut from trained models, with the scripts that make them."""

@@ -1,0 +1,146 @@
+"""Results as tables for a terminal and as JSON for a program."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from conformance.runner import Result
+from mha_core import STAGES
+from mha_core.weights import write_atomically
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; a change that readers would notice raises it."""
+
+
+def print_results(console: Console, results: Sequence[Result]) -> None:
+    """The parity table, the comparison with trained recordings, every failure, and a last line."""
+    console.print(parity_table(results))
+    if any(result.recorded for result in results):
+        console.print(recorded_table(results))
+    for result in results:
+        if result.status != "equal":
+            console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
+
+
+def parity_table(results: Sequence[Result]) -> Table:
+    """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases."""
+    table = _table("Worst error / allowed error over all cases; equal means at most 1")
+    for name in ("", "equal", *STAGES, "gradients"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for group in _grouped(results):
+        equal = sum(result.status == "equal" for result in group)
+        ratios = [_ratio(_worst(group, name)) for name in (*STAGES, "gradients")]
+        style = "green" if equal == len(group) else "bold red"
+        table.add_row(_subject(group[0]), f"[{style}]{equal}/{len(group)}[/]", *ratios)
+    return table
+
+
+def recorded_table(results: Sequence[Result]) -> Table:
+    """One row per subject, dtype and device: how far from what the original implementation computed."""
+    table = _table("Trained weights (all-MiniLM-L6-v2): largest difference from the original implementation")
+    recorded = sorted(
+        {(result.case, stage) for result in results for stage in result.recorded},
+        key=lambda pair: (pair[0], STAGES.index(pair[1])),
+    )
+    table.add_column("")
+    for case, stage in recorded:
+        layer = case.removeprefix("trained-").replace("-", " ")
+        table.add_column(f"{layer}\n{stage}", justify="right", no_wrap=True)
+    for group in _grouped(results):
+        by_case = {result.case: result.recorded for result in group}
+        cells = [by_case.get(case, {}).get(stage) for case, stage in recorded]
+        table.add_row(_subject(group[0]), *("-" if cell is None else f"{cell:.1e}" for cell in cells))
+    return table
+
+
+def failure_text(result: Result) -> str:
+    """What is wrong with one result, since which stage, and how to run it again."""
+    head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
+    if result.status == "failed":
+        lines = [f"{head} did not run", f"  {result.message}"]
+    else:
+        first = result.mismatches[0]
+        lines = [f"{head} different since stage {first.stage!r}"]
+        lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
+    return "\n".join([*lines, f"  rerun: {result.rerun}"])
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """One line for all of it."""
+    counts = {status: sum(r.status == status for r in results) for status in ("equal", "different", "failed")}
+    total = len(results)
+    if counts["equal"] == total:
+        return f"All {total} results are equal to the reference."
+    return f"{counts['different']} of {total} results differ from the reference, {counts['failed']} did not run."
+
+
+def to_json(results: Iterable[Result], versions: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """The report as JSON can hold it.
+
+    Args:
+        results: every Result.
+        versions: backend -> package -> version.
+    """
+    return {
+        "schema": SCHEMA_VERSION,
+        "environment": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "backends": versions,
+        },
+        "results": [result.to_dict() for result in results],
+    }
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write the report, whole or not at all. NaN and infinity become strings: JSON has none."""
+    write_atomically(path, json.dumps(_jsonable(report), indent=1, allow_nan=False).encode())
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value
+
+
+def _table(title: str) -> Table:
+    """A table that fits into 80 columns."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="underline")
+
+
+def _subject(result: Result) -> str:
+    device = "" if result.device == "cpu" else f" {result.device}"
+    return f"{result.subject} {result.dtype}{device}"
+
+
+def _grouped(results: Sequence[Result]) -> list[list[Result]]:
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.subject, result.dtype, result.device), []).append(result)
+    return list(groups.values())
+
+
+def _worst(group: list[Result], name: str) -> float | None:
+    """The worst ratio of a stage, or of all "gradients.*"; None if nobody has it."""
+    ratios = [ratio for result in group for array, ratio in result.ratios.items() if array.split(".")[0] == name]
+    return max(ratios, default=None)
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if ratio <= 1.0 else f"[bold red]{ratio:.3g}[/]"

@@ -1,0 +1,120 @@
+"""How a user of each framework makes and calls a layer, behind one face, so that a test is written once.
+
+Only what the frameworks do differently: arrays in and out, parameters that a first call creates,
+and how training is switched on. Everything is float32, as in the frameworks' own examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+class Driver:
+    """NumPy in, one call of a framework's layer, NumPy out."""
+
+    def __init__(self, name: str) -> None:
+        self.package: ModuleType = importlib.import_module(f"backends.{name}")
+        self.heads: ModuleType = importlib.import_module(f"backends.{name}.heads")
+
+    def new(self, layer: str, *args: Any, **kwargs: Any) -> Any:
+        """A layer of this class, with parameters to come."""
+        return getattr(self.package, layer)(*args, **kwargs)
+
+    def call(self, layer: Any, *arrays: Any, training: bool = False, **keywords: Any) -> Any:
+        """Call it; NumPy arrays, or a tuple of them."""
+        result = self._call(layer, [self.array(a) for a in arrays], training, self._convert(keywords))
+        return tuple(map(self.numpy, result)) if isinstance(result, (tuple, list)) else self.numpy(result)
+
+    def config(self, layer: Any) -> Any:
+        return layer.config
+
+    def array(self, array: Any) -> Any:
+        raise NotImplementedError
+
+    def numpy(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def _convert(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.array(value) if isinstance(value, np.ndarray) else value for name, value in keywords.items()}
+
+    def _call(self, layer: Any, arrays: list[Any], training: bool, keywords: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class TorchDriver(Driver):
+    def array(self, array):
+        import torch
+
+        return None if array is None else torch.from_numpy(np.array(array))
+
+    def numpy(self, array):
+        return array.detach().numpy()
+
+    def _call(self, layer, arrays, training, keywords):
+        return layer.train(training)(*arrays, **keywords)
+
+
+class TensorFlowDriver(Driver):
+    def array(self, array):
+        import tensorflow as tf
+
+        return None if array is None else tf.constant(array)
+
+    def _call(self, layer, arrays, training, keywords):
+        return layer(*arrays, **keywords, training=training)
+
+
+class JaxDriver(Driver):
+    """A Flax module has no parameters of its own: the handle keeps them beside it."""
+
+    def new(self, layer, *args, **kwargs):
+        return {"module": super().new(layer, *args, **kwargs), "variables": None}
+
+    def array(self, array):
+        import jax.numpy as jnp
+
+        return None if array is None else jnp.asarray(array)
+
+    def config(self, layer):
+        return layer["module"].config_of(layer["variables"] or {})
+
+    def _call(self, layer, arrays, training, keywords):
+        import jax
+
+        module = layer["module"]
+        if layer["variables"] is None:
+            layer["variables"] = module.init(jax.random.key(0), *arrays)
+        rngs = {"dropout": jax.random.key(1)}
+        return module.apply(layer["variables"], *arrays, **keywords, deterministic=not training, rngs=rngs)
+
+
+class MXNetDriver(Driver):
+    def new(self, layer, *args, **kwargs):
+        block = super().new(layer, *args, **kwargs)
+        block.initialize()
+        return block
+
+    def array(self, array):
+        import mxnet as mx
+
+        return None if array is None else mx.np.array(array, dtype=np.asarray(array).dtype)
+
+    def numpy(self, array):
+        return array.asnumpy()
+
+    def _call(self, layer, arrays, training, keywords):
+        import mxnet as mx
+
+        with mx.autograd.train_mode() if training else mx.autograd.predict_mode():
+            return layer(*arrays, **keywords)
+
+
+DRIVERS = {"torch": TorchDriver, "tf": TensorFlowDriver, "jax": JaxDriver, "mxnet": MXNetDriver}
+
+
+def drive(backend_name: str) -> Driver:
+    return DRIVERS[backend_name](backend_name)

@@ -1,0 +1,47 @@
+"""Importing the core, or asking the command for help, imports no framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "mxnet")
+
+IMPORTS = {
+    "the core": "import mha_core, mha_core.reference, mha_core.backend",
+    "the list of backends": "from mha_core.backend import names; assert len(names()) >= 4, names()",
+    "help": "from conformance.cli import main; main(['--help'], standalone_mode=False)",
+    "help on check": "from conformance.cli import main; main(['check', '--help'], standalone_mode=False)",
+    "the table of cases": "from conformance.cli import main; main(['cases'], standalone_mode=False)",
+}
+
+
+def modules_after(code: str) -> list[str]:
+    script = f"{code}\nimport sys; print('MODULES', *sorted({{name.split('.')[0] for name in sys.modules}}))"
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    return output.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("what", IMPORTS)
+def test_no_framework_is_imported(what):
+    loaded = modules_after(IMPORTS[what])
+    assert not set(FRAMEWORKS) & set(loaded)
+
+
+def test_the_core_needs_numpy_and_safetensors_alone():
+    """`click` and `rich` belong to the command, not to the definition."""
+    assert not {"click", "rich"} & set(modules_after(IMPORTS["the core"]))
+
+
+def test_help_does_not_even_need_numpy():
+    assert "numpy" not in modules_after(IMPORTS["help"])
+
+
+@pytest.mark.parametrize(("name", "own"), [("torch", "torch"), ("jax", "jax")])
+def test_one_backend_imports_one_framework(name, own, backend_names):
+    if name not in backend_names:
+        pytest.skip(f"{name} is not among the backends under test")
+    loaded = set(modules_after(f"from mha_core.backend import load; load({name!r})")) & {"torch", "tensorflow", "jax", "mxnet"}
+    assert loaded == {own}
