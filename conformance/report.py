@@ -46,14 +46,14 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 def recorded_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: how far from what the original implementation computed."""
-    table = _table("Trained weights (all-MiniLM-L6-v2): largest difference from the original implementation")
+    table = _table("Trained weights (all-MiniLM-L6-v2): largest difference from the original")
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
         key=lambda pair: (pair[0], STAGES.index(pair[1])),
     )
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for case, stage in recorded:
-        layer = case.removeprefix("trained-").replace("-", " ")
+        layer = case.removeprefix("trained-").removesuffix("-layer")
         table.add_column(f"{layer}\n{stage}", justify="right", no_wrap=True)
     for group in _grouped(results):
         by_case = {result.case: result.recorded for result in group}

@@ -20,6 +20,10 @@ Dim = int | None
 """One size; None while a tracing framework does not know it yet."""
 
 
+LONGEST_REACH = 2**31 - 1
+"""The most that a window may reach: what every framework's positions can be compared with."""
+
+
 class ArraySpec(NamedTuple):
     """What the checks need to know of an array: its shape, and its dtype by name."""
 
@@ -49,6 +53,7 @@ def check_call(
     dropout_keep: Any = None,
     num_heads: int,
     widths: tuple[Dim, Dim, Dim] = (None, None, None),
+    layer_dtype: str | None = None,
     describe: Callable[[Any], ArraySpec] = describe_array,
 ) -> CallSizes:
     """Check one attention call by shapes and dtypes; return its sizes.
@@ -59,6 +64,7 @@ def check_call(
         dropout_keep: bool (B, H, Lq, Lk), or None.
         num_heads: H.
         widths: the expected (Dq, Dk, Dv); None where any width will do.
+        layer_dtype: the dtype that the layer computes in; None where it takes that of its inputs.
         describe: turns an array of the caller's framework into an ArraySpec.
 
     Raises:
@@ -71,6 +77,7 @@ def check_call(
             raise SpecError(f"{name} must have shape (batch, length, width). Got {_show(spec.shape)}.")
         specs[name] = spec
     _check_inputs(specs, widths)
+    check_layer_dtype("queries", specs["queries"].dtype, layer_dtype)
 
     batch, query_len, _ = specs["queries"].shape
     sizes = CallSizes(batch, query_len, specs["keys"].shape[1])
@@ -99,6 +106,12 @@ def check_dropout_keep(dropout_keep: Any, *, training: bool) -> None:
             "dropout_keep belongs to a training step: dropout is off outside training. "
             "Switch the layer to training, or leave dropout_keep out."
         )
+
+
+def check_layer_dtype(name: str, dtype: str, layer_dtype: str | None) -> None:
+    """Raise SpecError unless an input has the dtype that the layer computes in: nothing is cast in silence."""
+    if layer_dtype is not None and dtype != layer_dtype:
+        raise SpecError(f"{name} must have the dtype of the layer, {layer_dtype}. Got {dtype}.")
 
 
 def check_same_width(query_width: Dim, key_width: Dim) -> None:
@@ -170,7 +183,7 @@ def _check_positions(mask: AttentionMask, sizes: CallSizes, describe: Callable[[
         window = mask.window
         if not (isinstance(window, tuple) and len(window) == 2 and all(_is_reach(reach) for reach in window)):
             raise SpecError(
-                "window must be (left, right), each a number of keys >= 0, or None for unbounded. "
+                f"window must be (left, right), each a number of keys in 0..{LONGEST_REACH}, or None for unbounded. "
                 f"Got {window!r}."
             )
     offset = mask.query_offset
@@ -210,4 +223,4 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _is_reach(reach: Any) -> bool:
-    return reach is None or (isinstance(reach, int) and not isinstance(reach, bool) and reach >= 0)
+    return reach is None or (isinstance(reach, int) and not isinstance(reach, bool) and 0 <= reach <= LONGEST_REACH)

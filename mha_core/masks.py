@@ -128,15 +128,15 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """(1 or B, 1, Lq, Lk): `causal` and `window`."""
     offset = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1)
     position = offset + np.arange(sizes.query_len)[:, None]
-    key = np.arange(sizes.key_len)
-    reach = np.ones(np.broadcast_shapes(position.shape, key.shape), dtype=bool)
+    ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
+    reach = np.ones(ahead.shape, dtype=bool)
     left, right = mask.window or (None, None)
     if mask.causal:
-        reach &= key <= position
+        reach &= ahead <= 0
     if left is not None:
-        reach &= key >= position - left
+        reach &= ahead >= -left
     if right is not None:
-        reach &= key <= position + right
+        reach &= ahead <= right
     return reach
 
 

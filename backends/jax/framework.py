@@ -63,6 +63,14 @@ def check_fields(layer: Any) -> None:
         check_enabled(name, getattr(layer, name, None))
 
 
+def layer_dtype(layer: Any) -> str | None:
+    """The dtype of a bound linen module's parameters; None if it has none, or casts to its own `dtype`."""
+    if layer.dtype is not None or not hasattr(layer, "param_dtype"):
+        return None
+    made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
+    return str(jnp.dtype(made[0].dtype if made else layer.param_dtype))
+
+
 def to_array(name: str, array: Any) -> jax.Array:
     """`array`, from NumPy or a list too, as a JAX array.
 

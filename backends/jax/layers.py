@@ -1,8 +1,4 @@
-"""The layers as Flax linen modules.
-
-Parameters bear the canonical names of `mha_core.weights`, but for the linen "kernel" (in, out) in
-place of "weight" (out, in).
-"""
+"""The layers as Flax linen modules, with "kernel" (in, out) where the canonical name is "weight" (out, in)."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from backends.jax.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.jax.framework import check_fields, in_width, to_array
+from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
 from backends.jax.heads import merge_heads, split_heads
 from backends.jax.masks import Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
@@ -48,7 +44,8 @@ class MultiHeadAttention(nn.Module):
         embed_dim, num_heads, dropout, bias, and the keywords up to `score_dim`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
-        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for the default precision:
+        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
+            `dtype` casts: without one, inputs must have the dtype of the parameters. And precision
             "highest" lets no accelerator round float32 inside a matrix product.
 
     Raises:
@@ -113,8 +110,9 @@ class MultiHeadAttention(nn.Module):
         config = self._config
         check_dropout_keep(dropout_keep, training=not deterministic)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        widths = self._widths(self.variables)
-        mask = build_mask(queries, keys, values, sources, dropout_keep, num_heads=config.num_heads, widths=widths)
+        call = queries, keys, values, sources, dropout_keep
+        widths, dtype = self._widths(self.variables), layer_dtype(self)
+        mask = build_mask(*call, num_heads=config.num_heads, widths=widths, dtype=dtype)
         q = split_heads(self._project("q_proj", queries), config.num_heads)  # (B, H, Lq, d)
         k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
         v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
@@ -146,7 +144,7 @@ class MultiHeadAttention(nn.Module):
         checks the values of traced `valid_lens`.
 
         Args:
-            queries, keys, values: of one dtype; computed in `dtype`, as in every linen layer.
+            queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
@@ -233,7 +231,8 @@ class _AttentionWithoutHeads(nn.Module):
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         sources = sources.map_arrays(to_array).for_one_head(lambda array: array[:, None])
         keep = None if dropout_keep is None else to_array("dropout_keep", dropout_keep)[:, None]
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths(self.variables))
+        widths, dtype = self._widths(self.variables), layer_dtype(self)
+        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=widths, dtype=dtype)
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         queries, keys, values = promote_dtype(queries, keys, values, dtype=self.dtype)
         scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
@@ -328,7 +327,7 @@ class PositionalEncoding(nn.Module):
 
     >>> import jax
     >>> PositionalEncoding(4).apply({}, jax.numpy.zeros((1, 2, 4)))[0, 1].round(4)
-    Array([0.8415, 0.54  , 0.01  , 1.    ], dtype=float32)
+    Array([0.8415, 0.5403, 0.01  , 1.    ], dtype=float32)
     """
 
     embed_dim: int

@@ -40,8 +40,12 @@ def build_mask(
     *,
     num_heads: int,
     widths: Widths = (None, None, None),
+    dtype: str | None = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND."""
+    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+
+    `dtype` is that of the layer's parameters, None if it has none or casts to a dtype of its own.
+    """
     for name, array in {"queries": queries, "keys": keys, "values": values}.items():
         if isinstance(array, np.ndarray):
             check_enabled(name, array.dtype)
@@ -49,7 +53,14 @@ def build_mask(
     mask = mask.map_arrays(to_array)
     keep = None if dropout_keep is None else to_array("dropout_keep", dropout_keep)
     sizes = check_call(
-        queries=queries, keys=keys, values=values, mask=mask, dropout_keep=keep, num_heads=num_heads, widths=widths
+        queries=queries,
+        keys=keys,
+        values=values,
+        mask=mask,
+        dropout_keep=keep,
+        num_heads=num_heads,
+        widths=widths,
+        layer_dtype=dtype,
     )
     if given_lens is not None and has_values(given_lens):
         check_valid_lens(np.asarray(given_lens), keys.shape[1])

@@ -61,10 +61,15 @@ def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it:
     forward and backward never see a NaN that would have to be repaired.
+
+    Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
     """
+    if scores.size == 0:
+        return scores
     has_key = mx.np.any(mask.allowed, axis=-1, keepdims=True)
     open_scores = select(has_key, select(mask.allowed, scores, -mx.np.inf), 0.0)
-    return select(mask.allowed, mx.npx.softmax(open_scores, axis=-1), 0.0)
+    exponentials = mx.np.exp(open_scores - mx.np.max(open_scores.detach(), axis=-1, keepdims=True))
+    return select(mask.allowed, exponentials / mx.np.sum(exponentials, axis=-1, keepdims=True), 0.0)
 
 
 @mx.util.use_np

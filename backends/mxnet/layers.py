@@ -27,7 +27,6 @@ from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 
 Window = tuple[int | None, int | None]
-Widths = tuple[int | None, int | None, int | None]
 
 
 @mx.util.use_np
@@ -91,10 +90,8 @@ class MultiHeadAttention(KeywordBlock):
             score_dim=score_dim,
             dropout=dropout,
         )
-        query_width = config.num_heads * config.head_dim
-        key_width = config.num_kv_heads * config.head_dim
-        value_width = config.num_kv_heads * config.value_head_dim
-        head_width = config.num_heads * config.value_head_dim
+        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        head_width, value_width = config.num_heads * config.value_head_dim, config.num_kv_heads * config.value_head_dim
         with self.name_scope():
             self.q_proj = _dense("q_proj_", query_dim, query_width, config.bias.q_proj, dtype)
             self.k_proj = _dense("k_proj_", key_dim, key_width, config.bias.k_proj, dtype)
@@ -129,9 +126,7 @@ class MultiHeadAttention(KeywordBlock):
         check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
         queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(
-            queries, keys, values, sources, dropout_keep, num_heads=config.num_heads, widths=self._widths()
-        )
+        mask = build_mask(queries, keys, values, sources, dropout_keep, num_heads=config.num_heads, **self._expected())
         q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
         k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
         v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
@@ -177,8 +172,11 @@ class MultiHeadAttention(KeywordBlock):
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
 
-    def _widths(self) -> Widths:
+    def _widths(self) -> tuple[int | None, int | None, int | None]:
         return _in_width(self.q_proj), _in_width(self.k_proj), _in_width(self.v_proj)
+
+    def _expected(self) -> dict[str, Any]:
+        return {"widths": self._widths(), "layer_dtype": self.q_proj.weight.dtype}
 
 
 @mx.util.use_np
@@ -193,8 +191,9 @@ class _AttentionWithoutHeads(KeywordBlock):
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
 
-    def _widths(self) -> Widths:
-        return None, None, None
+    def _expected(self) -> dict[str, Any]:
+        """The `widths` and `layer_dtype` that `build_mask` expects of the inputs, where they are fixed."""
+        return {}
 
     def forward(
         self,
@@ -220,7 +219,7 @@ class _AttentionWithoutHeads(KeywordBlock):
         mask = AttentionMask(valid_lens, **sources).map_arrays(lambda _, array: as_source(array, queries.ctx))
         mask = mask.for_one_head(lambda array: array[:, None])
         keep = None if dropout_keep is None else as_source(dropout_keep, queries.ctx)[:, None]
-        mask = build_mask(queries, keys, values, mask, keep, num_heads=1, widths=self._widths())
+        mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
@@ -287,8 +286,9 @@ class AdditiveAttention(_AttentionWithoutHeads):
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         return self.score(queries, keys)
 
-    def _widths(self) -> Widths:
-        return _in_width(self.score.query), _in_width(self.score.key), None
+    def _expected(self) -> dict[str, Any]:
+        widths = _in_width(self.score.query), _in_width(self.score.key), None
+        return {"widths": widths, "layer_dtype": self.score.vector.dtype}
 
 
 @mx.util.use_np
@@ -347,5 +347,4 @@ def _dense(prefix: str, in_width: int | None, out_width: int, bias: bool, dtype:
 
 def _in_width(dense: Dense) -> int | None:
     """The input width of a Dense, or None while it does not know it."""
-    width = dense.weight.shape[1]
-    return width if width > 0 else None  # unknown is 0, or -1 within np_shape
+    return max(dense.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

@@ -36,6 +36,7 @@ def build_mask(
     *,
     num_heads: int,
     widths: tuple[int | None, int | None, int | None] = (None, None, None),
+    layer_dtype: Any = None,
 ) -> Mask:
     """Check the whole call (SpecError), then combine the sources of its mask with AND."""
     ctx = queries.ctx
@@ -49,6 +50,7 @@ def build_mask(
         dropout_keep=keep,
         num_heads=num_heads,
         widths=widths,
+        layer_dtype=None if layer_dtype is None else np.dtype(layer_dtype).name,
         describe=describe,
     )
     if mask.valid_lens is not None:
@@ -94,7 +96,7 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -> mx.
     return reach
 
 
-def _arange(length: int, ctx: mx.Context) -> mx.np.ndarray:
+def _arange(length: int | None, ctx: mx.Context) -> mx.np.ndarray:
     return mx.np.arange(length, dtype="int64", ctx=ctx)
 
 

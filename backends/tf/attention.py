@@ -54,6 +54,8 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     A row without an allowed key is given finite scores before the softmax, and zeros after it:
     forward and backward never see a NaN that would have to be repaired. `tf.where` sends gradient
     to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
+
+    Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.
     """
     allowed = mask.allowed
     has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
@@ -61,7 +63,10 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     exact = tf.cast(scores, tf.float64 if scores.dtype == tf.float64 else tf.float32)
     zero = tf.zeros((), exact.dtype)
     exact = tf.where(has_key, tf.where(allowed, exact, -float("inf")), zero)
-    return tf.cast(tf.where(allowed, tf.nn.softmax(exact), zero), scores.dtype)
+    highest = tf.stop_gradient(tf.reduce_max(exact, axis=-1, keepdims=True))
+    exponentials = tf.exp(exact - highest)
+    softmax = exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
+    return tf.cast(tf.where(allowed, softmax, zero), scores.dtype)
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:

@@ -24,10 +24,10 @@ from backends.tf.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.framework import spec_errors_kept
+from backends.tf.framework import describe, spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
-from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, check_layer_dtype, input_widths
-from mha_core.checks import check_dropout_keep, check_same_width
+from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, input_widths
+from mha_core.checks import check_dropout_keep, check_layer_dtype, check_same_width
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
@@ -341,7 +341,7 @@ class PositionalEncoding(keras.Layer):
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence, its width or dtype does not fit."""
         max_len, embed_dim = self._positions.shape
         check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
-        check_layer_dtype("the input", x, self.compute_dtype)
+        check_layer_dtype("the input", describe(x).dtype, self.compute_dtype)
         positions = tf.constant(self._positions[: x.shape[1]], x.dtype)
         return self.dropout(x + positions[: tf.shape(x)[1]], training=bool(training))
 

@@ -55,12 +55,6 @@ def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> W
     return dq, dk, dv
 
 
-def check_layer_dtype(name: str, x: tf.Tensor, dtype: str) -> None:
-    """Raise SpecError unless `x` has the layer's compute dtype: Keras would cast it in silence."""
-    if x.dtype != dtype:
-        raise SpecError(f"{name} must have the dtype of the layer, {dtype}. Got {describe(x).dtype}.")
-
-
 def build_mask(
     queries: tf.Tensor,
     keys: tf.Tensor,
@@ -86,10 +80,9 @@ def build_mask(
         dropout_keep=dropout_keep,
         num_heads=num_heads,
         widths=widths,
+        layer_dtype=dtype,
         describe=describe,
     )
-    if dtype is not None:
-        check_layer_dtype("queries", queries, dtype)
     if mask.valid_lens is not None and sizes.key_len is not None:
         known = tf.get_static_value(mask.valid_lens)
         if known is not None:
@@ -127,13 +120,13 @@ def _within_reach(mask: AttentionMask, query_len: int | tf.Tensor, key_len: int 
     """(1 or B, 1, Lq, Lk): `causal` and `window`."""
     offset = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1, 1, 1))
     position = offset + _arange(query_len)[:, tf.newaxis]
-    key = _arange(key_len)
+    ahead = _arange(key_len) - position  # how far the key stands ahead of the query
     left, right = mask.window or (None, None)
-    reach = key <= position if mask.causal else tf.ones_like(key <= position)
+    reach = ahead <= 0 if mask.causal else tf.ones_like(ahead, tf.bool)
     if left is not None:
-        reach &= key >= position - left
+        reach &= ahead >= -left
     if right is not None:
-        reach &= key <= position + right
+        reach &= ahead <= right
     return reach
 
 

@@ -26,9 +26,14 @@ def device_of(name: str) -> torch.device:
     return torch.device(name.replace("gpu", "cuda"))
 
 
+def dtype_name(dtype: Any) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(array: Any) -> ArraySpec:
     """Shape and dtype, for mha_core's checks."""
-    return ArraySpec(tuple(array.shape), str(array.dtype).removeprefix("torch."))
+    return ArraySpec(tuple(array.shape), dtype_name(array.dtype))
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray:

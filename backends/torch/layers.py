@@ -131,9 +131,9 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         config = self._config
         check_dropout_keep(dropout_keep, training=self.training)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(
-            queries, keys, values, sources, dropout_keep, num_heads=config.num_heads, widths=self._widths()
-        )
+        call = queries, keys, values, sources, dropout_keep
+        dtype = self.out_proj.weight.dtype
+        mask = build_mask(*call, num_heads=config.num_heads, widths=self._widths(), dtype=dtype)
         q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
         k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
         v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
@@ -212,6 +212,10 @@ class _AttentionWithoutHeads(nn.Module):
     def _widths(self) -> tuple[int | None, int | None, int | None]:
         return None, None, None
 
+    def _dtype(self) -> torch.dtype | None:
+        """That of the parameters; None without any, where the inputs decide."""
+        return next((parameter.dtype for parameter in self.parameters()), None)
+
     def forward(
         self,
         queries: Tensor,
@@ -239,7 +243,9 @@ class _AttentionWithoutHeads(nn.Module):
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         sources = sources.for_one_head(lambda array: array[:, None])
         keep = None if dropout_keep is None else dropout_keep[:, None]
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths())
+        mask = build_mask(
+            queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype()
+        )
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)

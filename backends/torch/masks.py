@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backends.torch.framework import describe
+from backends.torch.framework import describe, dtype_name
 from mha_core.checks import CallSizes, check_call, check_valid_lens
 from mha_core.masks import AttentionMask
 
@@ -36,8 +36,12 @@ def build_mask(
     *,
     num_heads: int,
     widths: tuple[int | None, int | None, int | None] = (None, None, None),
+    dtype: torch.dtype | None = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND."""
+    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+
+    `dtype` is that of the layer's parameters, None if it has none.
+    """
     device = queries.device
     mask = mask.map_arrays(lambda _, array: torch.as_tensor(array, device=device))
     sizes = check_call(
@@ -48,6 +52,8 @@ def build_mask(
         dropout_keep=dropout_keep,
         num_heads=num_heads,
         widths=widths,
+        # Under autocast, PyTorch chooses the dtype of each product itself.
+        layer_dtype=None if dtype is None or torch.is_autocast_enabled(device.type) else dtype_name(dtype),
         describe=describe,
     )
     if mask.valid_lens is not None and _has_values(mask.valid_lens):
@@ -84,13 +90,13 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes, device: torch.device) -
     """(1 or B, 1, Lq, Lk): `causal` and `window`."""
     offset = torch.as_tensor(mask.query_offset, device=device).reshape(-1, 1, 1, 1)
     position = offset + torch.arange(sizes.query_len, device=device)[:, None]
-    key = torch.arange(sizes.key_len, device=device)
+    ahead = torch.arange(sizes.key_len, device=device) - position  # how far the key stands ahead of the query
     left, right = mask.window or (None, None)
-    reach = key <= position if mask.causal else torch.ones_like(key <= position)
+    reach = ahead <= 0 if mask.causal else torch.ones_like(ahead, dtype=torch.bool)
     if left is not None:
-        reach = reach & (key >= position - left)
+        reach = reach & (ahead >= -left)
     if right is not None:
-        reach = reach & (key <= position + right)
+        reach = reach & (ahead <= right)
     return reach
 
 

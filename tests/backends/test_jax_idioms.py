@@ -115,7 +115,7 @@ def test_checkpoint_has_the_same_gradients(layer_and_variables):
     def loss(variables):
         return layer.apply(variables, *inputs(), jnp.array([6, 4]), causal=True).sum()
 
-    plain, recomputed = jax.grad(loss)(variables), jax.grad(jax.checkpoint(loss))(variables)
+    plain, recomputed = (jax.jit(jax.grad(f))(variables) for f in (loss, jax.checkpoint(loss)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), plain, recomputed)
 
 
@@ -125,10 +125,7 @@ def test_inside_another_module():
         def __call__(self, x):
             return x + MultiHeadAttention(12, 3, name="attention")(x, x, x, causal=True)
 
-    x = inputs()[0][..., :10]
-    with pytest.raises(TypeError, match="add got incompatible shapes"):
-        Block().init(jax.random.key(0), x)
-    x = jnp.concatenate([x, x[..., :2]], axis=-1)
+    x = inputs()[1][..., :12]
     variables = Block().init(jax.random.key(0), x)
     assert set(variables["params"]["attention"]) == {"q_proj", "k_proj", "v_proj", "out_proj"}
     assert Block().apply(variables, x).shape == x.shape
@@ -183,15 +180,16 @@ def test_empty_sizes(sizes, score):
     batch, query_len, key_len = sizes
     layer = MultiHeadAttention(12, H, bias=True, score=score)
     queries, keys = jnp.ones((batch, query_len, 11)), jnp.ones((batch, key_len, 13))
-    variables = layer.init(jax.random.key(0), queries, keys, keys)
+    variables = layer.init(jax.random.key(0), jnp.ones((B, LQ, 11)), *[jnp.ones((B, LK, 13))] * 2)
 
-    def attend(variables, queries, keys):
-        return layer.apply(variables, queries, keys, keys, causal=True)
+    @jax.jit
+    def attend_and_back(*arguments):
+        output, pull_back = jax.vjp(lambda v, q, k: layer.apply(v, q, k, k, causal=True), *arguments)
+        return output, pull_back(jnp.ones_like(output))
 
-    output, pull_back = jax.vjp(attend, variables, queries, keys)
+    output, gradients = attend_and_back(variables, queries, keys)
     assert output.shape == (batch, query_len, 12)
     assert (output == 0.0).all()  # a new bias is 0
-    gradients = pull_back(jnp.ones_like(output))
     assert leaves_finite(gradients)
     assert gradients[1].shape == queries.shape
     assert (gradients[1] == 0.0).all()
@@ -213,7 +211,7 @@ def test_dropout_needs_an_rng_only_when_it_acts():
 
 
 def test_dropout_differs_by_item_head_and_query():
-    """Values that are all 1 turn each output of DotProductAttention into the share that was kept."""
+    """With every input and parameter 1 or 0, an element of `heads` counts the weights that were kept."""
     layer = MultiHeadAttention(12, H, dropout=0.4)
     x = jnp.zeros((B, LQ, 12))
     variables = layer.init(jax.random.key(0), x, x, x)
@@ -290,6 +288,11 @@ def test_computation_dtype_and_parameter_dtype_are_linen_fields():
     stages = layer.apply(variables, *inputs(), bias=np.full((LQ, LK), -1e9, np.float32), method="stages")
     assert {stages.queries.dtype, stages.heads.dtype, stages.output.dtype} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(stages.weights.sum(axis=-1), 1.0, atol=1e-2)
+    with pytest.raises(SpecError, match=r"queries must have the dtype of the layer, float32\. Got bfloat16"):
+        MultiHeadAttention(12, H, bias=True).apply(variables, *(x.astype(jnp.bfloat16) for x in inputs()))
+    half = jax.tree.map(lambda parameter: parameter.astype(jnp.float16), variables)
+    output = MultiHeadAttention(12, H, bias=True).apply(half, *(x.astype(jnp.float16) for x in inputs()))
+    assert output.dtype == jnp.float16
 
 
 def test_softmax_of_half_precision_sums_in_float32():
@@ -299,10 +302,11 @@ def test_softmax_of_half_precision_sums_in_float32():
     np.testing.assert_array_equal(weights, np.full((1, 3, 4099), np.float16(1 / 4099)))
 
 
+# JAX itself draws from NumPy's global random state when it is imported (jax/_src/clusters/k8s_cluster.py).
 GLOBAL_STATE = """
-import numpy as np
-state = np.random.get_state()[1].tolist()
 import jax
+import numpy as np
+state = np.random.get_state()
 def settings(): return (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision,
     jax.config.jax_default_device, jax.config.jax_debug_nans, jax.numpy.ones(3).dtype.name)
 before = settings()
@@ -315,7 +319,8 @@ run = JaxBackend().prepare(config, init_weights(config, 0), dtype="float64")
 trace = run(AttentionInputs(x, x, x, cotangent=x))
 assert trace.output.dtype == np.float64
 assert settings() == before, settings()
-assert np.random.get_state()[1].tolist() == state
+now = np.random.get_state()
+assert (now[1] == state[1]).all() and now[2:] == state[2:]
 """
 
 
@@ -361,11 +366,11 @@ def test_calls_that_do_not_fit_are_refused_under_jit_too(layer_and_variables):
         attend(variables, queries, keys[..., :12], values)
     with pytest.raises(SpecError, match="allowed must be boolean"):
         attend(variables, queries, keys, values, allowed=jnp.zeros((LQ, LK), jnp.float32))
-    with pytest.raises(SpecError, match="valid_lens must lie in 0..7"):
+    with pytest.raises(SpecError, match=r"valid_lens must lie in 0\.\.7"):
         layer.apply(variables, queries, keys, values, [6, 8])
-    with pytest.raises(SpecError, match="valid_lens must lie in 0..7"):  # constants of a trace have values
+    with pytest.raises(SpecError, match=r"valid_lens must lie in 0\.\.7"):  # constants of a trace have values
         jax.jit(lambda *x: layer.apply(variables, *x, np.array([6, 8])))(queries, keys, values)
-    with pytest.raises(SpecError, match="queries must be an array. Got list"):
+    with pytest.raises(SpecError, match=r"queries must be an array\. Got list"):
         layer.apply(variables, queries.tolist(), keys, values)
 
 

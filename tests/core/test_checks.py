@@ -44,6 +44,7 @@ BAD_CALLS = [
     ({"query_offset": np.array([1, 2, 3])}, r"query_offset must be .*\(B,\)=\(2,\). Got int64 \(3,\)"),
     ({"window": (1, -2)}, r"window must be \(left, right\), .* Got \(1, -2\)"),
     ({"window": 3}, "window must be .* Got 3"),
+    ({"window": (2**31, None)}, r"window must be .* in 0\.\.2147483647, or None for unbounded\. Got \(2147483648, None\)"),
     ({"dropout_keep": np.ones((2, 3, 4, 6))}, "dropout_keep must be boolean"),
     ({"dropout_keep": np.ones((2, 1, 4, 6), bool)}, r"dropout_keep must have shape .*\(2, 3, 4, 6\). Got \(2, 1, 4, 6\)"),
 ]

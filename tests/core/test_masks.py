@@ -29,6 +29,11 @@ def test_window_does_not_count_the_position_itself():
     assert rows(AttentionMask(window=(1, None), causal=True)) == ["x.....", "xx....", ".xx...", "..xx.."]
 
 
+def test_the_longest_window_is_unbounded():
+    longest = AttentionMask(window=(2**31 - 1, 2**31 - 1), query_offset=3)
+    assert rows(longest) == ["xxxxxx"] * 4
+
+
 def test_valid_lens_of_both_ranks():
     assert rows(AttentionMask(valid_lens=np.array([2, 5])))[3] == "xx...."
     assert rows(AttentionMask(valid_lens=np.array([[0, 1, 2, 6], [0, 0, 0, 0]]))) == ["......", "x.....", "xx....", "xxxxxx"]
