@@ -52,12 +52,13 @@ def allowed_error(problem: Problem, expected: Trace, dtype: str) -> dict[str, ND
     """
     unit = UNIT_ROUNDOFF[dtype]
     allowed_keys = problem.allowed()
-    scores = np.where(allowed_keys, expected.scores, 0.0)
+    stages = dict(expected.stages())
+    scores = np.where(allowed_keys, stages["scores"], 0.0)
     steepness = 1.0 + _largest_per_item(scores)
     allowed: dict[str, NDArray] = {}
     for stage in STAGES:
-        array = getattr(expected, stage)
-        source = expected.values if stage == "heads" else scores if stage == "scores" else array
+        array = stages[stage]
+        source = stages["values"] if stage == "heads" else scores if stage == "scores" else array
         size = _largest_per_item(source)
         if stage in ("weights", "heads", "output"):
             size = size * steepness
@@ -76,7 +77,8 @@ def allowed_error(problem: Problem, expected: Trace, dtype: str) -> dict[str, ND
 
 def _exact_where_defined(allowed: dict[str, NDArray], problem: Problem) -> None:
     """Excluded weights are exactly 0, the weight of a lone key is exactly 1, and a row without a key
-    gives exactly 0, and then the output bias."""
+    gives exactly 0, and then the output bias.
+    """
     keys = problem.allowed()
     row_has_key = keys.any(axis=-1)
     allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0

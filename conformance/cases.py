@@ -45,7 +45,7 @@ def fixed(**sources: Any) -> MakeMask:
 
 
 def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
-    """bool (B, 1 or H, Lq, Lk) that lets about two of three keys through."""
+    """Bool (B, 1 or H, Lq, Lk) that lets about two of three keys through."""
     return rng.random((case.batch, heads or 1, case.query_len, case.key_len)) < 0.67
 
 
@@ -218,7 +218,9 @@ def _masks() -> list[Case]:
         ),
         Case("allowed", "polarity: True read as masked", prime_config(), mask=allowed_per_item),
         Case("allowed-per-head", "a mask per head shared by all heads", prime_config(), mask=allowed_per_head),
-        Case("bias-per-head", "an additive bias scaled, dropped, or shared by heads", prime_config(), mask=bias_per_head),
+        Case(
+            "bias-per-head", "an additive bias scaled, dropped, or shared by heads", prime_config(), mask=bias_per_head
+        ),
         Case(
             "bias-excludes",
             "-inf in the bias that turns into NaN, forward or backward",
@@ -302,7 +304,14 @@ def _edges() -> list[Case]:
         Case("head-dim-1", "a channel axis squeezed away", prime_config(head_dim=1), mask=fixed(causal=True)),
         Case("no-items", "B = 0", prime_config(), batch=0, mask=fixed(causal=True), trivial_mask=tiny),
         Case("no-queries", "Lq = 0", prime_config(), query_len=0, mask=fixed(causal=True), trivial_mask=tiny),
-        Case("no-keys", "Lk = 0: every row is empty", prime_config(), key_len=0, mask=fixed(causal=True), trivial_mask=tiny),
+        Case(
+            "no-keys",
+            "Lk = 0: every row is empty",
+            prime_config(),
+            key_len=0,
+            mask=fixed(causal=True),
+            trivial_mask=tiny,
+        ),
         Case("views", "strides ignored, or a caller's array written to", prime_config(), change=views),
         Case(
             "nan-in-padding",

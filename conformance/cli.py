@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from conformance.quiet import quiet_stderr
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,7 +32,7 @@ class CouldNotRun(click.ClickException):
 @click.version_option(package_name="mha-parity")
 def main() -> None:
     """Multi-head attention, defined once: check that implementations compute the same numbers."""
-    # TensorFlow writes to stderr on import unless it is told not to beforehand.
+    # What TensorFlow would log while it runs.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -92,7 +94,9 @@ def backends() -> None:
     table = Table("backend", "versions", "device", "dtypes")
     for name in names():
         try:
-            backend = load(name)
+            with quiet_stderr():
+                backend = load(name)
+                backend.devices()
         except BackendError as error:
             table.add_row(name, f"[yellow]not usable:[/] {error}", "", "")
             continue
@@ -140,7 +144,9 @@ def _load(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]:
     backends, absent = [], []
     for name in dict.fromkeys(requested) or names():
         try:
-            backends.append(load(name))
+            with quiet_stderr():
+                backends.append(load(name))
+                backends[-1].devices()
         except BackendNotInstalled as error:
             if requested:
                 raise

@@ -28,14 +28,15 @@ class Problem:
 
     def rounded(self, dtype: str) -> Problem:
         """The same problem with weights and inputs rounded to `dtype`, so that every subject and the
-        reference start from the same numbers."""
+        reference start from the same numbers.
+        """
         weights = {name: round_to(array, dtype) for name, array in self.weights.items()}
         return replace(self, weights=check_weights(self.config, weights), inputs=self.inputs.rounded(dtype))
 
     def allowed(self) -> NDArray[np.bool_]:
-        """bool (B, H, Lq, Lk): which keys each query may attend to."""
+        """Bool (B, H, Lq, Lk): which keys each query may attend to."""
         return allowed_keys(self.inputs.mask, self.inputs.check(self.config), self.config.num_heads)
 
     def padding(self) -> NDArray[np.bool_]:
-        """bool (B, Lk): which keys nobody may attend to."""
+        """Bool (B, Lk): which keys nobody may attend to."""
         return padding_keys(self.inputs.mask, self.inputs.check(self.config))

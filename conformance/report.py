@@ -22,9 +22,12 @@ SCHEMA_VERSION = 1
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
     """The parity table, the comparison with trained recordings, every failure, and a last line."""
+    console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
+        console.print("\nTrained weights: largest difference from what the original implementation computed", style="bold")
         console.print(recorded_table(results))
+    console.print()
     for result in results:
         if result.status != "equal":
             console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
@@ -33,7 +36,7 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
 
 def parity_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases."""
-    table = _table("Worst error / allowed error over all cases; equal means at most 1")
+    table = _table()
     for name in ("", "equal", *STAGES, "gradients"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for group in _grouped(results):
@@ -46,7 +49,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 def recorded_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: how far from what the original implementation computed."""
-    table = _table("Trained weights (all-MiniLM-L6-v2): largest difference from the original")
+    table = _table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
         key=lambda pair: (pair[0], STAGES.index(pair[1])),
@@ -117,9 +120,9 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
-def _table(title: str) -> Table:
+def _table() -> Table:
     """A table that fits into 80 columns."""
-    return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="underline")
+    return Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
 
 
 def _subject(result: Result) -> str:

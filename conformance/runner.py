@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -25,10 +25,12 @@ Status = Literal["equal", "different", "failed"]
 class Subject(Protocol):
     """Anything that can be judged: `prepare(config, weights) -> run(inputs) -> Trace`."""
 
-    name: str
-    dtype: str
-    device: str
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run: ...
 
 
@@ -123,7 +125,7 @@ def run_case(case: Case, subject: Subject) -> Result:
 
 
 def run_all(
-    cases: list[Case], subjects: list[Subject], progress: Callable[[Result], None] = lambda result: None
+    cases: Sequence[Case], subjects: Sequence[Subject], progress: Callable[[Result], None] = lambda result: None
 ) -> Iterator[Result]:
     """Every case on every subject, subject by subject; `progress` sees each Result as it comes."""
     for subject in subjects:

@@ -54,7 +54,7 @@ def _header() -> tuple[AttentionConfig, int, int]:
 def _problem(prefix: str) -> Problem:
     config, _, _ = _header()
     with safe_open(FIXTURE, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
     hidden = arrays[f"{prefix}.hidden_states"]
     weights = {
         name.removeprefix(f"{prefix}.weights."): array

@@ -32,11 +32,11 @@ class ArraySpec(NamedTuple):
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call."""
+    """The sizes of one call: integers; while a framework traces, also its symbols, or None for not known yet."""
 
-    batch: Dim
-    query_len: Dim
-    key_len: Dim
+    batch: Any
+    query_len: Any
+    key_len: Any
 
 
 def describe_array(array: Any) -> ArraySpec:
@@ -118,8 +118,7 @@ def check_same_width(query_width: Dim, key_width: Dim) -> None:
     """Raise SpecError unless queries and keys can be multiplied: a dot product needs one width."""
     if not _same(query_width, key_width):
         raise SpecError(
-            "queries and keys must be equally wide for a dot product. "
-            f"Got widths {query_width} and {key_width}."
+            f"queries and keys must be equally wide for a dot product. Got widths {query_width} and {key_width}."
         )
 
 

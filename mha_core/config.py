@@ -116,20 +116,19 @@ Got embed_dim=100, num_heads=3.
         score_dim: int | None = None,
         dropout: float = 0.0,
     ) -> None:
-        embed_dim = _size("embed_dim", embed_dim)
-        num_heads = _size("num_heads", num_heads)
-        num_kv_heads = _size("num_kv_heads", num_kv_heads, default=num_heads)
+        embed_dim = check_size("embed_dim", embed_dim)
+        num_heads = check_size("num_heads", num_heads)
+        num_kv_heads = check_size("num_kv_heads", num_kv_heads, default=num_heads)
         if num_heads % num_kv_heads:
             raise SpecError(
-                "num_heads must be divisible by num_kv_heads. "
-                f"Got num_heads={num_heads}, num_kv_heads={num_kv_heads}."
+                f"num_heads must be divisible by num_kv_heads. Got num_heads={num_heads}, num_kv_heads={num_kv_heads}."
             )
         if head_dim is None and embed_dim % num_heads:
             raise SpecError(
                 "embed_dim must be divisible by num_heads unless head_dim is given. "
                 f"Got embed_dim={embed_dim}, num_heads={num_heads}."
             )
-        head_dim = _size("head_dim", head_dim, default=embed_dim // num_heads)
+        head_dim = check_size("head_dim", head_dim, default=embed_dim // num_heads)
         if score not in SCORES:
             raise SpecError(f"score {score!r} is not known (known: {', '.join(SCORES)})")
         if scale is not None and score != "scaled_dot":
@@ -141,15 +140,15 @@ Got embed_dim=100, num_heads=3.
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
-            "value_head_dim": _size("value_head_dim", value_head_dim, default=head_dim),
-            "query_dim": _size("query_dim", query_dim, default=embed_dim),
-            "key_dim": _size("key_dim", key_dim, default=embed_dim),
-            "value_dim": _size("value_dim", value_dim, default=embed_dim),
-            "output_dim": _size("output_dim", output_dim, default=embed_dim),
+            "value_head_dim": check_size("value_head_dim", value_head_dim, default=head_dim),
+            "query_dim": check_size("query_dim", query_dim, default=embed_dim),
+            "key_dim": check_size("key_dim", key_dim, default=embed_dim),
+            "value_dim": check_size("value_dim", value_dim, default=embed_dim),
+            "output_dim": check_size("output_dim", output_dim, default=embed_dim),
             "bias": ProjectionBias.of(bias),
             "score": score,
             "scale": None if scale is None else _real("scale", scale),
-            "score_dim": _size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
+            "score_dim": check_size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():
@@ -168,7 +167,7 @@ Got embed_dim=100, num_heads=3.
         Raises:
             SpecError: a width is None, which is how a layer says that it does not know it yet.
         """
-        widths = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
+        widths: dict[str, Any] = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
         for name, width in widths.items():
             if width is None:
                 raise SpecError(f"{name} is not known yet: give it to the layer, or call the layer once")
@@ -196,7 +195,8 @@ Got embed_dim=100, num_heads=3.
         return cls(**data)
 
 
-def _size(name: str, value: int | None, default: int | None = None) -> int:
+def check_size(name: str, value: int | None, default: int | None = None) -> int:
+    """Return `value`, or `default` for None, as an int if it is positive; raise SpecError otherwise."""
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not hasattr(value, "__index__"):

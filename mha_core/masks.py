@@ -72,9 +72,7 @@ class AttentionMask:
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
         """
         return self.map_arrays(
-            lambda name, array: (
-                insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array
-            )
+            lambda name, array: insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array
         )
 
     @property
@@ -84,8 +82,8 @@ class AttentionMask:
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
-    """bool (B, H, Lq, Lk): all sources combined. True = may attend."""
-    combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=bool)
+    """Bool (B, H, Lq, Lk): all sources combined. True = may attend."""
+    combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
         combined &= _within_valid_lens(mask.valid_lens, sizes)
     if mask.allowed is not None:
@@ -98,13 +96,13 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
 
 
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
-    """bool (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
+    """Bool (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
 
     Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing
     in them can reach a result. "Every" is taken over the source as it is given, so a source that
     broadcasts over the queries speaks also when there are none.
     """
-    padding = np.zeros((sizes.batch, sizes.key_len), dtype=bool)
+    padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
         padding |= ~_within_valid_lens(mask.valid_lens, sizes).any(axis=(1, 2))
     if mask.allowed is not None:
@@ -129,7 +127,7 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     offset = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1)
     position = offset + np.arange(sizes.query_len)[:, None]
     ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
-    reach = np.ones(ahead.shape, dtype=bool)
+    reach = np.ones(ahead.shape, dtype=np.bool_)
     left, right = mask.window or (None, None)
     if mask.causal:
         reach &= ahead <= 0

@@ -88,12 +88,12 @@ def run(
 
 
 def allowed(state: State) -> NDArray:
-    """bool (B, H, Lq, Lk): may query i of head h attend to key j?"""
+    """Bool (B, H, Lq, Lk): may query i of head h attend to key j?"""
     return allowed_keys(state.inputs.mask, state.sizes, state.config.num_heads)
 
 
 def padding(state: State) -> NDArray:
-    """bool (B, Lk): keys that nobody can attend to."""
+    """Bool (B, Lk): keys that nobody can attend to."""
     return padding_keys(state.inputs.mask, state.sizes)
 
 

@@ -105,6 +105,14 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
     return checked
 
 
+def common_dtype(weights: Weights) -> str:
+    """The dtype that all the arrays have. Raises SpecError if they differ, which is for the caller to settle."""
+    dtypes = sorted({str(array.dtype) for array in weights.values()})
+    if len(dtypes) > 1:
+        raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")
+    return dtypes[0]
+
+
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, whole or not at all.
 
@@ -137,7 +145,7 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
     except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
         raise SpecError(f"{path} is not a whole safetensors file of float arrays: {error}") from error
     if METADATA_KEY not in metadata:

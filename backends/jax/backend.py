@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import flax
 import jax
-import jaxlib
 from jax import Array
 
 from backends.jax import framework
@@ -31,7 +31,7 @@ class JaxBackend(Backend):
     name = "jax"
 
     def versions(self) -> dict[str, str]:
-        return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "flax": flax.__version__}
+        return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "flax": flax.__version__}
 
     def devices(self) -> tuple[str, ...]:
         return framework.devices()

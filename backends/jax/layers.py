@@ -28,7 +28,7 @@ from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
 from backends.jax.heads import merge_heads, split_heads
 from backends.jax.masks import Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 from mha_core.weights import weight_shapes
@@ -293,6 +293,10 @@ class AdditiveAttention(_AttentionWithoutHeads):
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
+
+    def __post_init__(self) -> None:
+        check_size("score_dim", self.score_dim)
+        super().__post_init__()
 
     def _score(self, queries: Array, keys: Array) -> Array:
         settings = (self.score_dim, self.dtype, self.param_dtype, self.precision)

@@ -97,14 +97,13 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes) -> Array:
     offset = mask.query_offset
     offset = to_array("query_offset", np.asarray(offset) if isinstance(offset, int) else offset)
     position = offset.astype(int).reshape(-1, 1, 1, 1) + jnp.arange(sizes.query_len)[:, None]
-    ahead = jnp.arange(sizes.key_len) - position
-    furthest = jnp.iinfo(ahead.dtype).max  # a longer reach than the dtype holds is unbounded
+    ahead = jnp.arange(sizes.key_len) - position  # how far the key stands ahead of the query
     left, right = mask.window or (None, None)
     reach = ahead <= 0 if mask.causal else jnp.ones_like(ahead, dtype=bool)
     if left is not None:
-        reach = reach & (ahead >= -min(left, furthest))
+        reach = reach & (ahead >= -left)
     if right is not None:
-        reach = reach & (ahead <= min(right, furthest))
+        reach = reach & (ahead <= right)
     return reach
 
 

@@ -19,7 +19,7 @@ from backends.jax.layers import MultiHeadAttention
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
-from mha_core.weights import Weights, check_weights, weight_shapes
+from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
 
 Variables = Mapping[str, Any]
 """What `layer.init` returns and `layer.apply` takes: {"params": {...}}."""
@@ -47,10 +47,7 @@ def from_weights(
     True
     """
     checked = check_weights(config, weights)
-    dtypes = sorted({str(array.dtype) for array in checked.values()})
-    if dtype is None and len(dtypes) > 1:
-        raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")
-    param_dtype = jnp.dtype(dtypes[0] if dtype is None else dtype)
+    param_dtype = jnp.dtype(common_dtype(checked) if dtype is None else dtype)
     check_enabled("the weights' dtype", param_dtype)
     arrays = {name: round_to(array, str(param_dtype)).astype(param_dtype) for name, array in checked.items()}
     layer = MultiHeadAttention(**vars(config), param_dtype=param_dtype)

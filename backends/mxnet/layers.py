@@ -22,7 +22,7 @@ from backends.mxnet.framework import Dense, KeywordBlock, as_input, as_source, c
 from backends.mxnet.heads import merge_heads, split_heads
 from backends.mxnet.masks import build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 
@@ -281,7 +281,8 @@ class AdditiveAttention(_AttentionWithoutHeads):
     ) -> None:
         super().__init__(dropout, **kwargs)
         with self.name_scope():
-            self.score = AdditiveScore(query_dim, key_dim, score_dim, dtype=dtype, prefix="score_")
+            size = check_size("score_dim", score_dim)
+            self.score = AdditiveScore(query_dim, key_dim, size, dtype=dtype, prefix="score_")
 
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         return self.score(queries, keys)

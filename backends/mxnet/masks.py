@@ -86,13 +86,13 @@ def _within_valid_lens(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -
 def _within_reach(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -> mx.np.ndarray:
     """(1 or B, 1, Lq, Lk): `causal` and `window`."""
     position = as_source(mask.query_offset, ctx).reshape(-1, 1, 1, 1) + _arange(sizes.query_len, ctx)[:, None]
-    distance = _arange(sizes.key_len, ctx) - position  # of the key, ahead of the query
+    ahead = _arange(sizes.key_len, ctx) - position  # how far the key stands ahead of the query
     left, right = mask.window or (None, None)
-    reach = distance <= 0 if mask.causal else mx.np.ones(distance.shape, dtype="bool", ctx=ctx)
+    reach = ahead <= 0 if mask.causal else mx.np.ones(ahead.shape, dtype="bool", ctx=ctx)
     if left is not None:
-        reach = reach * (distance >= _integer(-left, ctx))
+        reach = reach * (ahead >= _integer(-left, ctx))
     if right is not None:
-        reach = reach * (distance <= _integer(right, ctx))
+        reach = reach * (ahead <= _integer(right, ctx))
     return reach
 
 
@@ -102,8 +102,7 @@ def _arange(length: int | None, ctx: mx.Context) -> mx.np.ndarray:
 
 def _integer(value: int, ctx: mx.Context) -> mx.np.ndarray:
     """An int64 array, because MXNet turns a Python int beside an array into a double."""
-    limits = np.iinfo(np.int64)
-    return as_source(min(max(value, limits.min), limits.max), ctx)
+    return as_source(value, ctx)
 
 
 def _as_rank_4(array: mx.np.ndarray) -> mx.np.ndarray:

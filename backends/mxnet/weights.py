@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from backends.mxnet.framework import check_computes, mx, to_array, to_numpy
 from backends.mxnet.layers import MultiHeadAttention
 from mha_core.config import AttentionConfig
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, check_weights, common_dtype
 
 
 @mx.util.use_np
@@ -27,11 +26,11 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the parameters. Default: that of the arrays, the widest if they differ.
+        dtype: of the parameters. Default: that of the arrays.
         ctx: where the parameters live. Default: the current context.
 
     Raises:
-        SpecError: the weights do not fit the config.
+        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -42,7 +41,7 @@ def from_weights(
     True
     """
     checked = check_weights(config, weights)
-    dtype = check_computes("weights", np.result_type(*checked.values()) if dtype is None else dtype)
+    dtype = check_computes("weights", common_dtype(checked) if dtype is None else dtype)
     ctx = mx.current_context() if ctx is None else ctx
     layer = MultiHeadAttention(**asdict(config), dtype=dtype)
     for name, parameter in named_parameters(layer).items():

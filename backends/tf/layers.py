@@ -28,7 +28,7 @@ from backends.tf.framework import describe, spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, input_widths
 from mha_core.checks import check_dropout_keep, check_layer_dtype, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 
@@ -286,7 +286,7 @@ class AdditiveAttention(_AttentionWithoutHeads):
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout, (query_dim, key_dim, None), **kwargs)
-        self.score = AdditiveScore(score_dim, name="score", dtype=self.dtype_policy)
+        self.score = AdditiveScore(check_size("score_dim", score_dim), name="score", dtype=self.dtype_policy)
 
     @spec_errors_kept()
     def build(self, queries_shape: Shape = None, keys_shape: Shape = None, values_shape: Shape = None) -> None:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from backends.tf.framework import random_state_kept, to_numpy
 from backends.tf.layers import MultiHeadAttention
 from mha_core.config import PROJECTIONS, AttentionConfig
-from mha_core.errors import SpecError
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, check_weights, common_dtype
 
 
 def from_weights(
@@ -37,11 +36,9 @@ def from_weights(
     True
     """
     checked = check_weights(config, weights)
-    dtypes = sorted({str(array.dtype) for array in checked.values()})
-    if dtype is None and len(dtypes) > 1:
-        raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")
+    dtype = common_dtype(checked) if dtype is None else dtype
     with random_state_kept(salt=zlib.crc32(checked["q_proj.weight"].tobytes())):
-        layer = MultiHeadAttention(**config.to_dict(), dtype=dtypes[0] if dtype is None else dtype)
+        layer = MultiHeadAttention(**config.to_dict(), dtype=dtype)
         _build(layer)
     for name, variable in variables(layer).items():
         variable.assign(tf.cast(_transposed(name, tf.constant(checked[name])), variable.dtype))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from backends.torch import framework
-from backends.torch.attention import Stages
 from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.weights import from_weights
 from mha_core.backend import Backend, Run
@@ -35,40 +34,31 @@ class TorchBackend(Backend):
         layer = from_weights(config, weights, device=torch_device, dtype=torch_dtype)
 
         def run(inputs: AttentionInputs) -> Trace:
-            layer.train(inputs.dropout_keep is not None)
-            needs_gradients = inputs.cotangent is not None
-
-            def tensor(array, dtype=torch_dtype):
-                return to_tensor(array, dtype, torch_device).requires_grad_(needs_gradients and dtype is torch_dtype)
-
-            mask = inputs.mask.map_arrays(
-                lambda name, array: tensor(array) if name == "bias" else torch.as_tensor(array, device=torch_device)
-            )
-            arguments = {
-                "queries": tensor(inputs.queries),
-                "keys": tensor(inputs.keys),
-                "values": tensor(inputs.values),
-                **vars(mask),
+            floats = {
+                name: to_tensor(array, torch_dtype, torch_device)
+                for name, array in (
+                    ("queries", inputs.queries),
+                    ("keys", inputs.keys),
+                    ("values", inputs.values),
+                    ("bias", inputs.mask.bias),
+                )
+                if array is not None
             }
-            keep = None if inputs.dropout_keep is None else tensor(inputs.dropout_keep, torch.bool)
-            with framework.full_precision(), torch.set_grad_enabled(needs_gradients):
-                stages = layer.stages(**arguments, dropout_keep=keep)
-                gradients = None
-                if needs_gradients:
-                    gradients = _gradients(layer, arguments, stages, to_tensor(inputs.cotangent, torch_dtype, torch_device))
-            arrays = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
-            return Trace(**arrays, gradients=gradients)
+            mask = inputs.mask.map_arrays(lambda _, array: torch.tensor(np.array(array), device=torch_device))
+            arguments = {**vars(mask), "dropout_keep": None, **floats}
+            if inputs.dropout_keep is not None:
+                arguments["dropout_keep"] = to_tensor(inputs.dropout_keep, torch.bool, torch_device)
+            layer.train(inputs.dropout_keep is not None)
+            gradients = None
+            with framework.full_precision(), torch.set_grad_enabled(inputs.cotangent is not None):
+                for leaf in floats.values():
+                    leaf.requires_grad_(inputs.cotangent is not None)
+                stages = layer.stages(**arguments)
+                if inputs.cotangent is not None:
+                    leaves = {**floats, **dict(layer.named_parameters())}
+                    cotangent = to_tensor(inputs.cotangent, torch_dtype, torch_device)
+                    found = torch.autograd.grad(stages.output, list(leaves.values()), cotangent)
+                    gradients = {name: to_numpy(array) for name, array in zip(leaves, found, strict=True)}
+            return Trace(**{name: to_numpy(stage) for name, stage in stages._asdict().items()}, gradients=gradients)
 
         return run
-
-
-def _gradients(layer, arguments: dict, stages: Stages, cotangent: Tensor) -> dict:
-    """Gradients by their public names: inputs, additive bias, parameters."""
-    leaves = {
-        name: tensor
-        for name, tensor in arguments.items()
-        if isinstance(tensor, Tensor) and tensor.requires_grad
-    }
-    leaves.update(layer.named_parameters())
-    gradients = torch.autograd.grad(stages.output, list(leaves.values()), cotangent)
-    return {name: to_numpy(gradient) for name, gradient in zip(leaves, gradients, strict=True)}

@@ -17,7 +17,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in D
 
 
 def devices() -> tuple[str, ...]:
-    """ "cpu", then "gpu:0" and so on for what torch.cuda sees (CUDA or ROCm)."""
+    """The CPU, then "gpu:0" and so on for what torch.cuda sees (CUDA or ROCm)."""
     return ("cpu", *(f"gpu:{index}" for index in range(torch.cuda.device_count())))
 
 
@@ -27,7 +27,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_name(dtype: Any) -> str:
-    """ "float32" for torch.float32."""
+    """The name without "torch.": that of torch.float32 is "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

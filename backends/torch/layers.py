@@ -6,6 +6,7 @@ Parameters bear the canonical names and shapes of `mha_core.weights`: a `state_d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from backends.torch.framework import describe
 from backends.torch.heads import merge_heads, split_heads
 from backends.torch.masks import build_mask
 from mha_core.checks import check_call, check_dropout_keep, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 
@@ -90,7 +91,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             score_dim=score_dim,
             dropout=dropout,
         )
-        factory = {"device": device, "dtype": dtype}
+        factory: Any = {"device": device, "dtype": dtype}
         query_width = config.num_heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
         value_width = config.num_kv_heads * config.value_head_dim
@@ -243,9 +244,7 @@ class _AttentionWithoutHeads(nn.Module):
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         sources = sources.for_one_head(lambda array: array[:, None])
         keep = None if dropout_keep is None else dropout_keep[:, None]
-        mask = build_mask(
-            queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype()
-        )
+        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype())
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
@@ -301,6 +300,7 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dropout)
+        score_dim = check_size("score_dim", score_dim)
         self.score = AdditiveScore(query_dim, key_dim, score_dim, device=device, dtype=dtype)
 
     def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:

@@ -107,3 +107,8 @@ def _as_rank_4(array: Tensor) -> Tensor:
 def _has_values(tensor: Tensor) -> bool:
     """False while a compiler traces, and for tensors without data."""
     return not (torch.compiler.is_compiling() or tensor.is_meta)
+
+
+def _autocasts(device: torch.device) -> bool:
+    """Whether PyTorch chooses the dtype of each product itself."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

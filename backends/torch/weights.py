@@ -8,10 +8,10 @@ from dataclasses import asdict
 import torch
 from numpy.typing import NDArray
 
-from backends.torch.framework import to_numpy, to_tensor
+from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.layers import MultiHeadAttention
 from mha_core.config import AttentionConfig
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, check_weights, common_dtype
 
 
 def from_weights(
@@ -29,7 +29,7 @@ def from_weights(
         dtype: of the parameters. Default: that of the arrays.
 
     Raises:
-        SpecError: the weights do not fit the config.
+        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2)
@@ -42,10 +42,8 @@ def from_weights(
     # On the meta device no parameter is drawn, so the global random state stays as it is.
     layer = MultiHeadAttention(**asdict(config), device="meta")
     device = torch.device(device)
-    state = {
-        name: to_tensor(array, dtype or torch.from_numpy(array[:0].copy()).dtype, device)
-        for name, array in checked.items()
-    }
+    dtype = TORCH_DTYPES[common_dtype(checked)] if dtype is None else dtype
+    state = {name: to_tensor(array, dtype, device) for name, array in checked.items()}
     layer.load_state_dict(state, assign=True)
     return layer
 

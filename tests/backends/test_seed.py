@@ -12,7 +12,6 @@ from mha_core.backend import load
 from tests.backends.drivers import drive
 
 
-
 @pytest.fixture
 def driver(backend_name):
     return drive(backend_name)
@@ -132,9 +131,9 @@ def test_a_list_of_heads_equals_the_fused_layer(backend_name, normal):
 
 def test_five_word_sentence_with_sinusoidal_positions(driver, normal):
     """Embedded at 512, positions added, 8 heads with biases: output and per-head weights."""
-    vocabulary = {word: index for index, word in enumerate("the cat sat on mat".split())}
+    vocabulary = {word: index for index, word in enumerate(["the", "cat", "sat", "on", "mat"])}
     embedding = normal(len(vocabulary), 512)
-    sentence = embedding[[vocabulary[word] for word in "the cat sat on the".split()]][None]
+    sentence = embedding[[vocabulary[word] for word in ["the", "cat", "sat", "on", "the"]]][None]
     encoded = driver.call(driver.new("PositionalEncoding", 512), sentence)
     np.testing.assert_allclose(encoded, sentence + sinusoidal_positions(5, 512), atol=1e-6)
     assert not np.allclose(encoded[0, 0], encoded[0, 4])  # the same word at two positions

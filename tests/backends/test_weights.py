@@ -13,7 +13,9 @@ from tests.backends.drivers import drive
 
 CONFIGS = [
     AttentionConfig(12, 3),
-    AttentionConfig(12, 6, num_kv_heads=2, value_head_dim=3, query_dim=5, key_dim=7, value_dim=11, output_dim=13, bias=True),
+    AttentionConfig(
+        12, 6, num_kv_heads=2, value_head_dim=3, query_dim=5, key_dim=7, value_dim=11, output_dim=13, bias=True
+    ),
     AttentionConfig(12, 3, bias={"q_proj": True, "out_proj": True}, score="additive", score_dim=5),
 ]
 

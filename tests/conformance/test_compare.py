@@ -42,8 +42,12 @@ def test_the_reference_equals_itself(problem, expected):
 
 @pytest.mark.parametrize("name", [stage for stage in STAGES if stage != "scores"])
 def test_one_wrong_element_is_found(problem, expected, name):
-    index = tuple(int(i) for i in np.unravel_index(np.abs(getattr(expected, name)).argmax(), getattr(expected, name).shape))
-    with pytest.raises(ParityError, match=rf"{name} differs in 1 of .* worst at \[{', '.join(map(str, index))}\]: got") as error:
+    index = tuple(
+        int(i) for i in np.unravel_index(np.abs(getattr(expected, name)).argmax(), getattr(expected, name).shape)
+    )
+    with pytest.raises(
+        ParityError, match=rf"{name} differs in 1 of .* worst at \[{', '.join(map(str, index))}\]: got"
+    ) as error:
         judge(problem, expected, nudged(expected, name, index, 1e-11))
     (mismatch,) = error.value.mismatches
     assert (mismatch.stage, mismatch.index, mismatch.wrong) == (name, index, 1)
@@ -109,7 +113,9 @@ def test_float64_is_tight(problem, expected):
     """1e-12 relative or better on data of order 1; here for each stage and gradient."""
     allowed = allowed_error(problem, expected, "float64")
     for stage in STAGES:
-        size = np.abs(np.where(problem.allowed(), expected.scores, 0) if stage == "scores" else getattr(expected, stage))
+        size = np.abs(
+            np.where(problem.allowed(), expected.scores, 0) if stage == "scores" else getattr(expected, stage)
+        )
         assert allowed[stage].max() <= 1e-12 * max(1.0, size.max()), stage
     assert all(allowed[f"gradients.{name}"].max() <= 1e-11 for name in expected.gradients)
 

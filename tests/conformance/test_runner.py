@@ -47,7 +47,10 @@ MISTAKES = {
     "mask inverted": ("weights", {"allowed": lambda s: ~reference.allowed(s)}),
     "lengths one too long": (
         "keys",
-        {"allowed": lambda s: np.roll(reference.allowed(s), 1, axis=-1), "padding": lambda s: reference.padding(s) & False},
+        {
+            "allowed": lambda s: np.roll(reference.allowed(s), 1, axis=-1),
+            "padding": lambda s: reference.padding(s) & False,
+        },
     ),
     "keys where values belong": (
         "values",

@@ -13,7 +13,11 @@ RNG = np.random.default_rng(0)
 
 
 def good_inputs(**changes):
-    arrays = {"queries": RNG.normal(size=(2, 4, 5)), "keys": RNG.normal(size=(2, 6, 7)), "values": RNG.normal(size=(2, 6, 11))}
+    arrays = {
+        "queries": RNG.normal(size=(2, 4, 5)),
+        "keys": RNG.normal(size=(2, 6, 7)),
+        "values": RNG.normal(size=(2, 6, 11)),
+    }
     mask_changes = {name: changes.pop(name) for name in list(changes) if hasattr(AttentionMask(), name)}
     return AttentionInputs(**{**arrays, "mask": AttentionMask(**mask_changes), **changes})
 
@@ -29,12 +33,18 @@ BAD_CALLS = [
     ({"queries": RNG.integers(9, size=(2, 4, 5))}, "must share one dtype .* Got int64"),
     ({"valid_lens": np.array([3.0, 2.0])}, "valid_lens must be integers. Got dtype float64"),
     ({"valid_lens": np.array([True, False])}, "valid_lens must be integers. Got dtype bool"),
-    ({"valid_lens": np.array([3, 2, 1])}, r"valid_lens must have shape \(B,\)=\(2,\) or \(B, Lq\)=\(2, 4\). Got \(3,\)"),
+    (
+        {"valid_lens": np.array([3, 2, 1])},
+        r"valid_lens must have shape \(B,\)=\(2,\) or \(B, Lq\)=\(2, 4\). Got \(3,\)",
+    ),
     ({"valid_lens": np.ones((2, 4, 6), int)}, r"valid_lens must have shape .* Got \(2, 4, 6\)"),
     ({"valid_lens": np.array([3, 7])}, "valid_lens must lie in 0..6, the number of keys. Got 7"),
     ({"valid_lens": np.array([-1, 2])}, "valid_lens must lie in 0..6, the number of keys. Got -1"),
     ({"allowed": np.zeros((2, 1, 4, 6))}, r"allowed must be boolean \(True = may attend\). Got dtype float64"),
-    ({"allowed": np.zeros((2, 4, 6), bool)}, r"allowed must broadcast to \(B, H, Lq, Lk\)=\(2, 3, 4, 6\). Got \(2, 4, 6\)"),
+    (
+        {"allowed": np.zeros((2, 4, 6), bool)},
+        r"allowed must broadcast to \(B, H, Lq, Lk\)=\(2, 3, 4, 6\). Got \(2, 4, 6\)",
+    ),
     ({"allowed": np.zeros((1, 2, 3, 4, 6), bool)}, "allowed must broadcast to"),
     ({"bias": np.zeros((4, 6), "float32")}, "bias must have the dtype of queries, float64. Got float32"),
     ({"bias": np.zeros((5, 6))}, r"bias must broadcast to .* Got \(5, 6\)"),
@@ -44,9 +54,15 @@ BAD_CALLS = [
     ({"query_offset": np.array([1, 2, 3])}, r"query_offset must be .*\(B,\)=\(2,\). Got int64 \(3,\)"),
     ({"window": (1, -2)}, r"window must be \(left, right\), .* Got \(1, -2\)"),
     ({"window": 3}, "window must be .* Got 3"),
-    ({"window": (2**31, None)}, r"window must be .* in 0\.\.2147483647, or None for unbounded\. Got \(2147483648, None\)"),
+    (
+        {"window": (2**31, None)},
+        r"window must be .* in 0\.\.2147483647, or None for unbounded\. Got \(2147483648, None\)",
+    ),
     ({"dropout_keep": np.ones((2, 3, 4, 6))}, "dropout_keep must be boolean"),
-    ({"dropout_keep": np.ones((2, 1, 4, 6), bool)}, r"dropout_keep must have shape .*\(2, 3, 4, 6\). Got \(2, 1, 4, 6\)"),
+    (
+        {"dropout_keep": np.ones((2, 1, 4, 6), bool)},
+        r"dropout_keep must have shape .*\(2, 3, 4, 6\). Got \(2, 1, 4, 6\)",
+    ),
 ]
 
 

@@ -48,7 +48,10 @@ def test_survives_json():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"embed_dim": 10, "num_heads": 3}, "embed_dim must be divisible by num_heads .* Got embed_dim=10, num_heads=3"),
+        (
+            {"embed_dim": 10, "num_heads": 3},
+            "embed_dim must be divisible by num_heads .* Got embed_dim=10, num_heads=3",
+        ),
         ({"embed_dim": 12, "num_heads": 6, "num_kv_heads": 4}, "num_heads must be divisible by num_kv_heads"),
         ({"embed_dim": 12, "num_heads": 0}, "num_heads must be a positive integer. Got 0"),
         ({"embed_dim": 12.0, "num_heads": 3}, "embed_dim must be a positive integer. Got 12.0"),

@@ -43,5 +43,10 @@ def test_help_does_not_even_need_numpy():
 def test_one_backend_imports_one_framework(name, own, backend_names):
     if name not in backend_names:
         pytest.skip(f"{name} is not among the backends under test")
-    loaded = set(modules_after(f"from mha_core.backend import load; load({name!r})")) & {"torch", "tensorflow", "jax", "mxnet"}
+    loaded = set(modules_after(f"from mha_core.backend import load; load({name!r})")) & {
+        "torch",
+        "tensorflow",
+        "jax",
+        "mxnet",
+    }
     assert loaded == {own}

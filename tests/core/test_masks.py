@@ -36,7 +36,12 @@ def test_the_longest_window_is_unbounded():
 
 def test_valid_lens_of_both_ranks():
     assert rows(AttentionMask(valid_lens=np.array([2, 5])))[3] == "xx...."
-    assert rows(AttentionMask(valid_lens=np.array([[0, 1, 2, 6], [0, 0, 0, 0]]))) == ["......", "x.....", "xx....", "xxxxxx"]
+    assert rows(AttentionMask(valid_lens=np.array([[0, 1, 2, 6], [0, 0, 0, 0]]))) == [
+        "......",
+        "x.....",
+        "xx....",
+        "xxxxxx",
+    ]
 
 
 def test_minus_infinity_excludes_and_a_large_number_does_not():

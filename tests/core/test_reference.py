@@ -100,7 +100,9 @@ def test_steps_are_replaceable():
 
 def test_inputs_and_weights_stay_as_they_were_and_results_are_read_only():
     problem = CASES["every-source"].build()
-    before = [array.copy() for array in (problem.inputs.keys, problem.weights["q_proj.weight"], problem.inputs.mask.bias)]
+    before = [
+        array.copy() for array in (problem.inputs.keys, problem.weights["q_proj.weight"], problem.inputs.mask.bias)
+    ]
     trace = reference.run(problem.config, problem.weights, problem.inputs)
     after = (problem.inputs.keys, problem.weights["q_proj.weight"], problem.inputs.mask.bias)
     for old, new in zip(before, after, strict=True):

@@ -23,7 +23,11 @@ def test_shapes_of_every_weight():
         "out_proj.weight": (13, 18),
     }
     additive = weight_shapes(AttentionConfig(12, 3, score="additive", score_dim=5))
-    assert [additive[name] for name in ("score.query.weight", "score.key.weight", "score.vector")] == [(5, 4), (5, 4), (5,)]
+    assert [additive[name] for name in ("score.query.weight", "score.key.weight", "score.vector")] == [
+        (5, 4),
+        (5, 4),
+        (5,),
+    ]
 
 
 def test_initialisation_is_repeatable_and_within_its_limits():

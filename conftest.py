@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-# TensorFlow writes to stderr on import unless it is told not to beforehand.
+BACKENDS = ("jax", "mxnet", "tf", "torch")
+
+# What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backends",
-        default="jax,mxnet,tf,torch",
+        default=",".join(BACKENDS),
         help="the backends under test, separated by commas (default: %(default)s)",
     )
 
 
 def _names(config: pytest.Config) -> list[str]:
-    return config.getoption("--backends").split(",")
+    names = config.getoption("--backends").split(",")
+    unknown = sorted(set(names) - set(BACKENDS))
+    if unknown:
+        raise pytest.UsageError(f"--backends: {unknown[0]!r} is not known (known: {', '.join(BACKENDS)})")
+    return names
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what belongs to one backend alone, if that one is not under test."""
+    own = {f"backends/{name}" for name in BACKENDS if name not in _names(config)}
+    own |= {f"tests/backends/test_{name}_idioms.py" for name in BACKENDS if name not in _names(config)}
+    return True if collection_path.relative_to(config.rootpath).as_posix() in own else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

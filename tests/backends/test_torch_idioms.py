@@ -1,0 +1,188 @@
+"""What a PyTorch user expects of a module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention, PositionalEncoding
+from mha_core import SpecError
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(2, 5, 12)
+
+
+@pytest.fixture
+def y(x):
+    return torch.randn(2, 7, 9)
+
+
+def masks():
+    return {
+        "allowed": torch.rand(2, 1, 5, 7) < 0.7,
+        "bias": torch.randn(3, 5, 7),
+        "causal": True,
+        "query_offset": torch.tensor([1, 2]),
+        "window": (3, None),
+    }
+
+
+COMPILERS = ["eager", "aot_eager", "inductor"]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
+def test_compile_gives_one_graph_and_the_same_numbers(x, y, compiler):
+    if compiler == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(12, 3, num_kv_heads=1).eval()
+    layer(x, y, y)
+    keywords = masks()
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
+    for lens in ([0, 4], [7, 2]):
+        expected = layer(x, y, y, torch.tensor(lens), **keywords)
+        torch.testing.assert_close(compiled(x, y, y, torch.tensor(lens), **keywords), expected)
+
+
+def test_compile_before_the_first_call_decides_the_widths(x, y):
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(12, 3).eval()
+    assert torch.compile(layer, backend="eager")(x, y, y).shape == (2, 5, 12)
+    assert layer.config.key_dim == 9
+
+
+def test_compiled_training_step_has_finite_gradients_in_empty_rows(x, y):
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(12, 3, bias=True)
+    x.requires_grad_()
+    torch.compile(layer, backend="aot_eager")(x, y, y, torch.tensor([0, 4])).sum().backward()
+    assert (x.grad[0] == 0).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
+
+
+def test_widths_are_inferred_as_by_lazy_linear(x, y):
+    layer = MultiHeadAttention(12, 3)
+    with pytest.raises(SpecError, match="query_dim is not known yet"):
+        _ = layer.config
+    layer(x, y, y)
+    assert (layer.config.query_dim, layer.config.key_dim) == (12, 9)
+    assert type(layer.q_proj) is torch.nn.Linear
+
+
+def test_state_dict_has_canonical_names_and_loads_into_a_lazy_layer(x, y):
+    layer = MultiHeadAttention(12, 3, bias=True, score="additive")
+    layer(x, y, y)
+    names = ["q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"]
+    names += ["out_proj.weight", "out_proj.bias", "score.vector", "score.query.weight", "score.key.weight"]
+    assert list(layer.state_dict()) == names
+    other = MultiHeadAttention(12, 3, bias=True, score="additive")
+    other.load_state_dict(layer.state_dict())
+    assert other.config == layer.config
+    torch.testing.assert_close(other(x, y, y), layer(x, y, y), rtol=0, atol=0)
+
+
+def test_save_load_copy_and_pickle(x, y):
+    layer = MultiHeadAttention(12, 3)
+    layer(x, y, y)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = MultiHeadAttention(12, 3, query_dim=12, key_dim=9, value_dim=9)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for twin in (loaded, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(twin(x, y, y), layer(x, y, y), rtol=0, atol=0)
+
+
+def test_train_and_eval_switch_dropout(x, y):
+    layer = MultiHeadAttention(12, 3, 0.5)
+    torch.testing.assert_close(layer.eval()(x, y, y), layer(x, y, y), rtol=0, atol=0)
+    assert not torch.allclose(layer.train()(x, y, y), layer.eval()(x, y, y))
+    keep = torch.rand(2, 3, 5, 7) < 0.5
+    torch.testing.assert_close(
+        layer.train()(x, y, y, dropout_keep=keep), layer(x, y, y, dropout_keep=keep), rtol=0, atol=0
+    )
+
+
+def test_masks_may_be_lists_and_numpy_arrays(x, y):
+    layer = MultiHeadAttention(12, 3)
+    expected = layer(x, y, y, torch.tensor([3, 2]))
+    for lens in ([3, 2], torch.tensor([3, 2]).numpy(), torch.tensor([3, 2], dtype=torch.int32)):
+        torch.testing.assert_close(layer(x, y, y, lens), expected, rtol=0, atol=0)
+
+
+def test_another_dtype_than_the_layers_is_refused(x, y):
+    layer = MultiHeadAttention(12, 3)
+    layer(x, y, y)
+    with pytest.raises(SpecError, match="queries must have the dtype of the layer, float32. Got float64"):
+        layer(x.double(), y.double(), y.double())
+    assert layer.double()(x.double(), y.double(), y.double()).dtype == torch.float64
+    attention = AdditiveAttention(8)
+    attention(x, y, y)
+    with pytest.raises(SpecError, match="dtype of the layer"):
+        attention(x.double(), y.double(), y.double())
+
+
+def test_autocast_chooses_dtypes_itself(x, y):
+    layer = MultiHeadAttention(12, 3)
+    exact = layer(x, y, y, torch.tensor([3, 0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        output, weights = layer(x, y, y, torch.tensor([3, 0]), return_weights=True)
+    assert output.dtype == torch.bfloat16
+    assert (weights[1] == 0).all()
+    torch.testing.assert_close(output.float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_nan_in_padding_reaches_nothing(x, y):
+    layer = MultiHeadAttention(12, 3, bias=True)
+    lens = torch.tensor([4, 0])
+    clean = layer(x, y, y, lens)
+    poisoned = y.clone()
+    poisoned[0, 4:], poisoned[1] = torch.nan, torch.inf
+    poisoned.requires_grad_()
+    output = layer(x, poisoned, poisoned, lens)
+    torch.testing.assert_close(output, clean, rtol=0, atol=0)
+    output.sum().backward()
+    assert torch.isfinite(poisoned.grad).all()
+    assert (poisoned.grad[1] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")  # a reminder that it is slow
+def test_anomaly_detection_finds_no_nan_on_the_way_back(x, y):
+    """Nothing is repaired: no step of the backward pass ever produces a NaN."""
+    layer = MultiHeadAttention(12, 3)
+    bias = torch.full((2, 1, 5, 7), -torch.inf, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        layer(x, y, y, bias=bias).sum().backward()
+    assert (bias.grad == 0).all()
+
+
+def test_gradcheck_in_float64():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(4, 2, query_dim=3, key_dim=5, value_dim=2, dtype=torch.float64)
+    inputs = [torch.randn(2, length, width, dtype=torch.float64) for length, width in ((3, 3), (4, 5), (4, 2))]
+    lens = torch.tensor([0, 3])
+    for tensor in inputs:
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k, v: layer(q, k, v, lens), inputs)
+
+
+def test_layers_without_parameters_follow_their_inputs():
+    q = torch.randn(2, 3, 4, dtype=torch.float64)
+    assert DotProductAttention()(q, q, q).dtype == torch.float64
+    assert PositionalEncoding(4, dtype=torch.float64)(q).dtype == torch.float64
+    assert not list(PositionalEncoding(4).state_dict())
+
+
+def test_meta_tensors_give_shapes(x, y):
+    layer = MultiHeadAttention(12, 3, query_dim=12, key_dim=9, value_dim=9, device="meta")
+    lens = torch.tensor([3, 2])
+    assert layer(x.to("meta"), y.to("meta"), y.to("meta"), lens).shape == (2, 5, 12)
