@@ -25,7 +25,9 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
-        console.print("\nTrained weights: largest difference from what the original implementation computed", style="bold")
+        console.print(
+            "\nTrained weights: largest difference from what the original implementation computed", style="bold"
+        )
         console.print(recorded_table(results))
     console.print()
     for result in results:
