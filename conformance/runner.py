@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conformance.bounds import allowed_error
 from conformance.case import Case
 from conformance.compare import Mismatch, ParityError, compare
+from conformance.expected import expected
+from conformance.precision import Precision
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, Trace, reference
 from mha_core.backend import Backend, Run
@@ -31,6 +30,8 @@ class Subject(Protocol):
     def dtype(self) -> str: ...
     @property
     def device(self) -> str: ...
+    @property
+    def precision(self) -> Precision: ...
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run: ...
 
 
@@ -45,6 +46,10 @@ class BackendSubject:
     @property
     def name(self) -> str:
         return self.backend.name
+
+    @property
+    def precision(self) -> Precision:
+        return Precision.of(self.dtype)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device)
@@ -84,27 +89,9 @@ class Result:
         return {**asdict(self), "rerun": self.rerun}
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a run of a case in a dtype must give."""
-
-    problem: Problem
-    trace: Trace
-    allowed_error: Mapping[str, NDArray]
-    where: NDArray[np.bool_]
-
-
-@lru_cache(maxsize=256)
-def expected(case: Case, dtype: str) -> Expected:
-    """The reference's answer, computed once per case and dtype however many subjects there are."""
-    problem = case.build().rounded(dtype)
-    trace = reference.run(problem.config, problem.weights, problem.inputs)
-    return Expected(problem, trace, allowed_error(problem, trace, dtype), problem.allowed())
-
-
 def run_case(case: Case, subject: Subject) -> Result:
     """Judge one subject by one case. What the subject raises becomes a Result, not an error."""
-    wanted = expected(case, subject.dtype)
+    wanted = expected(case, subject.precision)
     start = time.perf_counter()
 
     def result(status: Status, **details: Any) -> Result:
@@ -141,6 +128,7 @@ class ReferenceSubject:
     name = "reference"
     dtype = "float64"
     device = "cpu"
+    precision = Precision.of("float64")
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         def run(inputs: AttentionInputs) -> Trace:

@@ -40,6 +40,13 @@ class State:
         """The stage `keys` or `values` with each head repeated for the query heads that read it."""
         return repeat_kv_heads(self[name], self.config.num_heads)
 
+    def trace(self) -> Trace:
+        """The stages, and the gradients if the backward pipeline ran, as read-only arrays."""
+        gradients = None
+        if self.inputs.cotangent is not None:
+            gradients = {name: read_only(array) for name, array in _collect_gradients(self).items()}
+        return Trace(**{name: read_only(self[name]) for name in STAGES}, gradients=gradients)
+
 
 Step = Callable[[State], Any]
 
@@ -64,6 +71,18 @@ def run(
     Raises:
         SpecError: before any arithmetic, if the weights or the inputs do not fit the config.
     """
+    return run_state(config, weights, inputs, forward=forward, backward=backward).trace()
+
+
+def run_state(
+    config: AttentionConfig,
+    weights: Weights,
+    inputs: AttentionInputs,
+    *,
+    forward: Mapping[str, Step] | None = None,
+    backward: Mapping[str, Step] | None = None,
+) -> State:
+    """As `run`, but the State with the array of every step."""
     checked = check_weights(config, weights)
     sizes = inputs.check(config)
     state = State(
@@ -76,12 +95,10 @@ def run(
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for name, step in (FORWARD if forward is None else forward).items():
             state.arrays[name] = step(state)
-        gradients = None
         if inputs.cotangent is not None:
             for name, step in (BACKWARD if backward is None else backward).items():
                 state.arrays[name] = step(state)
-            gradients = {name: read_only(array) for name, array in _collect_gradients(state).items()}
-    return Trace(**{name: read_only(state[name]) for name in STAGES}, gradients=gradients)
+    return state
 
 
 # Forward ---------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from conformance.cases import all_cases, select
-from conformance.runner import ReferenceSubject, expected, run_all, run_case
+from conformance.expected import expected
+from conformance.precision import Precision
+from conformance.runner import ReferenceSubject, run_all, run_case
 from mha_core import reference
 from mha_core.heads import split_heads
 
@@ -97,5 +99,6 @@ def test_results_say_how_to_run_them_again():
 
 def test_the_reference_runs_once_per_case_and_dtype():
     case = select(("prime",))[0]
-    assert expected(case, "float32") is expected(case, "float32")
-    assert expected(case, "float32") is not expected(case, "float64")
+    single = Precision.of("float32")
+    assert expected(case, single) is expected(case, Precision.of("float32"))
+    assert expected(case, single) is not expected(case, Precision.of("float64"))

@@ -1,0 +1,1 @@
+"""One file per `mha` command. Every import that costs time waits until a command runs."""

@@ -1,0 +1,103 @@
+"""What several commands share: exit statuses, loading backends, paths, the progress bar."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from conformance.quiet import quiet_stderr
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.runner import BackendSubject, Result
+    from mha_core.backend import Backend
+
+EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+"""The exit statuses of every command that judges something."""
+
+
+class CouldNotRun(click.ClickException):
+    """Ends the command with its message and exit status 2."""
+
+    exit_code = COULD_NOT_RUN
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a report path before anything runs, not after."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise CouldNotRun(f"{option} must name a file. Got the folder {path}.")
+    if not path.parent.is_dir():
+        raise CouldNotRun(f"{option} needs an existing folder. There is no {path.parent}.")
+    if not os.access(path.parent, os.W_OK):
+        raise CouldNotRun(f"{option} needs a folder that can be written to. Got {path.parent}.")
+
+
+def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]:
+    """The requested backends, or all installed ones; and a line for each that is not installed.
+
+    A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
+    """
+    from mha_core.backend import load, names
+    from mha_core.errors import BackendNotInstalled
+
+    backends, absent = [], []
+    for name in dict.fromkeys(requested) or names():
+        try:
+            with quiet_stderr():
+                backends.append(load(name))
+                backends[-1].devices()
+        except BackendNotInstalled as error:
+            if requested:
+                raise
+            absent.append(f"left out: {error}")
+    if not backends:
+        raise CouldNotRun("\n".join(["no backend is installed:", *absent]))
+    return backends, absent
+
+
+def backend_subjects(
+    backends: list[Backend], dtypes: list[str], devices: tuple[str, ...]
+) -> tuple[list[BackendSubject], list[str]]:
+    """Every backend in every dtype on every device; and a line for each dtype that one does not have."""
+    from conformance.runner import BackendSubject
+
+    known = {device for backend in backends for device in backend.devices()}
+    for device in devices:
+        if device not in known:
+            raise CouldNotRun(f"device {device!r} is not there (there are: {', '.join(sorted(known))})")
+    subjects, skipped = [], []
+    for backend in backends:
+        for device in backend.devices():
+            if devices and device not in devices:
+                continue
+            for dtype in dtypes:
+                if dtype in backend.dtypes(device):
+                    subjects.append(BackendSubject(backend, dtype, device))
+                else:
+                    skipped.append(f"left out: {backend.name} does not compute in {dtype} on {device}")
+    if not subjects:
+        raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
+    return subjects, skipped
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable[[Result], None]]:
+    """A progress bar on stderr that a Result moves on by one."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def advance(result: Result) -> None:
+            bar.update(task, advance=1, description=f"{result.subject} {result.dtype} {result.case}")
+
+        yield advance

@@ -1,0 +1,73 @@
+"""How precisely a subject computes: what the bounds need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Largest relative error of rounding to the format."""
+
+SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
+"""What may be flushed to zero lies below it."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The arithmetic of a subject.
+
+    Args:
+        storage: dtype of every array that a stage leaves behind.
+        accumulator: dtype in which sums of products are formed.
+        softmax: dtype of the softmax arithmetic.
+        multiply: format to which the factors of a matrix product are rounded first: that of
+            storage, "tf32", or "bfloat16" for products in bfloat16 passes.
+        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised ones
+            of all four frameworks; PyTorch's fused CPU kernel has 20.
+        blocks: key blocks of an online softmax; 1 where each row is seen whole.
+    """
+
+    storage: str
+    accumulator: str
+    softmax: str
+    multiply: str
+    exp_ulps: float = 4.0
+    blocks: int = 1
+
+    @classmethod
+    def of(cls, dtype: str) -> Precision:
+        """What a backend promises unless it declares otherwise: sums and softmax in at least float32.
+
+        >>> Precision.of("bfloat16").accumulator
+        'float32'
+        """
+        wide = dtype if dtype == "float64" else "float32"
+        return cls(storage=dtype, accumulator=wide, softmax=wide, multiply=dtype)
+
+    def with_multiply(self, multiply: str) -> Precision:
+        """The same with factors rounded to another format, as an accelerator's fast products do."""
+        return replace(self, multiply=multiply)
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff of storage."""
+        return UNIT_ROUNDOFF[self.storage]
+
+    @property
+    def ua(self) -> float:
+        """Unit roundoff of the accumulator."""
+        return UNIT_ROUNDOFF[self.accumulator]
+
+    @property
+    def us(self) -> float:
+        """Unit roundoff of the softmax arithmetic."""
+        return UNIT_ROUNDOFF[self.softmax]
+
+    @property
+    def um(self) -> float:
+        """Unit roundoff of the factors of a product; 0 where they are not rounded once more."""
+        return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
+
+    @property
+    def tau(self) -> float:
+        """Smallest normal number of storage: what may be flushed to zero."""
+        return SMALLEST_NORMAL[self.storage]
