@@ -36,6 +36,7 @@ class Case:
         same_sizes: why two sizes may be equal. Empty: they may not.
         trivial_mask: why the mask may exclude nothing or everything. Empty: it may not.
         source: where the Problem comes from if it is not drawn at random.
+        expensive: whether searches over many hypotheses should do without it.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Case:
     same_sizes: str = ""
     trivial_mask: str = ""
     source: Callable[[], Problem] | None = None
+    expensive: bool = False
 
     def build(self) -> Problem:
         """The Problem of this case. Raises SpecError if it would test nothing."""

@@ -109,6 +109,13 @@ def nan_in_open_key(rng: Rng, problem: Problem) -> Problem:
     return replace(problem, inputs=replace(problem.inputs, keys=keys))
 
 
+def infinity_in_open_value(rng: Rng, problem: Problem) -> Problem:
+    """One infinity in a value of item 0 that queries may attend to."""
+    values = problem.inputs.values.copy()
+    values[0, 1, 2] = np.inf
+    return replace(problem, inputs=replace(problem.inputs, values=values))
+
+
 def loud_item(rng: Rng, problem: Problem) -> Problem:
     """The queries of one batch item are 300 times as large as the others."""
     factor = np.ones((problem.inputs.queries.shape[0], 1, 1))
@@ -241,6 +248,12 @@ def _scores_and_dropout() -> list[Case]:
             mask=fixed(valid_lens=np.array([3, 7, 5, 0])),
             dropout=True,
         ),
+        Case(
+            "dropout-off",
+            "dropout that acts, or rescales, outside training",
+            prime_config(dropout=0.3),
+            mask=fixed(valid_lens=np.array([3, 7])),
+        ),
         Case("dot", "an unscaled score that is scaled all the same", prime_config(score="dot")),
         Case("scale", "a given scale ignored", prime_config(scale=0.5)),
         Case(
@@ -257,6 +270,62 @@ def _scores_and_dropout() -> list[Case]:
     ]
 
 
+def _square_twins() -> list[Case]:
+    """For layers that know one width alone, and for mistakes that other sizes turn into an error."""
+    twins: list[tuple[str, str, dict[str, Any], MakeMask | None]] = [
+        ("no-bias", "a bias where there is none", {"bias": False}, None),
+        ("lens-per-query", "lengths of another axis", {}, lens_per_query_square),
+        ("causal", "a causal mask of the other triangle", {}, fixed(causal=True)),
+        ("window", "the sides of a window exchanged", {}, fixed(window=(2, 1), query_offset=1)),
+        ("allowed-per-head", "a mask transposed", {}, allowed_per_head),
+        ("bias-per-head", "a bias transposed", {}, bias_per_head),
+        ("dot", "an unscaled score that is scaled", {"score": "dot"}, None),
+        ("scale", "a given scale ignored", {"scale": 0.5}, None),
+        ("grouped", "key heads tiled instead of repeated", {"num_heads": 6, "num_kv_heads": 3, "head_dim": 13}, None),
+        ("additive", "the additive score's matrices exchanged", {"score": "additive", "score_dim": 13}, None),
+    ]
+    cases = [
+        Case(
+            f"square-{name}",
+            catches,
+            replace(SQUARE, **sizes),
+            batch=4,
+            query_len=7,
+            mask=mask,
+            same_sizes=SQUARE_REASON,
+        )
+        for name, catches, sizes, mask in twins
+    ]
+    dropped = replace(SQUARE, dropout=0.3)
+    mask = fixed(valid_lens=np.array([3, 7, 5, 0]))
+    return [
+        *cases,
+        Case(
+            "square-dropout",
+            "a keep-mask transposed",
+            dropped,
+            batch=4,
+            query_len=7,
+            mask=mask,
+            dropout=True,
+            same_sizes=SQUARE_REASON,
+        ),
+        Case(
+            "square-dropout-off",
+            "dropout that acts outside training",
+            dropped,
+            batch=4,
+            query_len=7,
+            mask=mask,
+            same_sizes=SQUARE_REASON,
+        ),
+    ]
+
+
+def lens_per_query_square(rng: Rng, case: Case) -> AttentionMask:
+    return AttentionMask(valid_lens=rng.integers(case.key_len + 1, size=(case.batch, case.query_len)))
+
+
 def _magnitudes() -> list[Case]:
     return [
         Case("weights-x4", "a softmax that loses precision at large scores", prime_config(), weight_scale=4.0),
@@ -268,6 +337,12 @@ def _magnitudes() -> list[Case]:
             input_scale=3.0,
         ),
         Case("inputs-x0.03", "an absolute constant where a relative one belongs", prime_config(), input_scale=0.03),
+        Case(
+            "denormal-inputs",
+            "numbers below the smallest normal one of float32, which may be flushed to 0 but not blown up",
+            prime_config(),
+            input_scale=1e-39,
+        ),
         Case("scores-shifted", "a maximum clamped at 0", prime_config(), mask=shifted_scores),
         Case("lone-open-key", "a finite fill value instead of exclusion", prime_config(), mask=lone_open_key),
         Case(
@@ -284,6 +359,7 @@ def _magnitudes() -> list[Case]:
             query_len=3,
             key_len=4096,
             change=same_signs,
+            expensive=True,
         ),
     ]
 
@@ -334,6 +410,13 @@ def _edges() -> list[Case]:
             mask=fixed(causal=True),
             change=nan_in_open_key,
         ),
+        Case(
+            "infinity-in-open-value",
+            "an infinity clipped to a large number",
+            prime_config(),
+            mask=fixed(causal=True),
+            change=infinity_in_open_value,
+        ),
     ]
 
 
@@ -345,6 +428,7 @@ def all_cases() -> tuple[Case, ...]:
         *_sizes_and_heads(),
         *_masks(),
         *_scores_and_dropout(),
+        *_square_twins(),
         *_magnitudes(),
         *_edges(),
     )

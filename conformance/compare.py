@@ -105,7 +105,9 @@ def _check_values(
     if not counts.any():
         return 0.0, None
     error = _distance(array.astype(np.float64), wanted)
-    ratio = np.divide(error, allowed, out=np.where(error > 0.0, np.inf, 0.0), where=(allowed > 0.0) & (error > 0.0))
+    with np.errstate(all="ignore"):
+        ratio = np.where(error > 0.0, error / allowed, 0.0)
+    ratio[np.isinf(error)] = np.inf  # a NaN or infinity in the wrong place is never allowed
     ratio = np.where(counts, ratio, 0.0)
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
     if ratio[worst] <= 1.0:

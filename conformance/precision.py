@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of rounding to the format."""
 
-SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
-"""What may be flushed to zero lies below it."""
+FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+"""What may become zero lies below it: what is no normal number; in float16, which every processor converts
+to and from with its subnormal numbers, only what is smaller than any of those.
+"""
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Precision:
     Args:
         storage: dtype of every array that a stage leaves behind.
         accumulator: dtype in which sums of products are formed.
+        reduction: dtype in which plain sums are formed: the gradient of a bias, of whatever was broadcast.
         softmax: dtype of the softmax arithmetic.
         multiply: format to which the factors of a matrix product are rounded first: that of
             storage, "tf32", or "bfloat16" for products in bfloat16 passes.
@@ -28,6 +31,7 @@ class Precision:
 
     storage: str
     accumulator: str
+    reduction: str
     softmax: str
     multiply: str
     exp_ulps: float = 4.0
@@ -35,13 +39,15 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
-        """What a backend promises unless it declares otherwise: sums and softmax in at least float32.
+        """What a backend promises unless it declares otherwise: products and softmax in at least float32.
+
+        Plain sums are in the storage dtype: XLA and Eigen add up a half-precision bias gradient in half.
 
         >>> Precision.of("bfloat16").accumulator
         'float32'
         """
         wide = dtype if dtype == "float64" else "float32"
-        return cls(storage=dtype, accumulator=wide, softmax=wide, multiply=dtype)
+        return cls(storage=dtype, accumulator=wide, reduction=dtype, softmax=wide, multiply=dtype)
 
     def with_multiply(self, multiply: str) -> Precision:
         """The same with factors rounded to another format, as an accelerator's fast products do."""
@@ -58,6 +64,11 @@ class Precision:
         return UNIT_ROUNDOFF[self.accumulator]
 
     @property
+    def ur(self) -> float:
+        """Unit roundoff of plain sums."""
+        return UNIT_ROUNDOFF[self.reduction]
+
+    @property
     def us(self) -> float:
         """Unit roundoff of the softmax arithmetic."""
         return UNIT_ROUNDOFF[self.softmax]
@@ -69,5 +80,5 @@ class Precision:
 
     @property
     def tau(self) -> float:
-        """Smallest normal number of storage: what may be flushed to zero."""
-        return SMALLEST_NORMAL[self.storage]
+        """What may become zero in storage lies below it."""
+        return FLUSHED[self.storage]

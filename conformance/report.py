@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         console.print(recorded_table(results))
     console.print()
     for result in results:
-        if result.status != "equal":
+        if result.status in ("different", "failed"):
             console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
+    for line in unsupported_lines(results):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -43,9 +46,10 @@ def parity_table(results: Sequence[Result]) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for group in _grouped(results):
         equal = sum(result.status == "equal" for result in group)
+        judged = sum(result.status != "unsupported" for result in group)
         ratios = [_ratio(_worst(group, name)) for name in (*STAGES, "gradients")]
-        style = "green" if equal == len(group) else "bold red"
-        table.add_row(_subject(group[0]), f"[{style}]{equal}/{len(group)}[/]", *ratios)
+        style = "green" if equal == judged else "bold red"
+        table.add_row(_subject(group[0]), f"[{style}]{equal}/{judged}[/]", *ratios)
     return table
 
 
@@ -79,13 +83,29 @@ def failure_text(result: Result) -> str:
     return "\n".join([*lines, f"  rerun: {result.rerun}"])
 
 
+def unsupported_lines(results: Sequence[Result]) -> list[str]:
+    """What could not be expressed, one line for each subject and reason."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for result in results:
+        if result.status == "unsupported":
+            cases.setdefault((result.subject, result.dtype, result.message), []).append(result.case)
+    return [
+        f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
+        for (subject, dtype, message), names in cases.items()
+    ]
+
+
 def verdict(results: Sequence[Result]) -> str:
     """One line for all of it."""
-    counts = {status: sum(r.status == status for r in results) for status in ("equal", "different", "failed")}
-    total = len(results)
+    counts = Counter(result.status for result in results)
+    total = len(results) - counts["unsupported"]
+    if not total:
+        return "Nothing could be judged."
+    left_out = f" {counts['unsupported']} more could not be expressed." if counts["unsupported"] else ""
     if counts["equal"] == total:
-        return f"All {total} results are equal to the reference."
-    return f"{counts['different']} of {total} results differ from the reference, {counts['failed']} did not run."
+        return f"All {total} results are equal to the reference.{left_out}"
+    differ = f"{counts['different']} of {total} results differ from the reference, {counts['failed']} did not run."
+    return differ + left_out
 
 
 def to_json(results: Iterable[Result], versions: dict[str, dict[str, str]]) -> dict[str, Any]:

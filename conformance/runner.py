@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -12,17 +13,24 @@ import numpy as np
 from conformance.case import Case
 from conformance.compare import Mismatch, ParityError, compare
 from conformance.expected import expected
+from conformance.guard import CannotExpress, SubjectFailed, ask
 from conformance.precision import Precision
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, Trace, reference
 from mha_core.backend import Backend, Run
 from mha_core.weights import Weights
 
-Status = Literal["equal", "different", "failed"]
+Status = Literal["equal", "different", "failed", "unsupported"]
+"""What came of a case: equal to the reference, different, no answer, or the subject can't express it."""
 
 
 class Subject(Protocol):
-    """Anything that can be judged: `prepare(config, weights) -> run(inputs) -> Trace`."""
+    """Anything that can be judged: `prepare(config, weights) -> run(inputs) -> Trace`.
+
+    It may also have `supports(config, inputs)`, which gives None or what it can't express of a case;
+    `time_limit`, the seconds that it may take for one case; and `selector`, the options of `mha check`
+    that choose it.
+    """
 
     @property
     def name(self) -> str: ...
@@ -37,22 +45,33 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class BackendSubject:
-    """One backend in one dtype on one device, as a subject."""
+    """One backend in one dtype on one device, as a subject.
+
+    `path` is the way in which the framework runs the layer, such as "compiled"; None is its usual one.
+    """
 
     backend: Backend
     dtype: str
     device: str
+    path: str | None = None
 
     @property
     def name(self) -> str:
-        return self.backend.name
+        return self.backend.name if self.path is None else f"{self.backend.name} {self.path}"
+
+    @property
+    def selector(self) -> str:
+        path = "" if self.path is None else f" --path {self.path}"
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        return f"--backend {self.backend.name}{path}{device}"
 
     @property
     def precision(self) -> Precision:
         return Precision.of(self.dtype)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device)
+        path = {} if self.path is None else {"path": self.path}
+        return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device, **path)
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,9 @@ class Result:
         recorded: for trained weights, the worst absolute difference from what the original
             implementation computed, per recorded stage.
         mismatches: every array that differs.
-        message: one line for a subject that failed to run.
+        message: one line for a subject that failed to run, or can't express the case.
+        judged: the stages and "gradients.NAME" that the subject exposes, which were compared.
+        selector: the options of `mha check` that choose the subject.
     """
 
     case: str
@@ -77,12 +98,15 @@ class Result:
     mismatches: tuple[Mismatch, ...] = ()
     message: str = ""
     seconds: float = 0.0
+    judged: tuple[str, ...] = ()
+    selector: str = ""
 
     @property
     def rerun(self) -> str:
         """The command that runs this case alone again."""
         device = "" if self.device == "cpu" else f" --device {self.device}"
-        return f"mha check --backend {self.subject} --case {self.case} --dtype {self.dtype}{device}"
+        selector = self.selector or f"--backend {self.subject}{device}"
+        return f"mha check {selector} --case {shlex.quote(self.case)} --dtype {self.dtype}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it, with `rerun`."""
@@ -96,19 +120,32 @@ def run_case(case: Case, subject: Subject) -> Result:
 
     def result(status: Status, **details: Any) -> Result:
         seconds = time.perf_counter() - start
-        return Result(case.id, subject.name, subject.dtype, subject.device, status, seconds=seconds, **details)
+        selector = getattr(subject, "selector", "")
+        return Result(
+            case.id,
+            subject.name,
+            subject.dtype,
+            subject.device,
+            status,
+            seconds=seconds,
+            selector=selector,
+            **details,
+        )
 
     try:
-        run = subject.prepare(wanted.problem.config, wanted.problem.weights)
-        trace = run(wanted.problem.inputs)
-    except Exception as error:  # a subject may raise anything; the other cases still run
-        return result("failed", message=f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        trace = ask(subject, wanted.problem)
+    except CannotExpress as reason:
+        return result("unsupported", message=f"cannot express: {reason}")
+    except SubjectFailed as error:
+        return result("failed", message=str(error))
     recorded = _distance_from_recording(trace, wanted.problem)
+    judged = _judged(trace, wanted.trace)
     try:
         ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
     except ParityError as error:
-        return result("different", ratios=error.ratios, mismatches=tuple(error.mismatches), recorded=recorded)
-    return result("equal", ratios=ratios, recorded=recorded)
+        mismatches = tuple(error.mismatches)
+        return result("different", ratios=error.ratios, mismatches=mismatches, recorded=recorded, judged=judged)
+    return result("equal", ratios=ratios, recorded=recorded, judged=judged)
 
 
 def run_all(
@@ -120,6 +157,17 @@ def run_all(
             outcome = run_case(case, subject)
             progress(outcome)
             yield outcome
+
+
+def until_interrupted(results: Iterable[Result]) -> tuple[list[Result], bool]:
+    """All results, or those that are there when the user interrupts; and whether that happened."""
+    finished: list[Result] = []
+    try:
+        for result in results:
+            finished.append(result)
+    except KeyboardInterrupt:
+        return finished, True
+    return finished, False
 
 
 class ReferenceSubject:
@@ -137,10 +185,19 @@ class ReferenceSubject:
         return run
 
 
+def _judged(trace: Trace, wanted: Trace) -> tuple[str, ...]:
+    """The names of the arrays that both have."""
+    gradients = [] if trace.gradients is None else list(wanted.gradients or ())
+    return (
+        *(name for name, _ in trace.stages()),
+        *(f"gradients.{name}" for name in gradients if name in (trace.gradients or {})),
+    )
+
+
 def _distance_from_recording(trace: Trace, problem: Problem) -> dict[str, float]:
     distances = {}
     for stage, recorded in problem.recorded.items():
         array = getattr(trace, stage)
-        if array is not None and array.shape == recorded.shape:
+        if array is not None and array.shape == recorded.shape and array.dtype.kind == "f":
             distances[stage] = float(np.abs(array - recorded).max(initial=0.0))
     return distances

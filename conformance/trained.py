@@ -37,6 +37,7 @@ def trained_cases() -> list[Case]:
             key_len=length,
             same_sizes="self-attention of a trained model",
             source=partial(_problem, prefix),
+            expensive=True,
         )
         for which, prefix in LAYERS.items()
     ]

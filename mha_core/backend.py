@@ -48,14 +48,27 @@ class Backend(ABC):
     def dtypes(self, device: str) -> tuple[str, ...]:
         """The dtypes that it computes in on `device`, of mha_core.dtypes.DTYPES."""
 
+    def paths(self) -> tuple[str, ...]:
+        """The ways in which the framework can run the same layer: its users' usual one first.
+
+        "eager" runs operation by operation, "compiled" as one program made by the framework's compiler.
+        """
+        return ("eager",)
+
     @abstractmethod
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         """Make the layer; called by `prepare` with arguments that have been checked and rounded."""
 
     def prepare(
-        self, config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str = "float64", device: str = "cpu"
+        self,
+        config: AttentionConfig,
+        weights: Mapping[str, NDArray],
+        *,
+        dtype: str = "float64",
+        device: str = "cpu",
+        path: str | None = None,
     ) -> Run:
-        """A function that runs this layer in `dtype` on `device`.
+        """A function that runs this layer in `dtype` on `device`, along `path` (None: the first of `paths`).
 
         Weights and inputs are rounded to `dtype` first. The Trace holds all seven stages, and
         gradients where the inputs carry a cotangent; arrays are of `dtype` (bfloat16: of float32,
@@ -63,9 +76,12 @@ class Backend(ABC):
 
         Raises:
             SpecError: the weights, or later the inputs, do not fit the config; the dtype has no such name.
-            BackendError: the device is not there, or does not compute in this dtype.
+            BackendError: the device or the path is not there, or the device does not compute in this dtype.
         """
         check_dtype(dtype)
+        path = self.paths()[0] if path is None else path
+        if path not in self.paths():
+            raise BackendError(f"backend {self.name!r} has no path {path!r} (it has: {', '.join(self.paths())})")
         if device not in self.devices():
             raise BackendError(f"backend {self.name!r} has no device {device!r} (it has: {', '.join(self.devices())})")
         if dtype not in self.dtypes(device):
@@ -74,7 +90,7 @@ class Backend(ABC):
                 f"(it does in: {', '.join(self.dtypes(device))})"
             )
         rounded = {name: round_to(array, dtype) for name, array in check_weights(config, weights).items()}
-        run_rounded = self.build(config, check_weights(config, rounded), dtype, device)
+        run_rounded = self.build(config, check_weights(config, rounded), dtype, device, path)
 
         def run(inputs: AttentionInputs) -> Trace:
             inputs.check(config)

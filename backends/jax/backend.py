@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -26,7 +25,7 @@ _COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
 
 
 class JaxBackend(Backend):
-    """backends.jax.MultiHeadAttention behind the contract, under jax.jit as its users run it."""
+    """backends.jax.MultiHeadAttention behind the contract: under jax.jit as its users run it, or op by op, slowly."""
 
     name = "jax"
 
@@ -39,12 +38,14 @@ class JaxBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return framework.dtypes(device)
 
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def paths(self) -> tuple[str, ...]:
+        return ("compiled", "eager")
+
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]
         with framework.scope(dtype, jax_device):
             layer, variables = from_weights(config, weights, dtype=jax_dtype)
 
-        @partial(jax.jit, static_argnames="options", compiler_options=_COMPILER_OPTIONS.get(jax_device.platform))
         def compute(
             variables: Variables,
             floats: dict[str, Any],
@@ -62,6 +63,10 @@ class JaxBackend(Backend):
                 return forward(variables, floats)[1], None
             _, pull_back, stages = jax.vjp(forward, variables, floats, has_aux=True)
             return stages, pull_back(cotangent)
+
+        if path == "compiled":
+            compiler_options = _COMPILER_OPTIONS.get(jax_device.platform)
+            compute = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
 
         def run(inputs: AttentionInputs) -> Trace:
             options: dict[str, Any] = {"deterministic": inputs.dropout_keep is None}

@@ -29,7 +29,7 @@ class MXNetBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return MXNET_DTYPES
 
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         ctx = framework.context_of(device)
         layer = from_weights(config, weights, dtype=dtype, ctx=ctx)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from backends.tf import framework
 from backends.tf.attention import Stages
 from backends.tf.framework import TF_DTYPES, to_numpy, to_tensor
-from backends.tf.layers import MultiHeadAttention
 from backends.tf.weights import canonical, from_weights, variables
 from mha_core.backend import Backend, Run
 from mha_core.config import AttentionConfig
@@ -19,7 +19,7 @@ from mha_core.weights import Weights
 
 
 class TensorFlowBackend(Backend):
-    """backends.tf.MultiHeadAttention behind the contract."""
+    """backends.tf.MultiHeadAttention behind the contract, as it is or traced by tf.function."""
 
     name = "tf"
 
@@ -32,46 +32,54 @@ class TensorFlowBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return tuple(TF_DTYPES)
 
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def paths(self) -> tuple[str, ...]:
+        return ("eager", "compiled")
+
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         tf_device, tf_dtype = framework.device_of(device), TF_DTYPES[dtype]
         with tf.device(tf_device):
             layer = from_weights(config, weights, dtype=dtype)
 
+        def compute(
+            floats: dict[str, tf.Tensor], others: dict[str, Any], cotangent: tf.Tensor | None
+        ) -> tuple[Stages, Any]:
+            """The stages; with a cotangent also the gradients of `floats` and of the layer's variables."""
+            training = others["dropout_keep"] is not None
+            with tf.GradientTape() as tape:
+                tape.watch(floats)
+                stages = layer.stages(**floats, **others, training=training)
+            if cotangent is None:
+                return stages, None
+            # 0 where no path leads to a leaf
+            leaves = floats, variables(layer)
+            zero = tf.UnconnectedGradients.ZERO
+            return stages, tape.gradient(stages.output, leaves, cotangent, unconnected_gradients=zero)
+
+        if path == "compiled":
+            compute = tf.function(compute)
+
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
-                mask = inputs.mask.map_arrays(
-                    lambda name, array: to_tensor(array, tf_dtype) if name == "bias" else tf.constant(array)
-                )
-                arguments = {
-                    "queries": to_tensor(inputs.queries, tf_dtype),
-                    "keys": to_tensor(inputs.keys, tf_dtype),
-                    "values": to_tensor(inputs.values, tf_dtype),
-                    **vars(mask),
+                floats = {
+                    name: to_tensor(array, tf_dtype)
+                    for name, array in (
+                        ("queries", inputs.queries),
+                        ("keys", inputs.keys),
+                        ("values", inputs.values),
+                        ("bias", inputs.mask.bias),
+                    )
+                    if array is not None
                 }
+                mask = inputs.mask.map_arrays(lambda _, array: tf.constant(array))
                 keep = None if inputs.dropout_keep is None else tf.constant(inputs.dropout_keep)
-                leaves = {
-                    name: arguments[name]
-                    for name in ("queries", "keys", "values", "bias")
-                    if arguments[name] is not None
-                }
-                with tf.GradientTape() as tape:
-                    tape.watch(leaves)
-                    stages = layer.stages(**arguments, dropout_keep=keep, training=keep is not None)
-                gradients = None
-                if inputs.cotangent is not None:
-                    gradients = _gradients(tape, layer, leaves, stages, to_tensor(inputs.cotangent, tf_dtype))
-            arrays = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
-            return Trace(**arrays, gradients=gradients)
+                others = {name: value for name, value in vars(mask).items() if name not in floats}
+                cotangent = None if inputs.cotangent is None else to_tensor(inputs.cotangent, tf_dtype)
+                stages, found = compute(floats, {**others, "dropout_keep": keep}, cotangent)
+            arrays: Any = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
+            if found is None:
+                return Trace(**arrays)
+            d_floats, d_variables = found
+            by_name = {name: to_numpy(gradient) for name, gradient in d_floats.items()}
+            return Trace(**arrays, gradients={**by_name, **canonical(d_variables)})
 
         return run
-
-
-def _gradients(
-    tape: tf.GradientTape, layer: MultiHeadAttention, leaves: dict, stages: Stages, cotangent: tf.Tensor
-) -> dict[str, NDArray]:
-    """Gradients by their public names: inputs, additive bias, parameters; 0 where no path leads to one."""
-    parameters = variables(layer)
-    inputs, weights = tape.gradient(
-        stages.output, (leaves, parameters), cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    return {**{name: to_numpy(gradient) for name, gradient in inputs.items()}, **canonical(weights)}

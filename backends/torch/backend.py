@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
 import numpy as np
 import torch
 
 from backends.torch import framework
+from backends.torch.attention import Stages
 from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
+from backends.torch.layers import MultiHeadAttention
 from backends.torch.weights import from_weights
 from mha_core.backend import Backend, Run
 from mha_core.config import AttentionConfig
@@ -16,7 +25,7 @@ from mha_core.weights import Weights
 
 
 class TorchBackend(Backend):
-    """backends.torch.MultiHeadAttention behind the contract."""
+    """backends.torch.MultiHeadAttention behind the contract, as it is or under torch.compile as one whole graph."""
 
     name = "torch"
 
@@ -29,9 +38,13 @@ class TorchBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return tuple(TORCH_DTYPES)
 
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def paths(self) -> tuple[str, ...]:
+        return ("eager", "compiled")
+
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         torch_device, torch_dtype = framework.device_of(device), TORCH_DTYPES[dtype]
         layer = from_weights(config, weights, device=torch_device, dtype=torch_dtype)
+        stages_of = layer.stages if path == "eager" else _compiled(layer)
 
         def run(inputs: AttentionInputs) -> Trace:
             floats = {
@@ -53,7 +66,7 @@ class TorchBackend(Backend):
             with framework.full_precision(), torch.set_grad_enabled(inputs.cotangent is not None):
                 for leaf in floats.values():
                     leaf.requires_grad_(inputs.cotangent is not None)
-                stages = layer.stages(**arguments)
+                stages = stages_of(**arguments)
                 if inputs.cotangent is not None:
                     leaves = {**floats, **dict(layer.named_parameters())}
                     cotangent = to_tensor(inputs.cotangent, torch_dtype, torch_device)
@@ -62,3 +75,36 @@ class TorchBackend(Backend):
             return Trace(**{name: to_numpy(stage) for name, stage in stages._asdict().items()}, gradients=gradients)
 
         return run
+
+
+def _compiled(layer: MultiHeadAttention) -> Callable[..., Stages]:
+    """`layer.stages` as one compiled program for each form of call: shapes, dtypes, training, and which masks are there.
+
+    PyTorch keeps what it compiles with the code object, and stops at eight programs for one of them.
+    Each form therefore gets a copy of the code, whose programs go with the layer.
+    """
+
+    def stages(**arguments: Any) -> Stages:
+        return layer.stages(**arguments)
+
+    programs: dict[Any, Callable[..., Stages]] = {}
+
+    def call(**arguments: Any) -> Stages:
+        form = (layer.training, torch.is_grad_enabled(), *(_form(name, value) for name, value in arguments.items()))
+        if form not in programs:
+            copy = FunctionType(stages.__code__.replace(), globals(), closure=stages.__closure__)
+            programs[form] = torch.compile(copy, fullgraph=True, dynamic=False, backend=_compiler())
+        return programs[form](**arguments)
+
+    return call
+
+
+def _form(name: str, value: Any) -> Any:
+    """What a compiled program depends on: the shape and dtype of a tensor, anything else itself."""
+    return (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value)
+
+
+def _compiler() -> str:
+    """PyTorch's own compiler; where there is no C++ compiler, which it needs, its graphs op by op."""
+    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return "inductor" if shutil.which(cxx) else "aot_eager"

@@ -52,8 +52,7 @@ def build_mask(
         dropout_keep=dropout_keep,
         num_heads=num_heads,
         widths=widths,
-        # Under autocast, PyTorch chooses the dtype of each product itself.
-        layer_dtype=None if dtype is None or torch.is_autocast_enabled(device.type) else dtype_name(dtype),
+        layer_dtype=None if dtype is None or _autocasts(device) else dtype_name(dtype),
         describe=describe,
     )
     if mask.valid_lens is not None and _has_values(mask.valid_lens):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,48 +20,170 @@ from conformance.commands.common import (
     progress,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.case import Case
+    from conformance.runner import Result, Subject
+
 
 @click.command()
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
+@click.option("--subject", "-s", "specs", multiple=True, help="Your own layer, package.module:factory (repeatable).")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
+@click.option("--random", "count", type=click.IntRange(min=1), help="Run this many random cases instead of the table.")
+@click.option("--seed", default=0, show_default=True, help="Of the random cases.")
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
+@click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: each one's first.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one case.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Also write a report page to this file.")
 def check(
     backend_names: tuple[str, ...],
+    specs: tuple[str, ...],
     patterns: tuple[str, ...],
+    count: int | None,
+    seed: int,
     dtypes: tuple[str, ...],
     devices: tuple[str, ...],
+    path: str | None,
+    time_limit: float,
     json_path: Path | None,
+    html_path: Path | None,
 ) -> None:
-    """Run every case on every installed backend and compare all stages with the float64 reference.
+    """Compare all stages and gradients with the float64 reference, in every case.
+
+    Without --backend and --subject, every installed backend is checked. A subject that differs is
+    diagnosed as well.
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
     from rich.console import Console
 
-    from conformance import cases, report
+    from conformance import report
     from conformance.runner import run_all
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
     console, errors = Console(), Console(stderr=True)
     try:
-        selected = cases.select(patterns)
-        chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
         check_writable("--json", json_path)
-        backends, absent = load_backends(backend_names)
-        subjects, skipped = backend_subjects(backends, chosen_dtypes, devices)
+        check_writable("--html", html_path)
+        cases = _selected_cases(patterns, count, seed)
+        chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
+        own, left_out = _own_subjects(specs, chosen_dtypes, time_limit)
+        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
+        ours, skipped = backend_subjects(backends, chosen_dtypes, devices, path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    for line in (*absent, *skipped):
+    for line in (*left_out, *absent, *skipped):
         errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
-    with progress(errors, total=len(selected) * len(subjects)) as advance:
-        results = list(run_all(selected, subjects, advance))
+    subjects = [*ours, *own]
+    results: list[Result] = []
+    total = len(cases) * len(subjects)
+    interrupted = False
+    with progress(errors, total=total) as advance:
+        try:
+            for result in run_all(cases, subjects, advance):
+                results.append(result)
+        except KeyboardInterrupt:
+            interrupted = True  # what is finished is still worth reporting
     report.print_results(console, results)
+    if interrupted:
+        errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
+    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
     if json_path is not None:
-        versions = {backend.name: backend.versions() for backend in backends}
-        report.write_json(json_path, report.to_json(results, versions))
+        report.write_json(json_path, whole)
+    if html_path is not None:
+        from conformance.html import write_html
+
+        write_html(html_path, whole)
+    if not interrupted:
+        _explain(console, errors, own, cases, results)
+        if count is not None:
+            _show_smallest(console, errors, subjects, results, seed)
     statuses = {result.status for result in results}
-    sys.exit(DIFFERENT if "different" in statuses else COULD_NOT_RUN if "failed" in statuses else EQUAL)
+    failed = "failed" in statuses or interrupted
+    sys.exit(DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL)
+
+
+def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
+    """The cases of the table that match, or random ones."""
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    from conformance import cases
+    from conformance.random_cases import case_from_text, is_case_text, random_cases
+
+    if count is not None:
+        # Hypothesis would keep notes in the current folder.
+        set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "mha-hypothesis")
+        drawn = random_cases(count, seed)
+        return [case for case in drawn if not patterns or case.id in patterns]
+    texts = [pattern for pattern in patterns if is_case_text(pattern)]
+    named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
+    return [*map(case_from_text, texts), *(cases.select(named) if named or not texts else [])]
+
+
+def _explain(
+    console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
+) -> None:
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it does."""
+    from conformance.diagnose import diagnose
+    from conformance.diagnosis_text import describe
+
+    explained: set[str] = set()
+    for subject in subjects:
+        differs = any(
+            result.status == "different" and (result.subject, result.dtype) == (subject.name, subject.dtype)
+            for result in results
+        )
+        if differs and subject.name not in explained:
+            explained.add(subject.name)
+            with errors.status("") as status:
+                found = diagnose(subject, [case for case in cases if not case.expensive], progress=status.update)
+            console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _own_subjects(specs: tuple[str, ...], dtypes: list[str], time_limit: float) -> tuple[list[Subject], list[str]]:
+    """Somebody's own subjects in every dtype that they compute in; and a line for each of the others."""
+    from conformance.subjects import load_subjects
+
+    subjects: list[Subject] = []
+    left_out: list[str] = []
+    for spec in specs:
+        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
+        subjects += found
+        left_out += lines
+    return subjects, left_out
+
+
+def _show_smallest(
+    console: Console, errors: Console, subjects: list[Subject], results: list[Result], seed: int
+) -> None:
+    """Shrink the first random case that each subject fails, and say how to run the small one."""
+    from conformance.random_cases import case_from_text, shrink
+    from conformance.report import failure_text
+    from conformance.runner import run_case
+
+    for subject in subjects:
+        wrong = [
+            result
+            for result in results
+            if (result.subject, result.dtype) == (subject.name, subject.dtype) and result.status in FAILING
+        ]
+        if not wrong:
+            continue
+        with errors.status(f"looking for a small case that {subject.name} fails"):
+            small = shrink(
+                case_from_text(wrong[0].case),
+                lambda case: run_case(case, subject).status in FAILING,
+                seed,  # noqa: B023
+            )
+            result = run_case(small, subject)
+        text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+FAILING = ("different", "failed")

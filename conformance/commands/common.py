@@ -64,26 +64,32 @@ def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]
 
 
 def backend_subjects(
-    backends: list[Backend], dtypes: list[str], devices: tuple[str, ...]
+    backends: list[Backend], dtypes: list[str], devices: tuple[str, ...], path: str | None = None
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Every backend in every dtype on every device; and a line for each dtype that one does not have."""
+    """Every backend in every dtype on every device; and a line for each dtype or path that one does not have."""
     from conformance.runner import BackendSubject
 
     known = {device for backend in backends for device in backend.devices()}
     for device in devices:
         if device not in known:
             raise CouldNotRun(f"device {device!r} is not there (there are: {', '.join(sorted(known))})")
+    known_paths = {known_path for backend in backends for known_path in backend.paths()}
+    if path is not None and path not in known_paths:
+        raise CouldNotRun(f"path {path!r} is not there (there are: {', '.join(sorted(known_paths))})")
     subjects, skipped = [], []
     for backend in backends:
+        if path is not None and path not in backend.paths():
+            skipped.append(f"left out: {backend.name} has no path {path!r} (it has: {', '.join(backend.paths())})")
+            continue
         for device in backend.devices():
             if devices and device not in devices:
                 continue
             for dtype in dtypes:
                 if dtype in backend.dtypes(device):
-                    subjects.append(BackendSubject(backend, dtype, device))
+                    subjects.append(BackendSubject(backend, dtype, device, path))
                 else:
                     skipped.append(f"left out: {backend.name} does not compute in {dtype} on {device}")
-    if not subjects:
+    if backends and not subjects:
         raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
     return subjects, skipped
 
@@ -98,6 +104,6 @@ def progress(console: Console, total: int) -> Iterator[Callable[[Result], None]]
         task = bar.add_task("starting", total=total)
 
         def advance(result: Result) -> None:
-            bar.update(task, advance=1, description=f"{result.subject} {result.dtype} {result.case}")
+            bar.update(task, advance=1, description=f"{result.subject} {result.dtype} {result.case[:32]}")
 
         yield advance

@@ -27,7 +27,7 @@ class EinsumBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return ("float64", "float32")
 
-    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str) -> Run:
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         heads, groups = config.num_heads, config.num_kv_heads
 
         def project(name: str, x: np.ndarray, num_heads: int) -> np.ndarray:

@@ -116,7 +116,9 @@ def test_float64_is_tight(problem, expected):
     """1e-12 relative or better on data of order 1; here for each stage and gradient."""
     allowed = answer(problem, Precision.of("float64")).allowed_error
     for stage in STAGES:
-        size = np.abs(np.where(problem.allowed(), expected.scores, 0) if stage == "scores" else getattr(expected, stage))
+        size = np.abs(
+            np.where(problem.allowed(), expected.scores, 0) if stage == "scores" else getattr(expected, stage)
+        )
         assert allowed[stage].max() <= 1e-12 * max(1.0, size.max()), stage
     assert all(allowed[f"gradients.{name}"].max() <= 1e-11 for name in expected.gradients)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from conformance.cases import all_cases, select
 from conformance.expected import expected
 from conformance.precision import Precision
-from conformance.runner import ReferenceSubject, run_all, run_case
-from mha_core import reference
+from conformance.runner import BackendSubject, ReferenceSubject, run_all, run_case, until_interrupted
+from mha_core import STAGES, Trace, reference
 from mha_core.heads import split_heads
 
 
@@ -102,3 +105,86 @@ def test_the_reference_runs_once_per_case_and_dtype():
     single = Precision.of("float32")
     assert expected(case, single) is expected(case, Precision.of("float32"))
     assert expected(case, single) is not expected(case, Precision.of("float64"))
+
+
+class OutputOnly(ReferenceSubject):
+    """Gives its output and no gradients."""
+
+    name = "output-only"
+
+    def prepare(self, config, weights):
+        return lambda inputs: Trace(output=reference.run(config, weights, inputs).output)
+
+
+def test_results_say_what_was_judged():
+    (case,) = select(("prime",))
+    everything = run_case(case, ReferenceSubject()).judged
+    gradients = {f"gradients.{name}" for name in expected(case, Precision.of("float64")).trace.gradients}
+    assert everything[:7] == STAGES
+    assert set(everything[7:]) == gradients
+    assert run_case(case, OutputOnly()).judged == ("output",)
+    wrong = run_case(case, Broken(output=lambda s: reference.output(s) + 1.0))
+    assert wrong.judged == everything
+    assert json.loads(json.dumps(wrong.to_dict()))["judged"] == list(everything)
+
+
+class Unable(ReferenceSubject):
+    name = "unable"
+
+    def supports(self, config, inputs):
+        return "causal masks" if inputs.mask.causal else None
+
+
+def test_what_a_subject_cannot_express_is_listed_with_its_reason():
+    results = {result.case: result for result in run_all(select(("prime", "causal")), [Unable()])}
+    assert results["prime"].status == "equal"
+    assert (results["causal"].status, results["causal"].message) == ("unsupported", "cannot express: causal masks")
+    assert results["causal"].to_dict()["status"] == "unsupported"
+
+
+class Interrupted(ReferenceSubject):
+    name = "interrupted"
+
+    def prepare(self, config, weights):
+        if config.head_dim == 1:
+            raise KeyboardInterrupt
+        return super().prepare(config, weights)
+
+
+def test_an_interrupt_leaves_what_is_finished():
+    finished, interrupted = until_interrupted(run_all(select(("prime", "head-dim-1", "views")), [Interrupted()]))
+    assert interrupted
+    assert [result.case for result in finished] == ["prime"]
+    finished, interrupted = until_interrupted(run_all(select(("prime",)), [Interrupted()]))
+    assert not interrupted
+    assert len(finished) == 1
+
+
+class Vandal(ReferenceSubject):
+    name = "vandal"
+
+    def prepare(self, config, weights):
+        def run(inputs):
+            trace = reference.run(config, weights, inputs)
+            inputs.keys[...] = 0.0
+            return trace
+
+        return run
+
+
+def test_writing_into_the_inputs_is_a_failure_that_harms_nobody_else():
+    results = list(run_all(select(("prime",)), [Vandal(), ReferenceSubject(), Vandal()]))
+    assert [result.status for result in results] == ["failed", "equal", "failed"]
+    assert results[0].message == "wrote into its inputs: keys"
+
+
+def test_backends_say_how_to_run_them_again(backend):
+    (case,) = select(("prime",))
+    assert run_case(case, BackendSubject(backend, "float32", "cpu")).rerun == (
+        f"mha check --backend {backend.name} --case prime --dtype float32"
+    )
+    elsewhere = BackendSubject(backend, "float32", "gpu:1", "compiled")
+    assert elsewhere.selector == f"--backend {backend.name} --path compiled --device gpu:1"
+    assert elsewhere.name == f"{backend.name} compiled"
+    spaced = replace(run_case(case, ReferenceSubject()), case="B=1 H=2")
+    assert spaced.rerun == "mha check --backend reference --case 'B=1 H=2' --dtype float64"

@@ -28,8 +28,12 @@ class Echo(backend.Backend):
     def dtypes(self, device):
         return ("float64", "bfloat16") if device == "cpu" else ("float64",)
 
-    def build(self, config, weights, dtype, device):
+    def paths(self):
+        return ("eager", "compiled")
+
+    def build(self, config, weights, dtype, device, path):
         self.weights = weights
+        self.path = path
         return lambda inputs: Trace(output=inputs.queries)
 
 
@@ -94,9 +98,11 @@ def test_two_packages_with_one_name(monkeypatch):
         ({"dtype": "float16"}, BackendError, r"does not compute in float16 on cpu \(it does in: float64, bfloat16\)"),
         ({"dtype": "bfloat16", "device": "gpu:0"}, BackendError, "does not compute in bfloat16 on gpu:0"),
         ({"dtype": "half"}, SpecError, "dtype 'half' is not known"),
+        ({"path": "jit"}, BackendError, r"backend 'echo' has no path 'jit' \(it has: eager, compiled\)"),
+        ({"path": ""}, BackendError, "backend 'echo' has no path ''"),
     ],
 )
-def test_devices_and_dtypes_that_are_not_there(arguments, error, message):
+def test_devices_dtypes_and_paths_that_are_not_there(arguments, error, message):
     with pytest.raises(error, match=message):
         Echo().prepare(CONFIG, WEIGHTS, **arguments)
 
@@ -114,3 +120,11 @@ def test_weights_and_inputs_are_checked_and_rounded():
     assert rounded.dtype == np.float32
     assert (np.abs(rounded / x - 1.0) <= 2.0**-8).all()
     assert (rounded.view(np.uint32) & 0xFFFF == 0).all()
+
+
+def test_the_first_path_is_the_default():
+    echo = Echo()
+    for path, wanted in ((None, "eager"), ("eager", "eager"), ("compiled", "compiled")):
+        echo.prepare(CONFIG, WEIGHTS, path=path)
+        assert echo.path == wanted
+    assert backend.Backend.paths(echo) == ("eager",)

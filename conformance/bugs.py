@@ -1,0 +1,48 @@
+"""The bug zoo: every known way of getting attention wrong that the suite must catch."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+
+from conformance.bug import Bug
+from conformance.zoo import (
+    dropout,
+    gradients,
+    heads,
+    masks,
+    parameters,
+    positions,
+    precision,
+    projections,
+    scores,
+    softmax,
+)
+from mha_core import SpecError
+
+
+@cache
+def all_bugs() -> tuple[Bug, ...]:
+    """Every bug, by topic, in the order of the stages.
+
+    >>> all_bugs()[0].id
+    'q-proj-weight-transposed'
+    """
+    topics = (projections, scores, masks, positions, softmax, precision, dropout, heads, gradients, parameters)
+    return tuple(bug for topic in topics for bug in topic.BUGS)
+
+
+def select(patterns: tuple[str, ...]) -> list[Bug]:
+    """The bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
+
+    >>> [bug.id for bug in select(("scale-given-*",))]
+    ['scale-given-ignored', 'scale-given-on-top']
+    >>> select(("scale-mising",))
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: bug 'scale-mising' is not known; `mha bugs` lists them
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(bug.id, pattern) for bug in all_bugs()):
+            raise SpecError(f"bug {pattern!r} is not known; `mha bugs` lists them")
+    return [bug for bug in all_bugs() if not patterns or any(fnmatchcase(bug.id, p) for p in patterns)]

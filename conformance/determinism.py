@@ -1,0 +1,111 @@
+"""Determinism: the same bits from a rerun in one process, and from a run in a fresh one.
+
+`python -m conformance.determinism BACKEND DTYPE TIMES` prints the fingerprints of every case as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.case import Case
+from conformance.cases import select
+from conformance.runner import BackendSubject
+from mha_core import SpecError, Trace
+from mha_core.backend import load
+
+Fingerprints = dict[str, dict[str, str]]
+"""Case id -> stage, or "gradients.NAME" -> a hash of its bits."""
+
+
+@dataclass(frozen=True)
+class Repeatability:
+    """How many arrays came out with the same bits, and which did not.
+
+    Attributes:
+        total: stages and gradients of all cases.
+        in_process, fresh: "case: array" of each that differs in a rerun, and in another process.
+    """
+
+    backend: str
+    dtype: str
+    total: int
+    in_process: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+    @property
+    def bitwise(self) -> bool:
+        return not self.in_process and not self.fresh
+
+
+def fingerprint(trace: Trace) -> dict[str, str]:
+    """A hash of the bits of every stage and gradient.
+
+    >>> fingerprint(Trace(output=np.zeros(2))) == fingerprint(Trace(output=-np.zeros(2)))
+    False
+    """
+    arrays = {**dict(trace.stages()), **{f"gradients.{name}": array for name, array in (trace.gradients or {}).items()}}
+    return {
+        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16] for name, array in arrays.items()
+    }
+
+
+def fingerprints(backend_name: str, dtype: str, cases: Iterable[Case]) -> Fingerprints:
+    """Run every case once on the CPU."""
+    subject = BackendSubject(load(backend_name), dtype, "cpu")
+    found = {}
+    for case in cases:
+        problem = case.build().rounded(dtype)
+        found[case.id] = fingerprint(subject.prepare(problem.config, problem.weights)(problem.inputs))
+    return found
+
+
+def repeatability(backend_name: str, dtype: str, patterns: tuple[str, ...] = ()) -> Repeatability:
+    """Run the cases twice in one fresh process and once in another.
+
+    Not in this one: another framework that is loaded already can lend its matrix products to this
+    one, and then other bits come out.
+
+    Raises:
+        SpecError: a process failed; with the last line that it wrote.
+    """
+    select(patterns)
+    first, again = _in_fresh_process(backend_name, dtype, patterns, times=2)
+    (fresh,) = _in_fresh_process(backend_name, dtype, patterns, times=1)
+    total = sum(map(len, first.values()))
+    return Repeatability(backend_name, dtype, total, _differences(first, again), _differences(first, fresh))
+
+
+def _in_fresh_process(backend_name: str, dtype: str, patterns: tuple[str, ...], times: int) -> list[Fingerprints]:
+    command = [sys.executable, "-m", "conformance.determinism", backend_name, dtype, str(times), *patterns]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
+        raise SpecError(f"a fresh process with {backend_name} in {dtype} failed: {last}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
+    return tuple(
+        f"{case}: {name}"
+        for case, arrays in first.items()
+        for name, bits in arrays.items()
+        if second[case][name] != bits
+    )
+
+
+def main() -> None:
+    """Print the fingerprints of so many runs as one line of JSON."""
+    backend_name, dtype, times, *patterns = sys.argv[1:]
+    cases = select(tuple(patterns))
+    print(json.dumps([fingerprints(backend_name, dtype, cases) for _ in range(int(times))]))
+
+
+if __name__ == "__main__":
+    main()

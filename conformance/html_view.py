@@ -1,0 +1,257 @@
+"""What the HTML report shows: the JSON report as rows and cells, every number as text.
+
+Which colour and which sign a cell gets is decided here; how that looks stands in `templates/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mha_core import STAGES
+
+STATUSES = {
+    "equal": ("✓", "equal"),
+    "different": ("≠", "different"),
+    "failed": ("✗", "did not run"),
+    "unsupported": ("-", "cannot be expressed"),
+}
+"""Status -> its sign and its words."""
+
+HEAT_STEPS = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)
+"""Upper ends of the colours of error / allowed error. The first is exactly 0; everything over 1 is wrong."""
+
+GRADIENT_GROUPS = ("inputs", "q_proj", "k_proj", "v_proj", "out_proj", "score")
+GRADIENT_LABELS = ("queries", "keys", "values", "weight", "bias", "query.weight", "key.weight", "vector")
+"""The order of gradients in a heat map: by group, then by label. Others come after them, by name."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One subject in one dtype on one device: a column of the matrix, a row of the heat map."""
+
+    subject: str
+    dtype: str
+    device: str
+
+    @property
+    def place(self) -> str:
+        """The dtype, and the device unless it is the CPU."""
+        return self.dtype if self.device == "cpu" else f"{self.dtype} {self.device}"
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.place}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One error / allowed error: the text to show and the step of the colour scale (None: no number)."""
+
+    text: str
+    step: int | None = None
+
+    @property
+    def wrong(self) -> bool:
+        return self.step is not None and self.step > HEAT_STEPS.index(1.0)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One stage or gradient: a column of the heat maps."""
+
+    name: str
+    group: str
+    label: str
+
+
+@dataclass(frozen=True)
+class MismatchRow:
+    """One row in the table of a failure, as texts."""
+
+    stage: str
+    index: str
+    actual: str
+    expected: str
+    error: str
+    allowed: str
+    ratio: Ratio
+    share: str
+    message: str
+    has_values: bool
+
+
+@dataclass(frozen=True)
+class ResultView:
+    """One result, ready to show."""
+
+    id: str
+    case: str
+    column: Column
+    status: str
+    worst: Ratio
+    ratios: Mapping[str, Ratio]
+    recorded: Mapping[str, str]
+    mismatches: Sequence[MismatchRow]
+    message: str
+    rerun: str
+
+    @property
+    def sign(self) -> str:
+        return STATUSES[self.status][0]
+
+    @property
+    def words(self) -> str:
+        return STATUSES[self.status][1]
+
+    @property
+    def target(self) -> str:
+        """The id of the element with its details."""
+        places = {"different": "failure", "failed": "failure", "unsupported": "unsupported"}
+        return f"{places.get(self.status, 'result')}-{self.id}"
+
+    @property
+    def label(self) -> str:
+        """What a cell of the matrix says to someone who does not see the colour or the column."""
+        worst = "" if self.worst.step is None else f", worst error / allowed error {self.worst.text}"
+        return f"{self.case}, {self.column}: {self.words}{worst}"
+
+    @property
+    def as_text(self) -> str:
+        """What the terminal says about it."""
+        return "\n".join([mismatch.message for mismatch in self.mismatches] or [self.message])
+
+
+@dataclass
+class Group:
+    """Every result of one Column."""
+
+    column: Column
+    results: list[ResultView] = field(default_factory=list)
+    quantities: list[Quantity] = field(default_factory=list)
+    worst: dict[str, Ratio] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> int:
+        return sum(result.status != "unsupported" for result in self.results)
+
+    @property
+    def equal(self) -> int:
+        return sum(result.status == "equal" for result in self.results)
+
+
+def ratio(value: float | str | None) -> Ratio:
+    """How to show one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
+
+    >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
+    (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
+    """
+    number = _number(value)
+    if number is None:
+        return Ratio("-")
+    step = next((step for step, end in enumerate(HEAT_STEPS) if number <= end), len(HEAT_STEPS))
+    # A number next to 1 must not be rounded to 1: the reader could not tell on which side it is.
+    digits = next(digits for digits in range(2, 18) if number == 1.0 or float(_short(number, digits)) != 1.0)
+    return Ratio(_short(number, digits), step)
+
+
+def _number(value: float | str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _short(number: float, digits: int) -> str:
+    """That many digits in as few characters as they take: 0.10, 1.0e-5 and not 1.0e-05, 1234 and not 1.2e3."""
+    if number == 0.0:
+        return "0"
+    if 10 ** (digits - 1) <= number < 10_000 and number >= 10.0:
+        return f"{number:.0f}"
+    style = f".{digits - 1}e" if abs(number) < 0.001 else f"#.{digits}g"
+    mantissa, e, exponent = f"{number:{style}}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def _exact(value: float | str | None) -> str:
+    """Every digit that a float64 has."""
+    number = _number(value)
+    return "-" if number is None else repr(number)
+
+
+def _rounded(value: float | str | None) -> str:
+    number = _number(value)
+    return "-" if number is None else _short(number, 3)
+
+
+def _badness(value: float | str) -> float:
+    number = float(value)
+    return math.inf if math.isnan(number) else number
+
+
+def _worst(values: Iterable[float | str]) -> Ratio:
+    return ratio(max(values, key=_badness, default=None))
+
+
+def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
+    mismatches = [_mismatch(mismatch, entry["ratios"]) for mismatch in entry["mismatches"]]
+    return ResultView(
+        id=str(position),
+        case=entry["case"],
+        column=Column(entry["subject"], entry["dtype"], entry["device"]),
+        status=entry["status"],
+        worst=_worst(entry["ratios"].values()),
+        ratios={name: ratio(value) for name, value in entry["ratios"].items()},
+        recorded={stage: _rounded(value) for stage, value in entry["recorded"].items()},
+        mismatches=mismatches,
+        message=entry["message"],
+        rerun=entry["rerun"],
+    )
+
+
+def _mismatch(entry: Mapping[str, Any], ratios: Mapping[str, float | str]) -> MismatchRow:
+    wrong, total = entry["wrong"], entry["total"]
+    return MismatchRow(
+        stage=entry["stage"],
+        index="-" if entry["index"] is None else f"[{', '.join(map(str, entry['index']))}]",
+        actual=_exact(entry["actual"]),
+        expected=_exact(entry["expected"]),
+        error=_rounded(entry["error"]),
+        allowed=_rounded(entry["allowed"]),
+        ratio=ratio(ratios.get(entry["stage"])),
+        share=f"{wrong} of {total} ({100 * wrong / total:.3g} %)" if total else "-",
+        message=entry["message"],
+        has_values=entry["index"] is not None,
+    )
+
+
+def groups_of(results: Sequence[ResultView], entries: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """The results of each Column; columns of one subject stand together, in the order of their first results."""
+    order = list(dict.fromkeys(result.column.subject for result in results))
+    columns = dict.fromkeys(result.column for result in results)
+    groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}
+    values: dict[Column, dict[str, list[float | str]]] = {column: {} for column in columns}
+    for result, entry in zip(results, entries, strict=True):
+        groups[result.column].results.append(result)
+        for name, value in entry["ratios"].items():
+            values[result.column].setdefault(name, []).append(value)
+    for column, group in groups.items():
+        group.quantities = quantities_of(values[column])
+        group.worst = {name: _worst(found) for name, found in values[column].items()}
+    return list(groups.values())
+
+
+def quantities_of(names: Iterable[str]) -> list[Quantity]:
+    """Every stage, and the gradients among `names`: of the inputs first, then by projection."""
+    gradients = {name.removeprefix("gradients.") for name in names if name.startswith("gradients.")}
+    found = []
+    for name in gradients:
+        group, dot, label = name.partition(".")
+        found.append(Quantity(f"gradients.{name}", group if dot else "inputs", label if dot else name))
+    return [Quantity(stage, "stages", stage) for stage in STAGES] + sorted(found, key=_gradient_order)
+
+
+def _gradient_order(quantity: Quantity) -> tuple[int, str, int, str]:
+    def rank(name: str, order: tuple[str, ...]) -> int:
+        return order.index(name) if name in order else len(order)
+
+    group, label = quantity.group, quantity.label
+    return rank(group, GRADIENT_GROUPS), group, rank(label, GRADIENT_LABELS), label

@@ -1,0 +1,175 @@
+"""The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
+
+It is there wherever this package is installed, and does nothing without that option: NumPy and the
+suite are imported only if it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.case import Case
+    from conformance.runner import Result
+    from conformance.subjects import LoadedSubject
+
+MARKER = "mha"
+"""Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mha", "multi-head attention (mha-parity)")
+    group.addoption(
+        "--mha-subject",
+        action="append",
+        default=[],
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="Compare this implementation of multi-head attention with the reference, each case a test (repeatable).",
+    )
+    group.addoption(
+        "--mha-case",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="Only cases of this id; wildcards work (repeatable).",
+    )
+    group.addoption(
+        "--mha-dtype",
+        action="append",
+        default=[],
+        metavar="DTYPE",
+        help="This dtype (repeatable). Default: float64 and float32.",
+    )
+    group.addoption(
+        "--mha-time-limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="How long the subject may take for one case. Default: %(default)g.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the subjects, so that a mistake in an option ends the run before any test."""
+    config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
+    specs: list[str] = config.getoption("--mha-subject")
+    if not specs:
+        given = [name for name in ("--mha-case", "--mha-dtype") if config.getoption(name)]
+        if given:
+            raise pytest.UsageError(f"{given[0]} needs --mha-subject")
+        return
+
+    from conformance.cases import select
+    from conformance.subjects import load_subjects
+    from mha_core import SpecError
+
+    dtypes = config.getoption("--mha-dtype") or ["float64", "float32"]
+    subjects: list[LoadedSubject] = []
+    left_out: list[str] = []
+    try:
+        cases = select(tuple(config.getoption("--mha-case")))
+        for spec in dict.fromkeys(specs):
+            found, skipped = load_subjects(
+                spec, list(dict.fromkeys(dtypes)), time_limit=config.getoption("--mha-time-limit")
+            )
+            subjects += found
+            left_out += skipped
+    except SpecError as error:
+        raise pytest.UsageError(*str(error).splitlines()) from error
+    config.pluginmanager.register(Suite(subjects, cases, left_out), "mha-suite")
+
+
+class Suite:
+    """The part of the plugin that is there only if a subject is given."""
+
+    def __init__(self, subjects: list[LoadedSubject], cases: list[Case], left_out: list[str]) -> None:
+        self.subjects = subjects
+        self.cases = cases
+        self.left_out = left_out
+
+    def pytest_report_header(self) -> list[str]:
+        """What is judged."""
+        runs = ", ".join(f"{subject.spec} {subject.dtype}" for subject in self.subjects)
+        return [f"mha: {len(self.cases)} cases on {runs}"]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The dtypes that a subject does not compute in: there are no tests that could say it."""
+        for line in self.left_out:
+            terminalreporter.write_line(f"mha: {line}", yellow=True)
+
+    @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Add the tests, wherever the user's own tests are, and if there are none."""
+        by_spec: dict[str, list[LoadedSubject]] = {}
+        for subject in self.subjects:
+            by_spec.setdefault(subject.spec, []).append(subject)
+        for spec, subjects in by_spec.items():
+            collector = SubjectCollector.from_parent(
+                session, name=spec, nodeid=spec, subjects=subjects, cases=self.cases
+            )
+            items.extend(session.genitems(collector))
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, None]:
+        """Show a skip as one of the subject's, instead of a line of this file."""
+        outcome = yield
+        report: pytest.TestReport = outcome.get_result()
+        if isinstance(item, CaseItem) and report.skipped and isinstance(report.longrepr, tuple):
+            report.longrepr = (item.subject.spec, None, report.longrepr[2])  # type: ignore[assignment]
+
+
+class SubjectCollector(pytest.Collector):
+    """All cases on one subject."""
+
+    def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], **details: Any) -> None:
+        super().__init__(**details)
+        self.subjects = subjects
+        self.cases = cases
+        self.add_marker(MARKER)
+
+    def collect(self) -> Iterator[CaseItem]:
+        for subject in self.subjects:
+            for case in self.cases:
+                name = f"{case.id}[{subject.dtype}]"
+                # As a string, which pytest takes apart: --last-failed compares the parts.
+                yield CaseItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", subject=subject, case=case)
+
+
+class CaseItem(pytest.Item):
+    """One case on one subject in one dtype."""
+
+    def __init__(self, *, subject: LoadedSubject, case: Case, **details: Any) -> None:
+        super().__init__(**details)
+        self.subject = subject
+        self.case = case
+
+    def runtest(self) -> None:
+        from conformance.runner import run_case
+
+        result = run_case(self.case, self.subject)
+        if result.status == "unsupported":
+            pytest.skip(f"{self.name} {result.message}")
+        if result.status != "equal":
+            raise NotEqual(result)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
+        """What the report says of the result; of anything else, what pytest does."""
+        if isinstance(excinfo.value, NotEqual):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *args, **kwargs)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """As if the subject were a file, which is how pytest groups tests on the terminal."""
+        return self.config.rootpath / self.subject.spec, None, f"{self.subject.spec}::{self.name}"
+
+
+class NotEqual(AssertionError):
+    """A case that differs or did not run; the message is the report's."""
+
+    def __init__(self, result: Result) -> None:
+        from conformance.report import failure_text
+
+        super().__init__(failure_text(result))

@@ -1,0 +1,56 @@
+"""The same bits again: in one process and in a fresh one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformance.cli import main
+from conformance.determinism import Repeatability, fingerprint, repeatability
+from mha_core import Trace
+
+PATTERNS = ("ragged-square", "every-source", "dropout", "trained-first-layer")
+
+
+def test_every_backend_repeats_its_bits(backend):
+    found = repeatability(backend.name, "float32", PATTERNS)
+    assert found.total > 50
+    assert found.bitwise, (found.in_process, found.fresh)
+
+
+def test_one_bit_changes_the_fingerprint():
+    output = np.random.default_rng(0).normal(size=(2, 3))
+    other = output.copy()
+    other[1, 2] = np.nextafter(other[1, 2], 9.0)
+    gradients = {"keys": output}
+    assert fingerprint(Trace(output=output)) != fingerprint(Trace(output=other))
+    assert fingerprint(Trace(output=output, gradients=gradients)).keys() == {"output", "gradients.keys"}
+
+
+def test_the_command_reports_and_exits(monkeypatch):
+    import conformance.determinism as determinism
+
+    def other_bits(backend_name, dtype, patterns):
+        return Repeatability(backend_name, dtype, 9, (), ("prime: output",))
+
+    equal = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
+    assert equal.exit_code == 0, equal.output
+    monkeypatch.setattr(determinism, "repeatability", other_bits)
+    different = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
+    assert different.exit_code == 1
+    assert "different bits: torch float64 prime: output" in different.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-b", "pytroch"], "backend 'pytroch' is not known"),
+        (["-c", "primes"], "case 'primes' is not known"),
+        (["-d", "float8"], "dtype 'float8' is not known"),
+    ],
+)
+def test_bad_arguments_exit_2(arguments, message):
+    result = CliRunner().invoke(main, ["determinism", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output

@@ -1,0 +1,152 @@
+"""The pytest plugin, as somebody else's repository uses it: pytest in a process of its own, in another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SUBJECT = """
+from mha_core import AttentionInputs, AttentionMask, reference
+
+def right(weights, queries, keys, values, mask, *, config):
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+    return reference.run(config, weights, inputs).output.astype(queries.dtype)
+
+def wrong(weights, queries, keys, values, mask, *, config):
+    if config.head_dim == 1:
+        raise ValueError("heads of width 1\\nare not for me")
+    return right(weights, queries, keys, values, mask, config=config) * 1.001
+
+class Slow:
+    def prepare(self, config, weights):
+        import time
+        time.sleep(30)
+"""
+CASES = ("--mha-case", "prime", "--mha-case", "head-dim-1", "--mha-case", "scores-shifted")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run pytest with the plugin, whether or not its entry point is installed."""
+    (tmp_path / "mine.py").write_text(SUBJECT)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        plugin = ("-p", "conformance.plugin", "-p", "no:cacheprovider")
+        command = [sys.executable, "-m", "pytest", *plugin, "--color=no", *arguments]
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
+        environment.pop("PYTEST_ADDOPTS", None)
+        result = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        return result.returncode, result.stdout + result.stderr
+
+    return run
+
+
+def test_each_case_and_dtype_is_one_test_in_a_folder_without_tests(run):
+    code, output = run("--mha-subject", "mine:right", *CASES, "-v", "-rs", "-W", "error")
+    assert code == 0, output
+    assert "collected 6 items" in output
+    named = [line.split()[0] for line in output.splitlines() if "%]" in line]
+    assert named == [
+        f"mine:right::{case}[{dtype}]"
+        for dtype in ("float64", "float32")
+        for case in ("prime", "scores-shifted", "head-dim-1")
+    ]
+    assert "4 passed, 2 skipped" in output
+    reason = "scores-shifted[float64] cannot express: additive bias (the function has no parameter bias)"
+    assert f"SKIPPED [1] mine:right: {reason}" in output
+
+
+def test_failures_say_what_mha_check_says_and_nothing_else(run):
+    code, output = run("--mha-subject", "mine:wrong", *CASES, "--mha-dtype", "float64")
+    assert code == 1
+    assert "2 failed, 1 skipped" in output
+    assert "wrong float64 on cpu, case prime: different since stage 'output'\n  output differs in 290 of 290" in output
+    assert "rerun: mha check --subject mine:wrong --case prime --dtype float64" in output
+    assert "wrong float64 on cpu, case head-dim-1: did not run\n  ValueError: heads of width 1 (mine.py:10 in" in output
+    assert "Traceback" not in output
+    assert "conformance/" not in output
+    assert "run_case" not in output
+
+
+def test_a_subject_that_hangs_fails_its_test(run):
+    code, output = run("--mha-subject", "mine:Slow", "--mha-case", "prime", "--mha-time-limit", "0.2")
+    assert code == 1
+    assert "no answer within 0.2 s" in output
+    assert "2 failed" in output
+
+
+def test_beside_other_tests_and_chosen_by_mark_and_keyword(run, tmp_path):
+    (tmp_path / "test_mine.py").write_text("def test_own(): pass")
+    options = ("--mha-subject", "mine:right", "--mha-case", "prime", "--strict-markers", "-v")
+    assert "3 passed" in run(*options)[1]
+    code, output = run(*options, "-m", "mha and not slow", "-k", "float32")
+    assert code == 0, output
+    assert "1 passed, 2 deselected" in output
+    assert "test_own" in run(*options, "-m", "not mha")[1]
+
+
+def test_last_failed_runs_what_failed(run):
+    options = (
+        "--mha-subject",
+        "mine:wrong",
+        "--mha-case",
+        "prime",
+        "--mha-case",
+        "scores-shifted",
+        "-p",
+        "cacheprovider",
+    )
+    run(*options)
+    assert "2 failed, 2 deselected" in run(*options, "--last-failed")[1]
+
+
+def test_with_xdist(run):
+    code, output = run("--mha-subject", "mine:right", *CASES, "-p", "xdist.plugin", "-n", "2", "-rs")
+    assert code == 0, output
+    assert "4 passed, 2 skipped" in output
+    assert "SKIPPED [1] mine:right: scores-shifted[float32] cannot express: additive bias" in output
+
+
+def test_dtypes_that_the_subject_lacks_are_listed_also_when_quiet(run):
+    options = ("--mha-subject", "mine:right", "--mha-case", "prime", "--mha-dtype", "float16", "-q")
+    code, output = run(*options, "--mha-dtype", "float32")
+    assert code == 0
+    assert "1 passed" in output
+    assert "mha: left out: subject 'mine:right' does not compute in float16 (it does in: float64, float32)" in output
+    code, output = run(*options)
+    assert code == 4
+    assert "ERROR: nothing to run:" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mha-subject", "mine"), "ERROR: subject 'mine' must read package.module:factory"),
+        (("--mha-subject", "mine:left"), "ERROR: subject 'mine:left': mine has no 'left'"),
+        (("--mha-subject", "mine:right", "--mha-case", "primes"), "ERROR: case 'primes' is not known"),
+        (("--mha-subject", "mine:right", "--mha-dtype", "float8"), "ERROR: dtype 'float8' is not known"),
+        (("--mha-subject", "mine:right", "--mha-time-limit", "-1"), "ERROR: the time limit must be a positive number"),
+        (("--mha-case", "prime"), "ERROR: --mha-case needs --mha-subject"),
+    ],
+)
+def test_bad_options_end_the_run_before_any_test(run, tmp_path, arguments, message):
+    (tmp_path / "test_mine.py").write_text("def test_own(): raise SystemExit('it ran')")
+    code, output = run(*arguments)
+    assert code == 4
+    assert message in output
+    assert "it ran" not in output
+
+
+def test_without_the_option_nothing_is_collected_changed_or_imported(run, tmp_path):
+    (tmp_path / "test_mine.py").write_text(
+        "import sys\ndef test_own(): assert not {'numpy', 'rich', 'conformance.runner', 'mha_core'} & set(sys.modules)"
+    )
+    code, output = run()
+    assert code == 0, output
+    assert "1 passed" in output
+    assert "mha" not in output.replace(str(tmp_path), "")
