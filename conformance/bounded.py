@@ -6,8 +6,9 @@ given precision, whatever its order of operations. Two ways to add up errors (`R
 - deterministic: the worst case. A theorem, and far too wide for long sums in low precision.
 - probabilistic: roundings of different computations are independent, so their contributions add
   like the sides of a right angle (Higham & Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4, with
-  lambda = 8: a nominal failure of 2.5e-14 per element). Roundings of equal computations are equal:
-  m copies of one error are an error m times as large (see `copies`).
+  lambda = 8: a nominal failure of 2.5e-14 per element). Two things are not independent, and count as what
+  they are: roundings of equal computations, which are equal (see `copies`); and the errors of numbers
+  that one wrong number went into, such as a whole row of scores (see `Rounding.carried`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,6 @@ from numpy.typing import NDArray
 from conformance.precision import Precision
 
 LAMBDA = 8.0
-
-SQUARES_UNDERFLOW = 1e-140
-"""Errors below it are added up without squaring, which would lose them."""
-
 
 DISTINCT = 2.0**20
 """Numbers in one binade that count as different: fine enough that chance makes no copies, coarse enough
@@ -89,7 +86,9 @@ class Rounding:
     def add(self, *errors: NDArray | float) -> NDArray:
         """The bound of a sum of errors."""
         if self.probabilistic:
-            return reduce(np.hypot, errors)  # type: ignore[arg-type]  # hypot: squares would underflow
+            total: NDArray = np.asarray(sum(errors))
+            roots: NDArray = reduce(np.hypot, errors)  # type: ignore[arg-type]  # hypot: squares would underflow
+            return np.where(total < self.precision.linear_below, total, roots)
         return np.asarray(sum(errors))
 
     def unit(self, u: float) -> float:
@@ -123,8 +122,8 @@ class Rounding:
             squares = np.minimum(of_a, of_b)
         summation = self.gamma(max(n, 1), self.precision.ua, squares) * (a.most @ b.most)
         e = self.add(
-            self.carried(a.e, np.abs(b.v)),
-            self.carried(b.e.swapaxes(-1, -2), np.abs(a.T.v)).swapaxes(-1, -2),
+            self.carried(a.e, b.v),
+            self.carried(b.T.e, a.T.v).swapaxes(-1, -2),
             self.carried(a.e, b.e),
             summation,
             n * self.precision.tau,
@@ -140,13 +139,11 @@ class Rounding:
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """The sum over some axes, stored."""
+        """The sum over some axes, stored. Errors with one source add up (see `carried`): all factors are 1."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None
         if self.probabilistic and n:
-            roots = np.sqrt((_along(copies, a.e, axes) * a.e**2).sum(axis=axes, keepdims=keepdims))
-            carried = np.where(carried < SQUARES_UNDERFLOW, carried, np.minimum(carried, roots))
             squares = _along(copies, a.most, axes).sum(axis=axes, keepdims=keepdims)
         summation = self.gamma(max(n, 1), self.precision.ur, squares) * a.most.sum(axis=axes, keepdims=keepdims)
         return self.store(Bounded(a.v.sum(axis=axes, keepdims=keepdims), self.add(carried, summation)))
@@ -154,13 +151,16 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """The bound that errors (..., m, n) leave in their product with factors (..., n, k).
 
-        By Cauchy and Schwarz, m copies of one error add up to at most the root of m times their squares.
+        Independent errors add up as the root of their squares; m copies of one error, by Cauchy and
+        Schwarz, as at most the root of m times their squares. Errors that have one source all move together:
+        they add up with the signs of the factors.
         """
-        linear = errors @ factors
+        linear = errors @ np.abs(factors)
         if not self.probabilistic or not errors.any():
             return linear
         roots = np.sqrt((copies(errors) * np.square(errors)) @ np.square(factors))
-        return np.where(linear < SQUARES_UNDERFLOW, linear, np.minimum(linear, roots))
+        together = np.abs(errors @ factors)
+        return np.where(linear < self.precision.linear_below, linear, np.minimum(linear, np.maximum(roots, together)))
 
 
 def _along(count: Callable[[NDArray], NDArray], x: NDArray, axes: tuple[int, ...]) -> NDArray:

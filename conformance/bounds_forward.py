@@ -151,10 +151,15 @@ def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, sh
     weights = b["weights"]
     least = (weights.v * np.exp(-growth)).sum(axis=-1, keepdims=True)
     share = weights.v * np.expm1(growth) / np.where(least > 0.0, least, 1.0)
-    spread = np.abs(values.v[:, :, None] - state["heads"][:, :, :, None])  # (B, H, Lq, Lk, dv)
+    spread = values.v[:, :, None] - state["heads"][:, :, :, None]  # (B, H, Lq, Lk, dv)
     moved = r.carried(share[:, :, :, None, :], spread)[:, :, :, 0]
+    if r.probabilistic:
+        # A wrong scale, or query, moves a row's scores together: up above their mean, and down below it.
+        mean = (weights.v * state["scores"]).sum(axis=-1, keepdims=True, where=state["allowed"])
+        tilted = np.where(state["scores"] < mean, -share, share)
+        moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
     # However wrong the weights, a head stays among the values that it may attend to.
-    furthest = np.where(state["allowed"][..., None], spread, 0.0).max(axis=3, initial=0.0)
+    furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
     moved = np.minimum(moved, furthest)
     factor = shared * (np.abs(state["heads"]) + moved)
     own = _own_roundings(r) + 2.0 * r.unit(r.precision.u)

@@ -168,8 +168,7 @@ def _same(a: object, b: object) -> bool:
 
 def _differs(trace: Trace, wanted: Expected, dtype: str) -> bool:
     try:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            compare(rounded(trace, dtype), wanted.trace, wanted.allowed_error, wanted.where, dtype)
+        compare(rounded(trace, dtype), wanted.trace, wanted.allowed_error, wanted.where, dtype)
     except ParityError:
         return True
     return False

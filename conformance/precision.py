@@ -82,3 +82,11 @@ class Precision:
     def tau(self) -> float:
         """What may become zero in storage lies below it."""
         return FLUSHED[self.storage]
+
+    @property
+    def linear_below(self) -> float:
+        """Errors below it add up one by one: they come from flushing to zero, which always errs to one side.
+
+        Down to 1e-140 also because the squares of smaller ones would underflow.
+        """
+        return max(min(1e12 * self.tau, 2.0**-14), 1e-140)

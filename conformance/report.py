@@ -43,7 +43,8 @@ def parity_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases."""
     table = _table()
     for name in ("", "equal", *STAGES, "gradients"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        # A long name wraps in its own column before it squeezes the others.
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name), min_width=len(name))
     for group in _grouped(results):
         equal = sum(result.status == "equal" for result in group)
         judged = sum(result.status != "unsupported" for result in group)
@@ -60,10 +61,10 @@ def recorded_table(results: Sequence[Result]) -> Table:
         {(result.case, stage) for result in results for stage in result.recorded},
         key=lambda pair: (pair[0], STAGES.index(pair[1])),
     )
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for case, stage in recorded:
         layer = case.removeprefix("trained-").removesuffix("-layer")
-        table.add_column(f"{layer}\n{stage}", justify="right", no_wrap=True)
+        table.add_column(f"{layer}\n{stage}", justify="right", no_wrap=True, min_width=7)
     for group in _grouped(results):
         by_case = {result.case: result.recorded for result in group}
         cells = [by_case.get(case, {}).get(stage) for case, stage in recorded]

@@ -147,7 +147,7 @@ def _parse(spec: str) -> tuple[str, str]:
     module_name, colon, path = spec.partition(":")
     names = [*module_name.split("."), *path.split(".")]
     if not colon or not all(name.isidentifier() for name in names):
-        hint = "; name the module, not its file" if "/" in spec or ".py" in spec else ""
+        hint = "; name the module, not its file" if "/" in spec or spec.endswith(".py") else ""
         raise SpecError(f"subject {spec!r} must read package.module:factory, such as mine.layers:attention{hint}")
     return module_name, path
 
@@ -162,8 +162,10 @@ def _find(where: str, module_name: str, path: str) -> Any:
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            place_sought = f"in {os.getcwd()} or among the installed packages"
-            raise SpecError(f"{where}: there is no module {missing!r} {place_sought}") from error
+            hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else ""
+            raise SpecError(
+                f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages{hint}"
+            ) from error
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}") from error
     for name in path.split("."):
         if not hasattr(found, name):

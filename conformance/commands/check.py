@@ -62,7 +62,7 @@ def check(
     from rich.console import Console
 
     from conformance import report
-    from conformance.runner import run_all
+    from conformance.runner import run_all, until_interrupted
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
@@ -81,15 +81,9 @@ def check(
         errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     subjects = [*ours, *own]
-    results: list[Result] = []
     total = len(cases) * len(subjects)
-    interrupted = False
     with progress(errors, total=total) as advance:
-        try:
-            for result in run_all(cases, subjects, advance):
-                results.append(result)
-        except KeyboardInterrupt:
-            interrupted = True  # what is finished is still worth reporting
+        results, interrupted = until_interrupted(run_all(cases, subjects, advance))
     report.print_results(console, results)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
@@ -105,7 +99,8 @@ def check(
         if count is not None:
             _show_smallest(console, errors, subjects, results, seed)
     statuses = {result.status for result in results}
-    failed = "failed" in statuses or interrupted
+    nothing_judged = not statuses & {"equal", "different"}
+    failed = "failed" in statuses or interrupted or nothing_judged
     sys.exit(DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL)
 
 
@@ -178,8 +173,7 @@ def _show_smallest(
         with errors.status(f"looking for a small case that {subject.name} fails"):
             small = shrink(
                 case_from_text(wrong[0].case),
-                lambda case: run_case(case, subject).status in FAILING,
-                seed,  # noqa: B023
+                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023
             )
             result = run_case(small, subject)
         text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"

@@ -73,9 +73,11 @@ def _bug(id: str, sentence: str, forward: Mapping[str, Step], stage: str = "head
     return Bug(id, sentence, stage, DROPOUT_FIX, forward=forward)
 
 
-def _softmax_backward(state: State, weights: NDArray) -> NDArray:
-    weighted = weights * state["d_weights"]
-    return weighted - weights * weighted.sum(axis=-1, keepdims=True)
+def _right_d_scores(state: State) -> NDArray:
+    """The right gradient, though the stage `weights` holds those after dropout."""
+    weights = reference.weights(state)
+    weighted = np.where(state["allowed"], weights * state["d_weights"], 0.0)
+    return np.where(state["allowed"], weighted - weights * weighted.sum(axis=-1, keepdims=True), 0.0)
 
 
 BUGS = (
@@ -142,7 +144,7 @@ BUGS = (
         "weights",
         "Return the weights before dropout.",
         forward={"weights": lambda s: reference.weights(s) * dropout_factor(s), "kept_weights": lambda s: s["weights"]},
-        backward={"d_scores": lambda s: _softmax_backward(s, reference.weights(s))},
+        backward={"d_scores": _right_d_scores},
     ),
     _bug("dropout-in-evaluation", "Dropout is active outside training too.", _outside_training(_drawn)),
     _bug(

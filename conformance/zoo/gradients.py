@@ -32,23 +32,27 @@ def _times(name: str, factor: Callable[[State], Any]) -> Step:
 # The softmax --------------------------------------------------------------------------------------
 
 
-def _without_row_sum(state: State) -> NDArray:
-    return state["weights"] * state["d_weights"]
+def _where_allowed(state: State, array: NDArray) -> NDArray:
+    return np.where(state["allowed"], array, 0.0)
+
+
+def weighted(state: State, gradient: str = "d_weights") -> NDArray:
+    """P * dP, (B, H, Lq, Lk); 0 where a key is excluded, even beside a NaN."""
+    return _where_allowed(state, state["weights"] * state[gradient])
 
 
 def _row_sum_over_queries(state: State) -> NDArray:
-    weighted = state["weights"] * state["d_weights"]
-    return weighted - state["weights"] * weighted.sum(axis=-2, keepdims=True)
+    total = weighted(state).sum(axis=-2, keepdims=True)
+    return _where_allowed(state, weighted(state) - state["weights"] * total)
 
 
 def _row_sum_before_dropout(state: State) -> NDArray:
-    row_sum = (state["weights"] * state["d_kept_weights"]).sum(axis=-1, keepdims=True)
-    return state["weights"] * (state["d_weights"] - row_sum)
+    total = weighted(state, "d_kept_weights").sum(axis=-1, keepdims=True)
+    return _where_allowed(state, weighted(state) - state["weights"] * total)
 
 
 def _without_weights_factor(state: State) -> NDArray:
-    row_sum = (state["weights"] * state["d_weights"]).sum(axis=-1, keepdims=True)
-    return np.where(state["allowed"], state["d_weights"] - row_sum, 0.0)
+    return _where_allowed(state, state["d_weights"] - weighted(state).sum(axis=-1, keepdims=True))
 
 
 def _nan_in_empty_rows(state: State) -> NDArray:
@@ -66,9 +70,9 @@ def _detached_maximum(state: State) -> NDArray:
     scores = np.where(state["allowed"], state["scores"], -np.inf)
     exponentials = np.exp(scores - np.where(has_key, scores.max(axis=-1, keepdims=True, initial=-np.inf), 0.0))
     total = np.where(has_key, exponentials.sum(axis=-1, keepdims=True), 1.0)
-    d_weights = np.where(state["allowed"], state["d_weights"], 0.0)
+    d_weights = _where_allowed(state, state["d_weights"])
     through_total = (exponentials * d_weights).sum(axis=-1, keepdims=True) / total**2
-    return np.where(state["allowed"], exponentials * (d_weights / total - through_total), 0.0)
+    return _where_allowed(state, exponentials * (d_weights / total - through_total))
 
 
 SOFTMAX = (
@@ -76,7 +80,7 @@ SOFTMAX = (
         "gradient-without-row-sum",
         "The softmax's denominator is treated as a constant: the row sum is missing.",
         SOFTMAX_FIX,
-        {"d_scores": _without_row_sum},
+        {"d_scores": weighted},
     ),
     _bug(
         "gradient-row-sum-over-queries",

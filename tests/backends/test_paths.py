@@ -107,7 +107,7 @@ def stages_of(driver, layer, arrays, training, keywords):
     if driver.package.__name__ == "backends.mxnet":
         import mxnet as mx
 
-        with mx.util.np_shape(True), mx.util.np_array(True):
-            with mx.autograd.train_mode() if training else mx.autograd.predict_mode():
-                return layer.stages(*arrays, **converted)
+        mode = mx.autograd.train_mode() if training else mx.autograd.predict_mode()
+        with mx.util.np_shape(True), mx.util.np_array(True), mode:
+            return layer.stages(*arrays, **converted)
     return layer.train(training).stages(*arrays, **converted)

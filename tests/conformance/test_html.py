@@ -255,6 +255,14 @@ def test_gradients_stand_in_the_order_of_the_computation():
     assert "inputs q_proj out_proj score new queries values bias weight bias bias vector thing" in page.text
 
 
+def test_columns_of_one_subject_stand_together_in_the_order_of_their_first_results():
+    whole = one_result()
+    ran = [("zoe", "float32"), ("amy", "float64"), ("zoe", "float16"), ("amy", "float32")]
+    results = [{**whole["results"][0], "subject": subject, "dtype": dtype} for subject, dtype in ran]
+    text = Page(render({**whole, "results": results})).text
+    assert "case, and what it catches zoe amy float32 float16 float64 float32 prime" in text
+
+
 def test_a_cell_that_was_not_run_says_so():
     whole = one_result()
     other = {**whole["results"][0], "case": "causal", "subject": "other"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from conformance.bug import BuggySubject
 from conformance.bugs import all_bugs
-from conformance.random_cases import PREFIX, case_from_text, case_of, is_case_text, random_cases, shrink
+from conformance.cli import main
+from conformance.random_cases import case_from_text, is_case_text, random_cases, shrink
 from conformance.runner import BackendSubject, ReferenceSubject, run_case
 from mha_core import SpecError
 
@@ -19,8 +23,9 @@ def bug(name):
 def test_the_same_seed_gives_the_same_cases():
     first, again, other = (random_cases(20, seed) for seed in (1, 1, 2))
     assert [case.id for case in first] == [case.id for case in again]
-    assert [case.id for case in first] != [case.id for case in other]
-    assert len({case.id for case in first}) > 15
+    assert [case.config for case in first] == [case.config for case in again]
+    assert [case.config for case in first] != [case.config for case in other]
+    assert len({case.config for case in first}) > 15
 
 
 def test_an_id_alone_rebuilds_its_case():
@@ -46,7 +51,7 @@ def test_random_cases_use_every_feature():
         assert any(getattr(mask, source) is not None for mask in masks), source
     assert any(mask.causal for mask in masks)
     assert any(case.config.num_kv_heads < case.config.num_heads for case in cases)
-    assert any(case.dropout for case in cases)
+    assert any(case.build().inputs.dropout_keep is not None for case in cases)
 
 
 def test_every_backend_is_equal_in_random_cases(backend):
@@ -79,12 +84,11 @@ def test_what_cannot_be_shrunk_stays_as_it_is():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{PREFIX}B=2", "a random case must read random:{...} in JSON"),
-        (f"{PREFIX}[2]", "a random case must be a JSON object"),
-        (f'{PREFIX}{{"heads":2}}', "a random case has no field 'heads'"),
-        (f'{PREFIX}{{"B":-1}}', "B must be an integer >= 0. Got -1"),
-        (f'{PREFIX}{{"mask":["lens"]}}', "mask has no 'lens' (known: valid_lens"),
-        (f'{PREFIX}{{"d":0}}', "embed_dim must be a positive integer. Got 0"),
+        ("random:B=2", "must be JSON"),
+        ("random:[2]", "must be a JSON object"),
+        ('random:{"heads":2}', "'heads' is not asked for"),
+        ('random:{"Lk":-1}', "Lk must be one of"),
+        ("random-1", "a random case is random-SEED-INDEX or random:{...}"),
     ],
 )
 def test_a_malformed_text_is_refused(text, message):
@@ -93,5 +97,23 @@ def test_a_malformed_text_is_refused(text, message):
     assert message in str(error.value)
 
 
-def test_the_simplest_case_has_the_shortest_id():
-    assert case_of({}).id == "random:{}"
+def test_a_negative_seed_is_refused():
+    with pytest.raises(SpecError, match="the seed of random cases must be 0 or more"):
+        random_cases(1, -1)
+
+
+def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
+    torch_layers = pytest.importorskip("backends.torch.layers")
+    arguments = ["check", "-b", "torch", "-d", "float64", "--random", "30", "--seed", "1"]
+    equal = CliRunner().invoke(main, arguments)
+    assert equal.exit_code == 0, equal.output
+    assert "All 30 results are equal" in equal.output
+    right = torch_layers.dot_score
+    monkeypatch.setattr(torch_layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
+    wrong = CliRunner().invoke(main, arguments)
+    assert wrong.exit_code == 1
+    assert "A small one of the" in wrong.output
+    small = re.findall(r"--case '(random:.*?)' --dtype", wrong.output)[-1]
+    again = CliRunner().invoke(main, ["check", "-b", "torch", "-d", "float64", "--case", small])
+    assert again.exit_code == 1
+    assert "different since stage 'scores'" in again.output

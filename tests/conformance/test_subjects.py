@@ -144,6 +144,8 @@ SPECS = {
     "mine.layers:attention; name the module, not its file",
     "nowhere:subject": "subject 'nowhere:subject': there is no module 'nowhere' in ",
     "mine.sub:subject": "subject 'mine.sub:subject': there is no module 'mine.sub' in ",
+    "mine.py:right": "or among the installed packages; name the module, not its file: mine",
+    "mine.py": "must read package.module:factory, such as mine.layers:attention; name the module, not its file",
     "mine:attenshun": "mine has no 'attenshun' (it has: np, AttentionInputs, AttentionMask, reference, right, Right,",
     "mine:right.sub": "mine has no 'right.sub'",
     "mine:number": "is of type int and can't be called; a subject has prepare(config, weights), or is a function "
