@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounded import Bounded, Rounding
+from conformance.bounded import LAMBDA, Bounded, Rounding
 from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
 from mha_core.masks import additive_bias
 from mha_core.reference import State, additive_hidden, dropout_factor
@@ -16,8 +18,8 @@ SCALE_ROUNDINGS = 4
 QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
 
-MOST_GROWTH = 300.0
-"""An exponential that is off by e^300 is off by anything; more would only overflow."""
+SMALL_GROWTH = 1.0
+"""Up to here an exponential's error is told by expm1, which is exact for small ones; above, by logarithms."""
 
 TANH_ULPS = 8.0
 """Error of one tanh in units in the last place; the rational approximations of the frameworks stay below."""
@@ -117,7 +119,7 @@ def _growth(state: State, r: Rounding, scores: Bounded) -> tuple[NDArray, NDArra
     steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
     exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if p.blocks > 1 else 1.0)
     exponential = -p.blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
-    growth = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), MOST_GROWTH), 0.0)
+    growth = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
     n = max(state.sizes.key_len, 1)
     # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
     logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
@@ -129,6 +131,30 @@ def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
     return np.where(np.isneginf(highest), 0.0, highest)
 
 
+def _extremes(state: State, r: Rounding, growth: NDArray) -> tuple[NDArray, NDArray]:
+    """The least and the most that each weight can be, where a row's errors are so large that any key may win."""
+    allowed, scores = state["allowed"], state["scores"]
+    distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
+    least = np.exp(distance - growth - _logsumexp(distance + growth))
+    most = np.exp(distance + growth - _logsumexp(distance - growth))
+    return least, np.minimum(most, _within(r, 1.0, 1.0))
+
+
+def _within(r: Rounding, furthest: Any, width: Any) -> Any:
+    """The bound on the error of a number that stays within an interval: how far its ends are, or how wide it is.
+
+    Its standard deviation is at most half the width (Popoviciu), and a probabilistic bound is LAMBDA of
+    those: cut off at the ends, errors could no longer be added up by their squares.
+    """
+    return 0.5 * LAMBDA * width if r.probabilistic else furthest
+
+
+def _logsumexp(x: NDArray) -> NDArray:
+    highest = x.max(axis=-1, keepdims=True, initial=-np.inf)
+    highest = np.where(np.isneginf(highest), 0.0, highest)
+    return highest + np.log(np.exp(x - highest).sum(axis=-1, keepdims=True))
+
+
 def _weights(state: State, r: Rounding, growth: NDArray, shared: NDArray) -> Bounded:
     weights = state["weights"]
     up, down = np.exp(growth), np.exp(-growth)
@@ -137,8 +163,17 @@ def _weights(state: State, r: Rounding, growth: NDArray, shared: NDArray) -> Bou
     rho = shared + _own_roundings(r)
     upper = weights * up * (1.0 + rho) / np.where(least > 0.0, least, 1.0)
     lower = weights * down * (1.0 - rho) / np.where(most > 0.0, most, 1.0)
-    # However wrong the scores, a weight stays between 0 and about 1.
-    return r.store(Bounded(weights, np.minimum(np.maximum(upper - weights, weights - lower), 1.0 + rho)))
+    e = np.maximum(upper - weights, weights - lower)
+    if (growth > SMALL_GROWTH).any():
+        least, most = _extremes(state, r, growth)
+        extreme = np.maximum(most * (1.0 + rho) - weights, weights - least * (1.0 - rho))
+        e = np.where(_any_key(growth), np.where(state["allowed"], extreme, 0.0), e)
+    return r.store(Bounded(weights, e))
+
+
+def _any_key(growth: NDArray) -> NDArray:
+    """Bool (B, H, Lq, 1): the rows with errors so large that any key may win."""
+    return (growth > SMALL_GROWTH).any(axis=-1, keepdims=True)
 
 
 def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, shared: NDArray) -> Bounded:
@@ -151,6 +186,9 @@ def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, sh
     weights = b["weights"]
     least = (weights.v * np.exp(-growth)).sum(axis=-1, keepdims=True)
     share = weights.v * np.expm1(growth) / np.where(least > 0.0, least, 1.0)
+    if (growth > SMALL_GROWTH).any():
+        most = np.where(state["allowed"], _extremes(state, r, growth)[1], 0.0)
+        share = np.where(_any_key(growth), most, share)
     spread = values.v[:, :, None] - state["heads"][:, :, :, None]  # (B, H, Lq, Lk, dv)
     moved = r.carried(share[:, :, :, None, :], spread)[:, :, :, 0]
     if r.probabilistic:
@@ -160,7 +198,7 @@ def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, sh
         moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
     # However wrong the weights, a head stays among the values that it may attend to.
     furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
-    moved = np.minimum(moved, furthest)
+    moved = np.minimum(moved, _within(r, furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
     own = _own_roundings(r) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, own * weights.most + r.precision.tau)

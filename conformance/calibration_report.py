@@ -25,7 +25,7 @@ def print_figures(console: Console, figures: Figures) -> None:
         console.print(f"\n{dtype}: largest error / allowed error of a run, by implementation", style="bold")
         console.print(_by_subject(figures, dtype))
         worst = figures.worst(dtype)
-        _line(console, f"\n{dtype}: closest to its bound: {worst.ratio:.3f} in {worst.worst}, {worst.replay}\n")
+        _line(console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n")
     for outcome in (*figures.rejected[:SHOWN], *figures.failed[:SHOWN]):
         _line(console, outcome_text(outcome))
     _line(console, verdict(figures))
@@ -35,7 +35,7 @@ def print_replay(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Error / allowed error of every array, one row per run, and what is wrong with it."""
     table = _table("", "dtype", *ARRAYS, "worst array")
     for outcome in outcomes:
-        ratios = [f"{outcome.ratios[name]:.3f}" if name in outcome.ratios else "-" for name in ARRAYS]
+        ratios = [_number(outcome.ratios[name]) if name in outcome.ratios else "-" for name in ARRAYS]
         table.add_row(outcome.subject, outcome.dtype, *ratios, outcome.worst)
     console.print(table)
     for outcome in outcomes:
@@ -102,7 +102,7 @@ def _by_array(figures: Figures, dtype: str) -> Table:
     for name in ARRAYS:
         ratios, tightness = figures.by_array(dtype, name), figures.tightness[dtype, name]
         if ratios and tightness:
-            cells = [f"{value:.3f}" for value in quantiles(ratios).values()]
+            cells = [_number(value) for value in quantiles(ratios).values()]
             table.add_row(name, *cells, f"{quantiles(tightness)['median']:.1e}")
     return table
 
@@ -111,9 +111,13 @@ def _by_subject(figures: Figures, dtype: str) -> Table:
     table = _table("", "runs", "rejected", *QUANTILES)
     for name, outcomes in figures.by_subject(dtype).items():
         rejected = sum(outcome.rejected for outcome in outcomes)
-        cells = [f"{value:.3f}" for value in quantiles(outcome.ratio for outcome in outcomes).values()]
+        cells = [_number(value) for value in quantiles(outcome.ratio for outcome in outcomes).values()]
         table.add_row(name, f"{len(outcomes):,}", f"[{'bold red' if rejected else 'green'}]{rejected:,}[/]", *cells)
     return table
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10.0 else f"{ratio:.1e}"
 
 
 def _table(*columns: str) -> Table:

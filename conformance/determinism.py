@@ -1,133 +1,110 @@
-"""Determinism: the same bits from a rerun in one process, and in a fresh one.
+"""Determinism: the same bits from a rerun in one process, and from a run in a fresh one.
 
-`python -m conformance.determinism BACKEND DTYPE` is the fresh process: it prints the fingerprints of
-what the backend computes for every case, as JSON.
+`python -m conformance.determinism BACKEND DTYPE TIMES` prints the fingerprints of every case as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.case import Case
-from mha_core import BackendError, Trace
-from mha_core.backend import Backend
+import numpy as np
 
-Fingerprints = Mapping[str, str]
-"""Stage name, or "gradients.NAME" -> hexadecimal SHA-256 of the array's dtype, shape and bytes."""
+from conformance.case import Case
+from conformance.cases import select
+from conformance.runner import BackendSubject
+from mha_core import SpecError, Trace
+from mha_core.backend import load
+
+Fingerprints = dict[str, dict[str, str]]
+"""Case id -> stage, or "gradients.NAME" -> a hash of its bits."""
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """One case on one backend in one dtype, run three times.
+class Repeatability:
+    """How many arrays came out with the same bits, and which did not.
 
     Attributes:
-        same_process: stages and "gradients.NAME" that a rerun gave in other bits.
-        fresh_process: those that another process gave in other bits.
-        arrays: how many arrays were compared.
+        total: stages and gradients of all cases.
+        in_process, fresh: "case: array" of each that differs in a rerun, and in another process.
     """
 
-    case: str
-    same_process: tuple[str, ...]
-    fresh_process: tuple[str, ...]
-    arrays: int
+    backend: str
+    dtype: str
+    total: int
+    in_process: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+    @property
+    def bitwise(self) -> bool:
+        return not self.in_process and not self.fresh
 
 
 def fingerprint(trace: Trace) -> dict[str, str]:
-    """One fingerprint for each stage and gradient; equal ones mean equal bits.
+    """A hash of the bits of every stage and gradient.
 
-    >>> import numpy as np
-    >>> first, second = (fingerprint(Trace(output=np.array([zero])))["output"] for zero in (0.0, -0.0))
-    >>> len(first), first == second
-    (64, False)
+    >>> fingerprint(Trace(output=np.zeros(2))) == fingerprint(Trace(output=-np.zeros(2)))
+    False
     """
-    arrays = dict(trace.stages())
-    arrays.update({f"gradients.{name}": array for name, array in (trace.gradients or {}).items()})
+    arrays = {**dict(trace.stages()), **{f"gradients.{name}": array for name, array in (trace.gradients or {}).items()}}
     return {
-        name: hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes()).hexdigest()
-        for name, array in arrays.items()
+        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16] for name, array in arrays.items()
     }
 
 
-def run_fingerprints(backend: Backend, dtype: str, case: Case, path: str | None = None) -> dict[str, str]:
-    """The fingerprints of one run, from a layer made anew."""
-    problem = case.build().rounded(dtype)
-    run = backend.prepare(problem.config, problem.weights, dtype=dtype, path=path)
-    return fingerprint(run(problem.inputs))
-
-
-def fresh_fingerprints(
-    backend: str, dtype: str, case_ids: Sequence[str], *, timeout: float = 600.0
-) -> dict[str, Fingerprints]:
-    """Case id -> the fingerprints of one run of it, all in one process made for it.
-
-    Raises:
-        BackendError: the process ended with an error, or not in time.
-    """
-    command = [sys.executable, "-m", "conformance.determinism", backend, dtype]
-    # Hashes of strings differ from process to process unless asked not to; nothing may depend on them.
-    environment = {**os.environ, "PYTHONHASHSEED": "random"}
-    what = f"backend {backend!r} in a fresh process"
-    try:
-        ended = subprocess.run(
-            command, input=json.dumps(list(case_ids)), env=environment, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{what} did not end within {timeout:.0f} s") from error
-    if ended.returncode != 0:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BackendError(f"{what} ended with status {ended.returncode}: {last}")
-    return json.loads(ended.stdout.splitlines()[-1])
-
-
-def check_determinism(
-    backend: Backend, dtype: str, cases: Sequence[Case], progress: Callable[[str], None] = lambda case_id: None
-) -> Iterator[Repeat]:
-    """Run each case twice here and once in a fresh process, and compare bits.
-
-    Raises:
-        BackendError: the fresh process failed.
-    """
-    elsewhere = fresh_fingerprints(backend.name, dtype, [case.id for case in cases])
+def fingerprints(backend_name: str, dtype: str, cases: Iterable[Case]) -> Fingerprints:
+    """Run every case once on the CPU."""
+    subject = BackendSubject(load(backend_name), dtype, "cpu")
+    found = {}
     for case in cases:
-        first = run_fingerprints(backend, dtype, case)
-        again = run_fingerprints(backend, dtype, case)
-        yield Repeat(case.id, differing(first, again), differing(first, elsewhere[case.id]), len(first))
-        progress(case.id)
+        problem = case.build().rounded(dtype)
+        found[case.id] = fingerprint(subject.prepare(problem.config, problem.weights)(problem.inputs))
+    return found
 
 
-def differing(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
-    """The arrays that are not in both with the same bits, in the order of `first`.
+def repeatability(backend_name: str, dtype: str, patterns: tuple[str, ...] = ()) -> Repeatability:
+    """Run the cases twice in one fresh process and once in another.
 
-    >>> differing({"heads": "a1", "output": "b2"}, {"heads": "a1", "output": "b3"})
-    ('output',)
+    Not in this one: another framework that is loaded already can lend its matrix products to this
+    one, and then other bits come out.
+
+    Raises:
+        SpecError: a process failed; with the last line that it wrote.
     """
-    names = dict.fromkeys((*first, *second))
-    return tuple(name for name in names if first.get(name) != second.get(name))
+    select(patterns)
+    first, again = _in_fresh_process(backend_name, dtype, patterns, times=2)
+    (fresh,) = _in_fresh_process(backend_name, dtype, patterns, times=1)
+    total = sum(map(len, first.values()))
+    return Repeatability(backend_name, dtype, total, _differences(first, again), _differences(first, fresh))
+
+
+def _in_fresh_process(backend_name: str, dtype: str, patterns: tuple[str, ...], times: int) -> list[Fingerprints]:
+    command = [sys.executable, "-m", "conformance.determinism", backend_name, dtype, str(times), *patterns]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
+        raise SpecError(f"a fresh process with {backend_name} in {dtype} failed: {last}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
+    return tuple(
+        f"{case}: {name}"
+        for case, arrays in first.items()
+        for name, bits in arrays.items()
+        if second[case][name] != bits
+    )
 
 
 def main() -> None:
-    """The fresh process: BACKEND DTYPE as arguments, case ids as a JSON list on stdin."""
-    from conformance.cases import select
-    from conformance.quiet import quiet_stderr
-    from conformance.random_cases import case_from_text, is_case_text
-    from mha_core.backend import load
-
-    name, dtype = sys.argv[1:]
-    case_ids = json.load(sys.stdin)
-    with quiet_stderr():
-        backend = load(name)
-    found = {}
-    for case_id in case_ids:
-        case = case_from_text(case_id) if is_case_text(case_id) else select((case_id,))[0]
-        found[case_id] = run_fingerprints(backend, dtype, case)
-    print(json.dumps(found))
+    """Print the fingerprints of so many runs as one line of JSON."""
+    backend_name, dtype, times, *patterns = sys.argv[1:]
+    cases = select(tuple(patterns))
+    print(json.dumps([fingerprints(backend_name, dtype, cases) for _ in range(int(times))]))
 
 
 if __name__ == "__main__":

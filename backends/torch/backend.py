@@ -78,7 +78,7 @@ class TorchBackend(Backend):
 
 
 def _compiled(layer: MultiHeadAttention) -> Callable[..., Stages]:
-    """`layer.stages` as one compiled program for each form of call: shapes, dtypes, training, and which masks are there.
+    """`layer.stages` as one compiled program for each form of call: shapes, dtypes, masks, training or not.
 
     PyTorch keeps what it compiles with the code object, and stops at eight programs for one of them.
     Each form therefore gets a copy of the code, whose programs go with the layer.
