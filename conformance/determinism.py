@@ -69,8 +69,8 @@ def fingerprints(backend_name: str, dtype: str, cases: Iterable[Case]) -> Finger
 def repeatability(backend_name: str, dtype: str, patterns: tuple[str, ...] = ()) -> Repeatability:
     """Run the cases twice in one fresh process and once in another.
 
-    Not in this one: another framework that is loaded already can lend its matrix products to this
-    one, and then other bits come out.
+    Not in this one: a framework that is loaded already can change how many threads another has
+    (importing MXNet leaves PyTorch with one), and then other bits come out.
 
     Raises:
         SpecError: a process failed; with the last line that it wrote.
