@@ -113,14 +113,17 @@ def test_an_output_alone_is_judged(problem, expected):
 
 
 def test_float64_is_tight(problem, expected):
-    """1e-12 relative or better on data of order 1; here for each stage and gradient."""
+    """1e-12 relative or better on data of order 1 in each stage; gradients, which pass through all, 2.5e-12."""
     allowed = answer(problem, Precision.of("float64")).allowed_error
     for stage in STAGES:
         size = np.abs(
             np.where(problem.allowed(), expected.scores, 0) if stage == "scores" else getattr(expected, stage)
         )
         assert allowed[stage].max() <= 1e-12 * max(1.0, size.max()), stage
-    assert all(allowed[f"gradients.{name}"].max() <= 1e-11 for name in expected.gradients)
+    for name in expected.gradients:
+        # A key's bias moves no weight: its gradient is 0, a sum of numbers of the size of its weight's gradient.
+        size = np.abs(expected.gradients[name.replace(".bias", ".weight")])
+        assert allowed[f"gradients.{name}"].max() <= 2.5e-12 * size.max(), name
 
 
 def test_a_float32_softmax_inside_a_float64_path_is_found(problem, expected):
