@@ -1,0 +1,28 @@
+"""How other layers name, shape and pack their attention weights: to canonical weights and back, in NumPy alone."""
+
+from __future__ import annotations
+
+from mha_core.errors import SpecError
+from mha_core.layouts.kernels import KERNEL_LAYOUTS
+from mha_core.layouts.layout import Layout, config_of
+from mha_core.layouts.matrices import MATRIX_LAYOUTS
+from mha_core.layouts.packed import PACKED_LAYOUTS
+
+__all__ = ["LAYOUTS", "Layout", "config_of", "get"]
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *KERNEL_LAYOUTS)}
+"""Every layout by name."""
+
+
+def get(name: str) -> Layout:
+    """The layout of this name.
+
+    >>> get("pytorch")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: layout 'pytorch' is not known (known: canonical, d2l-torch, d2l-mxnet, d2l-tf, \
+d2l-jax, bert, vit, llama, torch, torch-separate, gpt2, mxnet-selfatt, mxnet-encdec, keras, keras-gqa, linen, nnx)
+    """
+    if name not in LAYOUTS:
+        raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)})")
+    return LAYOUTS[name]

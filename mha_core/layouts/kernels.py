@@ -1,0 +1,106 @@
+"""Layouts with kernels (in, H, d), as Keras, linen and nnx have them: heads in an axis of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.layouts.layout import Layout, config_of, copied, plain_score, zero_filled
+from mha_core.weights import Weights, check_weights
+
+NAMES = ("query", "key", "value")
+
+
+class KernelLayout(Layout):
+    """query/kernel (Dq, H, d), key/kernel (Dk, G, d), value/kernel (Dv, G, dv), out/kernel (H, dv, Do);
+    biases (H, d), (G, d), (G, dv), (Do,), all of them or none.
+
+    Args:
+        out: what the output projection is called.
+        grouped: whether there may be fewer key and value heads than query heads.
+        own_value_width: whether value heads may have another width than query and key heads.
+    """
+
+    separator = "/"
+    carries_heads = True
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        *,
+        framework: str,
+        out: str,
+        grouped: bool = False,
+        own_value_width: bool = False,
+    ) -> None:
+        self.name, self.summary, self.framework = name, summary, framework
+        self.grouped, self.own_value_width = grouped, own_value_width
+        self._projections = dict(zip(PROJECTIONS, (*NAMES, out), strict=True))
+        self.required = tuple(f"{own}/kernel" for own in self._projections.values())
+        self.optional = tuple(f"{own}/bias" for own in self._projections.values())
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        self._check_names(arrays)
+        weights: dict[str, NDArray] = {}
+        for projection, own in self._projections.items():
+            kernel = np.asarray(arrays[f"{own}/kernel"])
+            if kernel.ndim != 3:
+                axes = "(heads, width, out)" if projection == "out_proj" else "(in, heads, width)"
+                raise SpecError(f"{own}/kernel must have shape {axes}. Got {kernel.shape}.")
+            matrix = (
+                kernel.reshape(-1, kernel.shape[2]) if projection == "out_proj" else kernel.reshape(len(kernel), -1)
+            )
+            weights[f"{projection}.weight"] = matrix.T
+            if f"{own}/bias" in arrays:
+                weights[f"{projection}.bias"] = np.asarray(arrays[f"{own}/bias"]).reshape(-1)
+        heads = np.asarray(arrays["query/kernel"]).shape[1]
+        groups = np.asarray(arrays["key/kernel"]).shape[1]
+        for label, given, found in (("num_heads", num_heads, heads), ("num_kv_heads", num_kv_heads, groups)):
+            if given is not None and given != found:
+                raise SpecError(f"{label} must be {found}, the heads that the kernels have. Got {given}.")
+        config = config_of(weights, num_heads=heads, num_kv_heads=groups)
+        return config, copied(config, weights)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        plain_score(self, config)
+        if not self.grouped and config.num_kv_heads != config.num_heads:
+            raise SpecError(
+                f"layout {self.name!r} has as many key heads as query heads. "
+                f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
+            )
+        if not self.own_value_width and config.value_head_dim != config.head_dim:
+            raise SpecError(
+                f"layout {self.name!r} has value heads as wide as key heads. "
+                f"Got head_dim={config.head_dim}, value_head_dim={config.value_head_dim}."
+            )
+        checked = check_weights(config, weights)
+        biases = zero_filled(config, checked, *PROJECTIONS)
+        arrays = {}
+        for index, (projection, own) in enumerate(self._projections.items()):
+            matrix = checked[f"{projection}.weight"].T
+            heads = config.num_heads if projection in ("q_proj", "out_proj") else config.num_kv_heads
+            is_out = projection == "out_proj"
+            kernel = matrix.reshape(heads, -1, matrix.shape[1]) if is_out else matrix.reshape(len(matrix), heads, -1)
+            arrays[f"{own}/kernel"] = np.array(kernel, order="C")
+            if biases is not None:
+                bias = biases[index]
+                arrays[f"{own}/bias"] = np.array(bias if is_out else bias.reshape(heads, -1), order="C")
+        return arrays
+
+
+KERNEL_LAYOUTS = (
+    KernelLayout(
+        "keras", "keras.layers.MultiHeadAttention", framework="tf", out="attention_output", own_value_width=True
+    ),
+    KernelLayout("keras-gqa", "keras.layers.GroupQueryAttention", framework="tf", out="attention_output", grouped=True),
+    KernelLayout("linen", "flax.linen.MultiHeadDotProductAttention", framework="jax", out="out"),
+    KernelLayout("nnx", "flax.nnx.MultiHeadAttention", framework="jax", out="out"),
+)
+"""Every layout of this kind."""

@@ -1,0 +1,179 @@
+"""Layout: how one kind of layer names and shapes its attention weights, and the way to canonical ones and back.
+
+A layout is a fact about somebody else's layer, in NumPy alone: it moves numbers and never changes one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.weights import Weights, check_weights
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Layout(ABC):
+    """One layout. Arrays are named relative to the layer: "in_proj_weight", "query/kernel".
+
+    Attributes:
+        name: as `mha convert --from` takes it.
+        summary: whose layout it is, in a line.
+        separator: what stands between the parts of a name, and between a layer's prefix and the name.
+        required: names that every layer of this layout has.
+        optional: names that it may have besides.
+        framework: the backend whose framework has the layer: "torch", "tf", "jax", "mxnet"; "" for none.
+        carries_heads: whether the arrays' shapes say how many heads there are.
+    """
+
+    name: str
+    summary: str
+    separator: str = "."
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    framework: str = ""
+    carries_heads: bool = False
+
+    @abstractmethod
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        """Config and canonical weights of one layer; copies, in the arrays' dtype.
+
+        Args:
+            arrays: the layer's arrays by relative name; others are refused.
+            num_heads: H. Needed unless the layout carries it; must agree where it does.
+            num_kv_heads: G. Default: H, or what the shapes say.
+
+        Raises:
+            SpecError: an array is missing, unknown, or of a shape that fits no such layer.
+        """
+
+    @abstractmethod
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        """The layer's arrays by relative name; copies, in the weights' dtype.
+
+        A layer that has one switch for several biases gets zeros for those that the config does not have.
+
+        Raises:
+            SpecError: the weights do not fit the config, or such a layer can't hold them; the message says why.
+        """
+
+    def find(self, names: Iterable[str]) -> list[str]:
+        """The prefixes under which `names` holds every required array; "" is the top level.
+
+        >>> from mha_core.layouts import get
+        >>> get("torch").find(["encoder.attn.in_proj_weight", "encoder.attn.out_proj.weight", "fc.weight"])
+        ['encoder.attn']
+        """
+        known = list(dict.fromkeys(names))
+        there = set(known)
+        first, *others = self.required
+        found = []
+        for name in known:
+            if name == first or name.endswith(self.separator + first):
+                prefix = name[: len(name) - len(first)]
+                if all(prefix + other in there for other in others):
+                    found.append(prefix.removesuffix(self.separator))
+        return found
+
+    def names_of(self, prefix: str, names: Iterable[str]) -> dict[str, str]:
+        """Relative name -> full name, of the arrays that the layer at `prefix` has."""
+        start = prefix + self.separator if prefix else ""
+        there = set(names)
+        wanted = (*self.required, *self.optional)
+        return {name: start + name for name in wanted if start + name in there}
+
+    def _check_names(self, arrays: Mapping[str, NDArray]) -> None:
+        missing = [name for name in self.required if name not in arrays]
+        if missing:
+            raise SpecError(f"layout {self.name!r} needs {missing[0]!r} (it needs: {', '.join(self.required)})")
+        known = (*self.required, *self.optional)
+        extra = [name for name in arrays if name not in known]
+        if extra:
+            raise SpecError(f"layout {self.name!r} has no array {extra[0]!r} (it has: {', '.join(known)})")
+
+
+def heads_or_error(layout: Layout, num_heads: int | None) -> int:
+    """`num_heads`, or SpecError where the arrays can't tell it."""
+    if num_heads is None:
+        raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads")
+    return num_heads
+
+
+def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: int | None = None) -> AttentionConfig:
+    """The config of canonical weights; all sizes but the number of heads follow from the shapes.
+
+    `num_kv_heads` follows from the rows of k_proj, because keys and queries are equally wide.
+
+    Raises:
+        SpecError: the rows can't be split into that many heads, or the shapes contradict each other.
+
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(12, 4, num_kv_heads=2, bias=True)
+    >>> config_of(init_weights(config, seed=0), num_heads=4) == config
+    True
+    """
+    matrices = {}
+    for projection in PROJECTIONS:
+        matrix = np.asarray(weights[f"{projection}.weight"])
+        if matrix.ndim != 2:
+            raise SpecError(f"{projection}.weight must be a matrix. Got shape {matrix.shape}.")
+        matrices[projection] = matrix.shape
+    head_dim = _per_head("q_proj.weight", matrices["q_proj"][0], "num_heads", num_heads)
+    if matrices["k_proj"][0] % head_dim:
+        raise SpecError(
+            f"k_proj.weight must have a multiple of head_dim={head_dim} rows. Got {matrices['k_proj'][0]} "
+            f"with num_heads={num_heads}."
+        )
+    groups = matrices["k_proj"][0] // head_dim
+    if num_kv_heads is not None and num_kv_heads != groups:
+        raise SpecError(f"num_kv_heads must be {groups}, the rows of k_proj.weight over head_dim. Got {num_kv_heads}.")
+    config = AttentionConfig(
+        matrices["out_proj"][0],
+        num_heads,
+        num_kv_heads=groups,
+        head_dim=head_dim,
+        value_head_dim=_per_head("v_proj.weight", matrices["v_proj"][0], "num_kv_heads", groups),
+        query_dim=matrices["q_proj"][1],
+        key_dim=matrices["k_proj"][1],
+        value_dim=matrices["v_proj"][1],
+        output_dim=matrices["out_proj"][0],
+        bias={projection: f"{projection}.bias" in weights for projection in PROJECTIONS},
+    )
+    check_weights(config, weights)
+    return config
+
+
+def _per_head(name: str, rows: int, label: str, heads: int) -> int:
+    if rows % heads:
+        raise SpecError(f"{name} must have rows for {label}={heads} heads of one width. Got {rows} rows.")
+    return rows // heads
+
+
+def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
+    """Checked, contiguous, read-only copies in canonical order."""
+    return check_weights(config, {name: np.array(array, order="C") for name, array in weights.items()})
+
+
+def plain_score(layout: Layout, config: AttentionConfig) -> None:
+    """SpecError if the config says anything of the score that no array holds and such a layer does not compute."""
+    if config.score != "scaled_dot" or config.scale is not None:
+        given = f"score={config.score!r}" if config.score != "scaled_dot" else f"scale={config.scale!r}"
+        raise SpecError(f"layout {layout.name!r} belongs to layers that scale by 1 / sqrt(head_dim). Got {given}.")
+
+
+def zero_filled(config: AttentionConfig, weights: Mapping[str, NDArray], *projections: str) -> list[NDArray] | None:
+    """The biases of `projections`, zeros for those that are not there; None if none is."""
+    if not any(f"{projection}.bias" in weights for projection in projections):
+        return None
+    found = []
+    for projection in projections:
+        matrix = weights[f"{projection}.weight"]
+        found.append(weights.get(f"{projection}.bias", np.zeros(matrix.shape[0], matrix.dtype)))
+    return found

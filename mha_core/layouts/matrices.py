@@ -1,0 +1,151 @@
+"""Layouts with one matrix per projection, (out, in) or (in, out), that differ in names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.layouts.layout import Layout, config_of, copied, heads_or_error, plain_score
+from mha_core.weights import Weights, check_weights
+
+
+class MatrixLayout(Layout):
+    """Four matrices, each with its own bias or none.
+
+    Args:
+        names: canonical projection -> its name in the layer.
+        transposed: whether matrices are (in, out), as `x @ kernel` has them.
+        weight, bias: what a matrix and a bias are called below the projection.
+        biases: the projections that can have a bias.
+        all_or_none: sets of projections that have their biases together or not at all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        names: Mapping[str, str],
+        *,
+        framework: str = "",
+        transposed: bool = False,
+        separator: str = ".",
+        weight: str = "weight",
+        bias: str = "bias",
+        biases: tuple[str, ...] = PROJECTIONS,
+        all_or_none: tuple[tuple[str, ...], ...] = (),
+    ) -> None:
+        self.name, self.summary, self.framework, self.separator = name, summary, framework, separator
+        self.transposed = transposed
+        self.biases, self.all_or_none = biases, all_or_none
+        self._weights = {p: f"{names[p]}{separator}{weight}" for p in PROJECTIONS}
+        self._biases = {p: f"{names[p]}{separator}{bias}" for p in biases}
+        self.required = tuple(self._weights.values())
+        self.optional = tuple(self._biases.values())
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        self._check_names(arrays)
+        heads = heads_or_error(self, num_heads)
+        weights = {}
+        for projection in PROJECTIONS:
+            matrix = np.asarray(arrays[self._weights[projection]])
+            weights[f"{projection}.weight"] = matrix.T if self.transposed else matrix
+            if self._biases.get(projection) in arrays:
+                weights[f"{projection}.bias"] = arrays[self._biases[projection]]
+        config = config_of(weights, num_heads=heads, num_kv_heads=num_kv_heads)
+        return config, copied(config, weights)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        plain_score(self, config)
+        checked = check_weights(config, weights)
+        arrays: dict[str, NDArray] = {}
+        for projection in PROJECTIONS:
+            matrix = checked[f"{projection}.weight"]
+            arrays[self._weights[projection]] = np.array(matrix.T if self.transposed else matrix, order="C")
+            bias = self._bias_of(projection, checked)
+            if bias is None:
+                continue
+            if projection not in self._biases:
+                raise SpecError(f"layout {self.name!r} has no bias in {projection}. Got one.")
+            arrays[self._biases[projection]] = np.array(bias)
+        return arrays
+
+    def _bias_of(self, projection: str, weights: Weights) -> NDArray | None:
+        """Its own bias; zeros if it has none but another that shares its switch has one."""
+        own = weights.get(f"{projection}.bias")
+        together = next((group for group in self.all_or_none if projection in group), ())
+        if own is None and any(f"{other}.bias" in weights for other in together):
+            matrix = weights[f"{projection}.weight"]
+            return np.zeros(matrix.shape[0], matrix.dtype)
+        return own
+
+
+def _named(query: str, key: str, value: str, out: str) -> dict[str, str]:
+    return dict(zip(PROJECTIONS, (query, key, value, out), strict=True))
+
+
+SEED = _named("W_q", "W_k", "W_v", "W_o")
+
+MATRIX_LAYOUTS = (
+    MatrixLayout(
+        "canonical",
+        "q_proj, k_proj, v_proj, out_proj: this project's own (also Hugging Face BART and Whisper)",
+        _named(*PROJECTIONS),
+    ),
+    MatrixLayout(
+        "d2l-torch", "d2l.ai's MultiHeadAttention in PyTorch", SEED, framework="torch", all_or_none=(PROJECTIONS,)
+    ),
+    MatrixLayout(
+        "d2l-mxnet",
+        "d2l.ai's MultiHeadAttention in MXNet, and Gluon Dense projections",
+        SEED,
+        framework="mxnet",
+        all_or_none=(PROJECTIONS,),
+    ),
+    MatrixLayout(
+        "d2l-tf",
+        "d2l.ai's MultiHeadAttention in TensorFlow",
+        SEED,
+        framework="tf",
+        transposed=True,
+        separator="/",
+        weight="kernel",
+        all_or_none=(PROJECTIONS,),
+    ),
+    MatrixLayout(
+        "d2l-jax",
+        "d2l.ai's MultiHeadAttention in Flax",
+        SEED,
+        framework="jax",
+        transposed=True,
+        separator="/",
+        weight="kernel",
+        all_or_none=(PROJECTIONS,),
+    ),
+    MatrixLayout(
+        "bert",
+        "Hugging Face BERT family: self.query, self.key, self.value, output.dense",
+        _named("self.query", "self.key", "self.value", "output.dense"),
+        framework="torch",
+        all_or_none=(PROJECTIONS,),
+    ),
+    MatrixLayout(
+        "vit",
+        "Hugging Face ViT up to transformers 4: attention.query, attention.key, attention.value, output.dense",
+        _named("attention.query", "attention.key", "attention.value", "output.dense"),
+        framework="torch",
+        all_or_none=(PROJECTIONS[:3],),
+    ),
+    MatrixLayout(
+        "llama",
+        "Hugging Face Llama family: q_proj, k_proj, v_proj, o_proj (without rotary positions)",
+        _named("q_proj", "k_proj", "v_proj", "o_proj"),
+        framework="torch",
+    ),
+)
+"""Every layout of this kind."""

@@ -1,0 +1,225 @@
+"""Layouts that pack several projections into one matrix: each says in which order its rows stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.layouts.layout import Layout, config_of, copied, heads_or_error, plain_score, zero_filled
+from mha_core.weights import Weights, check_weights
+
+
+class PackedLayout(Layout):
+    """Matrices that each hold the rows of one or more projections of one size, and an output projection.
+
+    Args:
+        packs: name of a matrix -> the projections in it.
+        out: the name of the output projection's matrix.
+        bias_of: name of a matrix -> name of its bias.
+        interleaved: whether rows are ordered (head, projection, width), as MXNet's operators have
+            them; otherwise (projection, head, width).
+        transposed: whether matrices are (in, out).
+        one_switch: whether all biases are there, or none; otherwise each matrix has its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        *,
+        framework: str,
+        packs: Mapping[str, tuple[str, ...]],
+        out: str,
+        bias_of: Mapping[str, str],
+        interleaved: bool = False,
+        transposed: bool = False,
+        one_switch: bool = True,
+    ) -> None:
+        self.name, self.summary, self.framework = name, summary, framework
+        self.packs = {**packs, out: ("out_proj",)}
+        self.out, self.bias_of = out, bias_of
+        self.interleaved, self.transposed, self.one_switch = interleaved, transposed, one_switch
+        self.required = tuple(self.packs)
+        self.optional = tuple(bias_of.values())
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        self._check_names(arrays)
+        heads = heads_or_error(self, num_heads)
+        weights: dict[str, NDArray] = {}
+        for name, projections in self.packs.items():
+            matrix = np.asarray(arrays[name])
+            if matrix.ndim != 2:
+                raise SpecError(f"{name} must be a matrix. Got shape {matrix.shape}.")
+            parts = self._unpack(name, matrix.T if self.transposed else matrix, projections, heads)
+            weights.update({f"{p}.weight": part for p, part in zip(projections, parts, strict=True)})
+            if self.bias_of[name] in arrays:
+                bias = np.asarray(arrays[self.bias_of[name]])
+                parts = self._unpack(self.bias_of[name], bias, projections, heads)
+                weights.update({f"{p}.bias": part for p, part in zip(projections, parts, strict=True)})
+        weights = {
+            f"{p}.{kind}": weights[f"{p}.{kind}"]
+            for p in PROJECTIONS
+            for kind in ("weight", "bias")
+            if f"{p}.{kind}" in weights
+        }
+        config = config_of(weights, num_heads=heads, num_kv_heads=num_kv_heads)
+        return config, copied(config, weights)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        plain_score(self, config)
+        checked = check_weights(config, weights)
+        if config.num_kv_heads != config.num_heads:
+            raise SpecError(
+                f"layout {self.name!r} has as many key heads as query heads. "
+                f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
+            )
+        everything = None if not self.one_switch else zero_filled(config, checked, *PROJECTIONS)
+        arrays = {}
+        for name, projections in self.packs.items():
+            matrices = [checked[f"{projection}.weight"] for projection in projections]
+            if len({matrix.shape for matrix in matrices}) > 1:
+                shapes = ", ".join(f"{p} {m.shape}" for p, m in zip(projections, matrices, strict=True))
+                raise SpecError(f"layout {self.name!r} packs {name} from matrices of one shape. Got {shapes}.")
+            packed = self._pack(matrices, config.num_heads)
+            arrays[name] = np.array(packed.T if self.transposed else packed, order="C")
+            biases = zero_filled(config, checked, *projections)
+            if biases is None and everything is not None:
+                biases = [np.zeros(len(matrix), matrix.dtype) for matrix in matrices]
+            if biases is not None:
+                arrays[self.bias_of[name]] = self._pack(biases, config.num_heads)
+        return arrays
+
+    def _pack(self, parts: list[NDArray], heads: int) -> NDArray:
+        if not self.interleaved or len(parts) == 1:
+            return np.concatenate(parts)
+        rows = parts[0].shape[0]
+        if rows % heads:
+            raise SpecError(f"layout {self.name!r} packs head by head; {rows} rows are not {heads} heads")
+        split = [part.reshape(heads, rows // heads, *part.shape[1:]) for part in parts]
+        return np.stack(split, axis=1).reshape(-1, *parts[0].shape[1:])
+
+    def _unpack(self, name: str, packed: NDArray, projections: tuple[str, ...], heads: int) -> list[NDArray]:
+        count, rows = len(projections), packed.shape[0]
+        if rows % (count * (heads if self.interleaved and count > 1 else 1)):
+            what = f"{count} projections" + (f" of {heads} heads" if self.interleaved else "")
+            raise SpecError(f"{name} must hold the rows of {what} of one size. Got {rows} rows.")
+        if not self.interleaved or count == 1:
+            return list(packed.reshape(count, rows // count, *packed.shape[1:]))
+        split = packed.reshape(heads, count, rows // (heads * count), *packed.shape[1:])
+        return [split[:, index].reshape(rows // count, *packed.shape[1:]) for index in range(count)]
+
+
+class TorchSeparateLayout(Layout):
+    """torch.nn.MultiheadAttention with kdim or vdim: three matrices, one packed bias."""
+
+    name = "torch-separate"
+    summary = "torch.nn.MultiheadAttention with kdim or vdim"
+    framework = "torch"
+    required = ("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
+    optional = ("in_proj_bias", "out_proj.bias")
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        self._check_names(arrays)
+        heads = heads_or_error(self, num_heads)
+        weights = {f"{p}_proj.weight": np.asarray(arrays[f"{p}_proj_weight"]) for p in "qkv"}
+        weights["out_proj.weight"] = np.asarray(arrays["out_proj.weight"])
+        if "in_proj_bias" in arrays:
+            bias = np.asarray(arrays["in_proj_bias"])
+            if bias.size % 3:
+                raise SpecError(f"in_proj_bias must hold three biases of one size. Got {bias.size} numbers.")
+            weights.update({f"{p}_proj.bias": part for p, part in zip("qkv", bias.reshape(3, -1), strict=True)})
+        if "out_proj.bias" in arrays:
+            weights["out_proj.bias"] = np.asarray(arrays["out_proj.bias"])
+        config = config_of(weights, num_heads=heads, num_kv_heads=num_kv_heads)
+        return config, copied(config, weights)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        plain_score(self, config)
+        checked = check_weights(config, weights)
+        torch_sizes(self, config)
+        arrays = {f"{p}_proj_weight": np.array(checked[f"{p}_proj.weight"]) for p in "qkv"}
+        arrays["out_proj.weight"] = np.array(checked["out_proj.weight"])
+        biases = zero_filled(config, checked, *PROJECTIONS)
+        if biases is not None:
+            arrays["in_proj_bias"] = np.concatenate(biases[:3])
+            arrays["out_proj.bias"] = np.array(biases[3])
+        return arrays
+
+
+def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
+    """SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
+    width = config.query_dim
+    wanted = {
+        "num_kv_heads": config.num_heads,
+        "head_dim * num_heads": width,
+        "value_head_dim * num_heads": width,
+        "output_dim": width,
+    }
+    given = {
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim * num_heads": config.head_dim * config.num_heads,
+        "value_head_dim * num_heads": config.value_head_dim * config.num_heads,
+        "output_dim": config.output_dim,
+    }
+    for label, size in wanted.items():
+        if given[label] != size:
+            raise SpecError(f"layout {layout.name!r} needs {label}={size} (query_dim={width}). Got {given[label]}.")
+
+
+class TorchPackedLayout(PackedLayout):
+    """torch.nn.MultiheadAttention with one width: in_proj_weight (3E, E), rows (projection, head, width)."""
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        torch_sizes(self, config)
+        return super().write(config, weights)
+
+
+PACKED_LAYOUTS: tuple[Layout, ...] = (
+    TorchPackedLayout(
+        "torch",
+        "torch.nn.MultiheadAttention",
+        framework="torch",
+        packs={"in_proj_weight": PROJECTIONS[:3]},
+        out="out_proj.weight",
+        bias_of={"in_proj_weight": "in_proj_bias", "out_proj.weight": "out_proj.bias"},
+    ),
+    TorchSeparateLayout(),
+    PackedLayout(
+        "gpt2",
+        "Hugging Face GPT-2: c_attn (E, 3E), c_proj, both transposed (Conv1D)",
+        framework="torch",
+        packs={"c_attn.weight": PROJECTIONS[:3]},
+        out="c_proj.weight",
+        bias_of={"c_attn.weight": "c_attn.bias", "c_proj.weight": "c_proj.bias"},
+        transposed=True,
+    ),
+    PackedLayout(
+        "mxnet-selfatt",
+        "MXNet's interleaved self-attention operators, as Sockeye names them: ff_in (H, 3, d rows), ff_out",
+        framework="mxnet",
+        packs={"ff_in.weight": PROJECTIONS[:3]},
+        out="ff_out.weight",
+        bias_of={"ff_in.weight": "ff_in.bias", "ff_out.weight": "ff_out.bias"},
+        interleaved=True,
+        one_switch=False,
+    ),
+    PackedLayout(
+        "mxnet-encdec",
+        "MXNet's interleaved encoder-decoder operators, as Sockeye names them: ff_q, ff_kv (H, 2, d rows), ff_out",
+        framework="mxnet",
+        packs={"ff_q.weight": ("q_proj",), "ff_kv.weight": ("k_proj", "v_proj")},
+        out="ff_out.weight",
+        bias_of={"ff_q.weight": "ff_q.bias", "ff_kv.weight": "ff_kv.bias", "ff_out.weight": "ff_out.bias"},
+        interleaved=True,
+        one_switch=False,
+    ),
+)
+"""Every layout of this kind."""

@@ -1,0 +1,101 @@
+"""Native: what somebody else's layer can express, and such a layer as a subject of the conformance suite.
+
+Each backend's `native_subjects.py` makes the layers of its framework into subjects with this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mha_core.backend import Run
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import check_dtype
+from mha_core.errors import SpecError
+from mha_core.inputs import AttentionInputs
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a layer can express of the definition; everything else is a reason why a case can't be asked of it.
+
+    Attributes:
+        scores: the score functions that it has.
+        scale: whether the factor of "scaled_dot" can be chosen.
+        head_dim: whether head_dim * num_heads may differ from embed_dim.
+        value_head_dim: whether value heads may have another width than key heads.
+        grouped: whether there may be fewer key/value heads than query heads.
+        widths: which of query_dim, key_dim, value_dim, output_dim may differ from embed_dim.
+        bias: whether it takes an additive bias on the scores.
+        dropout_keep: whether it takes a given keep-mask.
+
+    >>> from mha_core import AttentionConfig
+    >>> Capabilities().why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
+    'fewer key heads than query heads; key_dim other than embed_dim'
+    """
+
+    scores: tuple[str, ...] = ("scaled_dot",)
+    scale: bool = False
+    head_dim: bool = False
+    value_head_dim: bool = False
+    grouped: bool = False
+    widths: tuple[str, ...] = ()
+    bias: bool = True
+    dropout_keep: bool = False
+
+    def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
+        """None, or what the layer has no way to be told, of the config and of one call."""
+        lacking = []
+        if config.score not in self.scores:
+            lacking.append(f"score {config.score!r}")
+        if config.scale is not None and not self.scale:
+            lacking.append("a scale of one's own")
+        if config.head_dim * config.num_heads != config.embed_dim and not self.head_dim:
+            lacking.append("head_dim other than embed_dim / num_heads")
+        if config.value_head_dim != config.head_dim and not self.value_head_dim:
+            lacking.append("value heads of another width than key heads")
+        if config.num_kv_heads != config.num_heads and not self.grouped:
+            lacking.append("fewer key heads than query heads")
+        lacking += [
+            f"{width} other than embed_dim"
+            for width in ("query_dim", "key_dim", "value_dim", "output_dim")
+            if getattr(config, width) != config.embed_dim and width not in self.widths
+        ]
+        if inputs is not None and inputs.mask.bias is not None and not self.bias:
+            lacking.append("an additive bias")
+        if inputs is not None and inputs.dropout_keep is not None and not self.dropout_keep:
+            lacking.append("a given dropout keep-mask")
+        return "; ".join(lacking) or None
+
+
+class NativeSubject(ABC):
+    """One layer of a framework, along one of its paths, as a subject.
+
+    A factory in `native_subjects.py` is the subclass itself: `mha check --subject
+    backends.torch.native_subjects:MultiheadAttention` calls it with the dtype.
+
+    Attributes:
+        name: as reports show it, such as "torch.nn.MultiheadAttention (need_weights)".
+        dtypes: what it computes in on a CPU.
+        capabilities: what it can express.
+    """
+
+    name: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
+    capabilities: ClassVar[Capabilities]
+    device = "cpu"
+
+    def __init__(self, dtype: str = "float64") -> None:
+        if check_dtype(dtype) not in self.dtypes:
+            raise SpecError(f"{self.name} does not compute in {dtype} (it does in: {', '.join(self.dtypes)})")
+        self.dtype = dtype
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        """None, or what of this case the layer has no way to be told."""
+        return self.capabilities.why_not(config, inputs)
+
+    @abstractmethod
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        """Make the layer from canonical weights; the function returned runs it."""
