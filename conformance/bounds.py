@@ -53,9 +53,14 @@ def _exact_where_defined(allowed: dict[str, NDArray], problem: Problem) -> None:
     allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0
     allowed["heads"][~row_has_key] = 0.0
     allowed["output"][~row_has_key.any(axis=1)] = 0.0
+    past_len = 0 if problem.inputs.past_keys is None else problem.inputs.past_keys.shape[2]
+    padding = problem.padding()
     for name in ("keys", "values"):
-        if f"gradients.{name}" in allowed:
-            allowed[f"gradients.{name}"][problem.padding()] = 0.0
+        for gradient, where in ((name, padding[:, past_len:]), (f"past_{name}", padding[:, :past_len])):
+            array = allowed.get(f"gradients.{gradient}")
+            if array is not None:  # (B, L, width), or (B, heads, L, width)
+                rows = array if array.ndim == 3 else array.swapaxes(1, 2)
+                rows[where] = 0.0
 
 
 def _all_bounds(state: State, rounding: Rounding) -> dict[str, Bounded]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounded import Bounded, Rounding
-from conformance.bounds_forward import repeated, scaled_product
+from conformance.bounds_forward import TANH_ULPS, repeated, scaled_product
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference import State, dropout_factor
 
@@ -22,8 +22,10 @@ def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[st
     config = state.config
     cotangent = Bounded.exact(state["d_output"])
     heads, values = b["heads"].map(merge_heads), repeated(state, b["values"])
-    out_weight = Bounded.exact(state.weights["out_proj.weight"])
-    d_heads = r.product(cotangent, out_weight).map(lambda array: split_heads(array, config.num_heads))
+    d_merged = cotangent
+    if config.projections:
+        d_merged = r.product(cotangent, Bounded.exact(state.weights["out_proj.weight"]))
+    d_heads = d_merged.map(lambda array: split_heads(array, config.num_heads))
     d_weights = r.product(d_heads, values.T)
     if state.inputs.dropout_keep is not None:
         d_weights = r.times(d_weights, dropout_factor(state))
@@ -33,13 +35,19 @@ def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[st
     gradients: dict[str, Bounded] = {}
     if state.inputs.mask.bias is not None:
         gradients["bias"] = _to_shape(r, d_scores, state.inputs.mask.bias.shape)
+    d_similarity = _softcap_backward(state, r, b, d_scores)
     if config.score == "additive":
-        d_queries, d_keys, parameters = _additive_backward(state, r, b, d_scores)
+        d_queries, d_keys, parameters = _additive_backward(state, r, b, d_similarity)
     else:
         keys = repeated(state, b["keys"])
-        d_queries = scaled_product(state, r, d_scores, keys)
-        d_keys = _over_queries(state, r, partial(scaled_product, state, r), d_scores, b["queries"])
+        d_queries = scaled_product(state, r, d_similarity, keys)
+        d_keys = _over_queries(state, r, partial(scaled_product, state, r), d_similarity, b["queries"])
         parameters = {}
+    past = slice(None, state.sizes.past_len)
+    if state.inputs.past_keys is not None:
+        gradients["past_keys"] = d_keys.map(lambda array: array[:, :, past])
+        gradients["past_values"] = d_values.map(lambda array: array[:, :, past])
+    d_keys, d_values = (x.map(lambda array: array[:, :, state.sizes.past_len :]) for x in (d_keys, d_values))
     projections: tuple[tuple[str, str, NDArray, Bounded], ...] = (
         ("q_proj", "queries", state.inputs.queries, d_queries),
         ("k_proj", "keys", state["key_inputs"], d_keys),
@@ -47,9 +55,13 @@ def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[st
     )
     for projection, name, x, gradient in projections:
         merged = gradient.map(merge_heads)
-        gradients[name] = r.product(merged, Bounded.exact(state.weights[f"{projection}.weight"]))
-        gradients.update(_parameter_gradients(state, r, projection, Bounded.exact(x), merged))
-    gradients.update(_parameter_gradients(state, r, "out_proj", heads, cotangent))
+        if config.projections:
+            gradients[name] = r.product(merged, Bounded.exact(state.weights[f"{projection}.weight"]))
+            gradients.update(_parameter_gradients(state, r, projection, Bounded.exact(x), merged))
+        else:
+            gradients[name] = gradient if state.is_split else merged
+    if config.projections:
+        gradients.update(_parameter_gradients(state, r, "out_proj", heads, cotangent))
     return {**gradients, **parameters}
 
 
@@ -69,6 +81,21 @@ def _softmax_backward(
         r.gamma(SOFTMAX_BACKWARD_ROUNDINGS, us) * weights.most * (d_weights.most + row_sum.most),
     )
     return r.store(Bounded(state["d_scores"], np.where(state["allowed"], e, 0.0)))
+
+
+def _softcap_backward(state: State, r: Rounding, b: dict[str, Bounded], d_scores: Bounded) -> Bounded:
+    """The gradient dS (1 - tanh^2(x / c)), of x = the score before the softcap."""
+    softcap = state.config.softcap
+    if softcap is None:
+        return d_scores
+    x = b["similarity"]
+    inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
+    e = r.add(
+        x.e / softcap, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u)
+    )
+    slope = r.store(Bounded(1.0 - inside**2, r.add(2.0 * (np.abs(inside) + e) * e, 2.0 * r.unit(r.precision.u))))
+    error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e)
+    return r.store(Bounded(state["d_similarity"], np.where(state["allowed"], error, 0.0)))
 
 
 def _rows(x: Bounded) -> Bounded:

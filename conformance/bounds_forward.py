@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounded import LAMBDA, Bounded, Rounding
+from mha_core import reference
 from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
 from mha_core.masks import additive_bias
 from mha_core.reference import State, additive_hidden, dropout_factor
@@ -36,7 +37,9 @@ def forward_bounds(state: State, r: Rounding) -> dict[str, Bounded]:
     )
     for stage, projection, x, num_heads in sources:
         projected = _project(state, r, projection, Bounded.exact(x))
-        b[stage] = Bounded(state[stage], split_heads(projected.e, num_heads))
+        b[stage] = after_past(
+            state, stage, projected.map(lambda array, num_heads=num_heads: split_heads(array, num_heads))
+        )
     b["scores"] = _scores(state, r, b)
     growth, shared = _growth(state, r, b["scores"])
     b["weights"] = _weights(state, r, growth, shared)
@@ -49,8 +52,17 @@ def forward_bounds(state: State, r: Rounding) -> dict[str, Bounded]:
     return b
 
 
+def after_past(state: State, stage: str, new: Bounded) -> Bounded:
+    """The stage of these projected heads (B, H or G, L, d): keys and values stand after an exact past."""
+    past_len = state.sizes.past_len if stage in ("keys", "values") else 0
+    e = np.concatenate([np.zeros((*new.e.shape[:2], past_len, new.e.shape[3])), new.e], axis=2)
+    return Bounded(state[stage], e)
+
+
 def _project(state: State, r: Rounding, projection: str, x: Bounded) -> Bounded:
     """(B, L, in) -> (B, L, out): x W^T + b, the bias added afterwards or as the first term of the sum."""
+    if not state.config.projections:
+        return x
     projected = r.product(x, Bounded.exact(state.weights[f"{projection}.weight"].T))
     bias = state.weights.get(f"{projection}.bias")
     if bias is None:
@@ -71,10 +83,23 @@ def _scores(state: State, r: Rounding, b: dict[str, Bounded]) -> Bounded:
         scores = similarity.map(lambda array: array[..., 0])
     else:
         scores = scaled_product(state, r, q, k.T)
+    b["similarity"] = scores
+    scores = _capped(state, r, scores)
     if state.inputs.mask.bias is not None:
         scores = r.plus(scores, Bounded.exact(additive_bias(state.inputs.mask)))
     # Excluded places count for nothing, whatever stands in them.
     return Bounded(state["scores"], np.where(state["allowed"], scores.e, 0.0))
+
+
+def _capped(state: State, r: Rounding, x: Bounded) -> Bounded:
+    """The score x under a softcap, c tanh(x / c). The slope is at most 1, so an error inside gets no larger outside."""
+    softcap = state.config.softcap
+    if softcap is None:
+        return x
+    capped = reference.cap(state, x.v)
+    # The quotient is rounded before the tanh, the product after it; c itself may be.
+    own = r.add(2.0 * r.unit(r.precision.u) * x.most, 2.0 * (TANH_ULPS + 1.0) * r.unit(r.precision.u) * np.abs(capped))
+    return r.store(Bounded(capped, r.add(x.e, own, max(1.0, softcap) * r.precision.tau)))
 
 
 def scaled_product(state: State, r: Rounding, a: Bounded, b: Bounded) -> Bounded:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.heads import split_heads
 
 Rng = np.random.Generator
 
@@ -29,6 +31,8 @@ class Case:
         catches: what goes wrong in an implementation that fails it.
         config: the layer.
         batch, query_len, key_len: B, Lq, Lk.
+        past_len: Lp, how many of the Lk keys a decoding cache holds already.
+        split: whether queries, keys and values are given split into heads (a config without projections).
         mask: makes the mask from a random generator and the case.
         dropout: whether a keep-mask is drawn, which makes it a training step.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
@@ -45,6 +49,8 @@ class Case:
     batch: int = 2
     query_len: int = 5
     key_len: int = 7
+    past_len: int = 0
+    split: bool = False
     mask: Callable[[Rng, Case], AttentionMask] | None = None
     dropout: bool = False
     weight_scale: float = 1.0
@@ -67,17 +73,36 @@ class Case:
         config = self.config
         weights = init_weights(config, seed=int(rng.integers(2**31)), bias_scale=1.0)
         shape = (self.batch, config.num_heads, self.query_len, self.key_len)
+        new_len = self.key_len - self.past_len
         inputs = AttentionInputs(
             queries=self.input_scale * rng.normal(size=(self.batch, self.query_len, config.query_dim)),
-            keys=self.input_scale * rng.normal(size=(self.batch, self.key_len, config.key_dim)),
-            values=self.input_scale * rng.normal(size=(self.batch, self.key_len, config.value_dim)),
+            keys=self.input_scale * rng.normal(size=(self.batch, new_len, config.key_dim)),
+            values=self.input_scale * rng.normal(size=(self.batch, new_len, config.value_dim)),
             mask=AttentionMask() if self.mask is None else self.mask(rng, self),
             dropout_keep=rng.random(shape) >= config.dropout if self.dropout else None,
             cotangent=rng.normal(size=(self.batch, self.query_len, config.output_dim)),
         )
+        if self.past_len:
+            inputs = replace(inputs, **self._past(rng))
+        if self.split:
+            heads = config.head_shapes
+            inputs = replace(
+                inputs,
+                queries=split_heads(inputs.queries, heads.queries[0]),
+                keys=split_heads(inputs.keys, heads.keys[0]),
+                values=split_heads(inputs.values, heads.values[0]),
+            )
         scaled = {name: self.weight_scale * array for name, array in weights.items()}
         problem = Problem(config, scaled, inputs)
         return problem if self.change is None else self.change(rng, problem)
+
+    def _past(self, rng: Rng) -> dict[str, NDArray]:
+        """Keys and values of a decoding cache: (B, G, Lp, d), (B, G, Lp, dv)."""
+        shapes = self.config.head_shapes
+        return {
+            name: self.input_scale * rng.normal(size=(self.batch, heads, self.past_len, width))
+            for name, (heads, width) in (("past_keys", shapes.keys), ("past_values", shapes.values))
+        }
 
     def sizes(self) -> Mapping[str, int]:
         """Every size by its symbol."""
@@ -86,6 +111,7 @@ class Case:
             "B": self.batch,
             "Lq": self.query_len,
             "Lk": self.key_len,
+            **({"Lp": self.past_len, "Lk - Lp": self.key_len - self.past_len} if self.past_len else {}),
             "H": config.num_heads,
             "d": config.head_dim,
             "dv": config.value_head_dim,

@@ -29,6 +29,10 @@ OPTIONS = (
     "num_heads",
     "num_kv_heads",
     "scale",
+    "softcap",
+    "projections",
+    "past_keys",
+    "past_values",
     "bias",
     "padding",
     "dropout_keep",
@@ -98,6 +102,10 @@ class FunctionSubject:
                 "num_heads": config.num_heads,
                 "num_kv_heads": config.num_kv_heads,
                 "scale": config.softmax_scale,
+                "softcap": config.softcap,
+                "projections": config.projections,
+                "past_keys": inputs.past_keys,
+                "past_values": inputs.past_values,
                 "bias": resolved.copies.get("bias"),
                 "padding": resolved.copies["padding"],
                 "dropout_keep": inputs.dropout_keep,
@@ -183,6 +191,13 @@ def _needs(config: AttentionConfig, inputs: AttentionInputs) -> Iterator[tuple[s
         yield "score without scale", ("scale", "config")
     elif config.softmax_scale != config.head_dim**-0.5:
         yield f"scale {config.softmax_scale:g}", ("scale", "config")
+    if config.softcap is not None:
+        yield "softcap", ("softcap",)
+    if not config.projections:
+        yield "no projections", ("projections",)
+    for past in ("past_keys", "past_values"):
+        if getattr(inputs, past) is not None:
+            yield past.replace("_", " "), (past,)
     if config.num_heads > 1:
         yield "several heads", ("num_heads", "config")
     if config.num_kv_heads != config.num_heads:

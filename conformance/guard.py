@@ -127,7 +127,7 @@ def _as_gradients(gradients: Any, weight_names: Collection[str]) -> dict[str, ND
         return None
     if not isinstance(gradients, Mapping):
         raise SubjectFailed(f"gradients is {_a(gradients)}; it must be a dict by name")
-    _check_names("gradients", gradients, ("queries", "keys", "values", "bias", *weight_names))
+    _check_names("gradients", gradients, (*GRADIENTS_OF_INPUTS, *weight_names))
     # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
     return {name: as_array(f"gradients.{name}", value) for name, value in gradients.items() if value is not None}
 
@@ -209,7 +209,10 @@ def copy_in_layout(array: NDArray) -> NDArray:
     return copy
 
 
-OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent")
+GRADIENTS_OF_INPUTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
+"""What gradients are taken of besides weights."""
+
+OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent", "past_keys", "past_values")
 """The arrays of AttentionInputs; the others are its mask's."""
 
 

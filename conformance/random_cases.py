@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case
-from conformance.cases import poison_padding
+from conformance.case_parts import poison_padding
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 

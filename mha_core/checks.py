@@ -14,6 +14,7 @@ import numpy as np
 
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
+from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
 Dim = int | None
@@ -32,11 +33,15 @@ class ArraySpec(NamedTuple):
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call: integers; while a framework traces, also its symbols, or None for not known yet."""
+    """The sizes of one call; key_len counts the past_len keys of a cache too.
+
+    Integers; while a framework traces, also its symbols, or None for not known yet.
+    """
 
     batch: Any
     query_len: Any
     key_len: Any
+    past_len: Any = 0
 
 
 def describe_array(array: Any) -> ArraySpec:
@@ -51,8 +56,12 @@ def check_call(
     values: Any,
     mask: AttentionMask,
     dropout_keep: Any = None,
+    past_keys: Any = None,
+    past_values: Any = None,
     num_heads: int,
     widths: tuple[Dim, Dim, Dim] = (None, None, None),
+    head_shapes: HeadShapes | None = None,
+    split: bool = False,
     layer_dtype: str | None = None,
     describe: Callable[[Any], ArraySpec] = describe_array,
 ) -> CallSizes:
@@ -62,8 +71,12 @@ def check_call(
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) of one floating-point dtype.
         mask: the sources of the mask (see AttentionMask).
         dropout_keep: bool (B, H, Lq, Lk), or None.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: the keys and values of a
+            decoding cache, which stand before the others. Lk then counts both.
         num_heads: H.
         widths: the expected (Dq, Dk, Dv); None where any width will do.
+        head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
+        split: whether queries, keys and values may be (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv).
         layer_dtype: the dtype that the layer computes in; None where it takes that of its inputs.
         describe: turns an array of the caller's framework into an ArraySpec.
 
@@ -72,15 +85,20 @@ def check_call(
     """
     specs = {}
     for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        spec = _describe(name, array, describe)
+        specs[name] = _describe(name, array, describe)
+    if split and head_shapes is not None and any(len(spec.shape) == 4 for spec in specs.values()):
+        specs = {name: _merged(name, spec, head_shapes) for name, spec in specs.items()}
+    for name, spec in specs.items():
         if len(spec.shape) != 3:
             raise SpecError(f"{name} must have shape (batch, length, width). Got {_show(spec.shape)}.")
-        specs[name] = spec
     _check_inputs(specs, widths)
     check_layer_dtype("queries", specs["queries"].dtype, layer_dtype)
 
     batch, query_len, _ = specs["queries"].shape
-    sizes = CallSizes(batch, query_len, specs["keys"].shape[1])
+    past_len = _check_past(past_keys, past_values, batch, specs["queries"].dtype, head_shapes, describe)
+    new_len = specs["keys"].shape[1]
+    key_len = None if past_len is None or new_len is None else past_len + new_len
+    sizes = CallSizes(batch, query_len, key_len, past_len)
     full = (batch, num_heads, query_len, sizes.key_len)
     _check_mask(mask, sizes, full, specs["queries"].dtype, describe)
     if dropout_keep is not None:
@@ -120,6 +138,48 @@ def check_same_width(query_width: Dim, key_width: Dim) -> None:
         raise SpecError(
             f"queries and keys must be equally wide for a dot product. Got widths {query_width} and {key_width}."
         )
+
+
+def _merged(name: str, spec: ArraySpec, head_shapes: HeadShapes) -> ArraySpec:
+    """The spec that (B, heads, L, width) has when its heads are merged."""
+    heads, width = getattr(head_shapes, name)
+    if len(spec.shape) != 4 or not _same_shape(spec.shape[1::2], (heads, width)):
+        raise SpecError(
+            f"{name} must have shape (batch, {heads} heads, length, {width}), as the other inputs have their heads "
+            f"split. Got {_show(spec.shape)}."
+        )
+    return ArraySpec((spec.shape[0], spec.shape[2], heads * width), spec.dtype)
+
+
+def _check_past(
+    past_keys: Any,
+    past_values: Any,
+    batch: Dim,
+    dtype: str,
+    head_shapes: HeadShapes | None,
+    describe: Callable[[Any], ArraySpec],
+) -> Dim:
+    """The length of the past, 0 without one; SpecError for what does not fit."""
+    if past_keys is None and past_values is None:
+        return 0
+    if past_keys is None or past_values is None:
+        missing = "past_keys" if past_keys is None else "past_values"
+        raise SpecError(f"past_keys and past_values belong together. {missing} is missing.")
+    if head_shapes is None:
+        raise SpecError("past_keys and past_values are heads; this layer has none.")
+    length: Dim = None
+    for name, array, (heads, width) in (
+        ("past_keys", past_keys, head_shapes.keys),
+        ("past_values", past_values, head_shapes.values),
+    ):
+        spec = _describe(name, array, describe)
+        if len(spec.shape) != 4 or not _same_shape(spec.shape, (batch, heads, length, width)):
+            wanted = _show((batch, heads, length, width)).replace("?", "length")
+            raise SpecError(f"{name} must have shape {wanted}. Got {_show(spec.shape)}.")
+        if spec.dtype != dtype:
+            raise SpecError(f"{name} must have the dtype of queries, {dtype}. Got {spec.dtype}.")
+        length = spec.shape[2]
+    return length
 
 
 def _describe(name: str, array: Any, describe: Callable[[Any], ArraySpec]) -> ArraySpec:

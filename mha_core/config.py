@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from mha_core.errors import SpecError
+from mha_core.heads import HeadShapes
 
 Score = Literal["scaled_dot", "dot", "additive"]
 SCORES: tuple[str, ...] = get_args(Score)
@@ -68,6 +69,11 @@ class AttentionConfig:
             arXiv:1409.0473).
         scale: factor of "scaled_dot". Default: 1 / sqrt(head_dim) (arXiv:1706.03762, section 3.2.1).
         score_dim: S, width of the additive score's hidden layer. Default: head_dim. Only "additive".
+        softcap: c, which bounds the scores smoothly: c * tanh(score / c), after scaling and before the
+            additive bias and exclusion. Default: none.
+        projections: False for a layer without the four projections, whose queries, keys and values are
+            the heads already, merged (B, L, H * d) or split (B, H, L, d), and whose output is the heads
+            merged. It has no biases, and its widths are those of the heads.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -96,6 +102,8 @@ Got embed_dim=100, num_heads=3.
     score: Score
     scale: float | None
     score_dim: int | None
+    softcap: float | None
+    projections: bool
     dropout: float
 
     def __init__(
@@ -114,6 +122,8 @@ Got embed_dim=100, num_heads=3.
         score: Score = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
+        softcap: float | None = None,
+        projections: bool = True,
         dropout: float = 0.0,
     ) -> None:
         embed_dim = check_size("embed_dim", embed_dim)
@@ -135,20 +145,36 @@ Got embed_dim=100, num_heads=3.
             raise SpecError(f"scale belongs to score='scaled_dot'. Got scale={scale!r} with score={score!r}.")
         if score_dim is not None and score != "additive":
             raise SpecError(f"score_dim belongs to score='additive'. Got score_dim={score_dim!r} with score={score!r}.")
+        value_head_dim = check_size("value_head_dim", value_head_dim, default=head_dim)
+        if not isinstance(projections, bool):
+            raise SpecError(f"projections must be True or False. Got {projections!r}.")
+        of_heads = {
+            "query_dim": num_heads * head_dim,
+            "key_dim": num_kv_heads * head_dim,
+            "value_dim": num_kv_heads * value_head_dim,
+            "output_dim": num_heads * value_head_dim,
+        }
+        given = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim, "output_dim": output_dim}
+        widths = {
+            name: check_size(name, width, default=embed_dim if projections else of_heads[name])
+            for name, width in given.items()
+        }
+        bias = ProjectionBias.of(bias)
+        if not projections:
+            _check_without_projections(widths, of_heads, bias)
         resolved = {
             "embed_dim": embed_dim,
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
-            "value_head_dim": check_size("value_head_dim", value_head_dim, default=head_dim),
-            "query_dim": check_size("query_dim", query_dim, default=embed_dim),
-            "key_dim": check_size("key_dim", key_dim, default=embed_dim),
-            "value_dim": check_size("value_dim", value_dim, default=embed_dim),
-            "output_dim": check_size("output_dim", output_dim, default=embed_dim),
-            "bias": ProjectionBias.of(bias),
+            "value_head_dim": value_head_dim,
+            **widths,
+            "bias": bias,
             "score": score,
             "scale": None if scale is None else _real("scale", scale),
             "score_dim": check_size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
+            "softcap": None if softcap is None else _positive("softcap", softcap),
+            "projections": projections,
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():
@@ -160,6 +186,15 @@ Got embed_dim=100, num_heads=3.
         if self.score != "scaled_dot":
             return 1.0
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def head_shapes(self) -> HeadShapes:
+        """How many heads queries, keys and values have, and how wide each is."""
+        return HeadShapes(
+            (self.num_heads, self.head_dim),
+            (self.num_kv_heads, self.head_dim),
+            (self.num_kv_heads, self.value_head_dim),
+        )
 
     def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
         """The same config with the input widths that a layer has inferred from its first call.
@@ -205,6 +240,23 @@ def check_size(name: str, value: int | None, default: int | None = None) -> int:
     if size < 1:
         raise SpecError(f"{name} must be a positive integer. Got {size}.")
     return size
+
+
+def _check_without_projections(widths: Mapping[str, int], of_heads: Mapping[str, int], bias: ProjectionBias) -> None:
+    if bias != ProjectionBias():
+        raise SpecError(f"bias belongs to projections. Got {bias!r} with projections=False.")
+    for name, width in widths.items():
+        if width != of_heads[name]:
+            raise SpecError(
+                f"{name} must be the width of the heads, {of_heads[name]}, without projections. Got {width}."
+            )
+
+
+def _positive(name: str, value: float) -> float:
+    number = _real(name, value)
+    if number <= 0.0:
+        raise SpecError(f"{name} must be positive. Got {number!r}.")
+    return number
 
 
 def _real(name: str, value: float) -> float:

@@ -12,9 +12,19 @@ version; each backend's `heads.py` says the same in its own framework's operatio
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from numpy.typing import NDArray
 
 from mha_core.errors import SpecError
+
+
+class HeadShapes(NamedTuple):
+    """How many heads queries, keys and values have, and how wide each is."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    values: tuple[int, int]
 
 
 def check_split(width: int | None, num_heads: int) -> None:

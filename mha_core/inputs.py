@@ -11,6 +11,7 @@ from mha_core.checks import CallSizes, check_call, check_valid_lens
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
+from mha_core.heads import merge_heads
 from mha_core.masks import AttentionMask
 
 
@@ -19,11 +20,15 @@ class AttentionInputs:
     """What one run is given.
 
     Args:
-        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
+        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
+            also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
         mask: which keys each query may attend to.
         dropout_keep: bool (B, H, Lq, Lk); True keeps a weight. Its presence makes this a training step.
         cotangent: (B, Lq, Do), the gradient of some loss with respect to the output. Its presence
             asks for gradients.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
+            steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
+            and in every stage. Give their number to the mask as `query_offset`.
     """
 
     queries: NDArray
@@ -32,6 +37,21 @@ class AttentionInputs:
     mask: AttentionMask = field(default_factory=AttentionMask)
     dropout_keep: NDArray | None = None
     cotangent: NDArray | None = None
+    past_keys: NDArray | None = None
+    past_values: NDArray | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether queries, keys and values are split into heads already."""
+        return self.queries.ndim == 4
+
+    def merged(self) -> AttentionInputs:
+        """The same inputs with the heads of queries, keys and values merged, if they are split."""
+        if not self.is_split:
+            return self
+        return replace(
+            self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
+        )
 
     def check(self, config: AttentionConfig) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`."""
@@ -41,13 +61,17 @@ class AttentionInputs:
             values=self.values,
             mask=self.mask,
             dropout_keep=self.dropout_keep,
+            past_keys=self.past_keys,
+            past_values=self.past_values,
             num_heads=config.num_heads,
+            head_shapes=config.head_shapes,
+            split=not config.projections,
             widths=(config.query_dim, config.key_dim, config.value_dim),
         )
         if self.mask.valid_lens is not None:
-            check_valid_lens(self.mask.valid_lens, self.keys.shape[1])
+            check_valid_lens(self.mask.valid_lens, sizes.key_len)
         if self.cotangent is not None:
-            output = (*self.queries.shape[:2], config.output_dim)
+            output = (sizes.batch, sizes.query_len, config.output_dim)
             if self.cotangent.shape != output or str(self.cotangent.dtype) not in DTYPES:
                 raise SpecError(
                     f"cotangent must be floating-point of the output's shape {output}. "
@@ -64,6 +88,8 @@ class AttentionInputs:
             values=round_to(self.values, dtype),
             mask=self.mask.map_arrays(lambda name, array: round_to(array, dtype) if name == "bias" else array),
             cotangent=None if self.cotangent is None else round_to(self.cotangent, dtype),
+            past_keys=None if self.past_keys is None else round_to(self.past_keys, dtype),
+            past_values=None if self.past_values is None else round_to(self.past_values, dtype),
         )
 
     def as_float64(self) -> AttentionInputs:

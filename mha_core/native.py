@@ -30,6 +30,9 @@ class Capabilities:
         widths: which of query_dim, key_dim, value_dim, output_dim may differ from embed_dim.
         bias: whether it takes an additive bias on the scores.
         dropout_keep: whether it takes a given keep-mask.
+        softcap: whether scores can be capped.
+        past: whether it takes the keys and values of earlier decoding steps.
+        bare: whether it can do without the four projections.
 
     >>> from mha_core import AttentionConfig
     >>> Capabilities().why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
@@ -44,6 +47,9 @@ class Capabilities:
     widths: tuple[str, ...] = ()
     bias: bool = True
     dropout_keep: bool = False
+    softcap: bool = False
+    past: bool = False
+    bare: bool = False
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
         """None, or what the layer has no way to be told, of the config and of one call."""
@@ -67,6 +73,12 @@ class Capabilities:
             lacking.append("an additive bias")
         if inputs is not None and inputs.dropout_keep is not None and not self.dropout_keep:
             lacking.append("a given dropout keep-mask")
+        if config.softcap is not None and not self.softcap:
+            lacking.append("a softcap")
+        if inputs is not None and inputs.past_keys is not None and not self.past:
+            lacking.append("past keys and values")
+        if not config.projections and not self.bare:
+            return "attention without projections"
         return "; ".join(lacking) or None
 
 

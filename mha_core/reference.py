@@ -25,12 +25,16 @@ from mha_core.weights import Weights, check_weights
 
 @dataclass
 class State:
-    """What a step may read: the problem, and the arrays of earlier steps by name."""
+    """What a step may read: the problem, and the arrays of earlier steps by name.
+
+    Inputs that are split into heads are merged here, whatever the caller gave; `is_split` remembers it.
+    """
 
     config: AttentionConfig
     weights: Weights
     inputs: AttentionInputs
     sizes: CallSizes
+    is_split: bool = False
     arrays: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
@@ -88,8 +92,9 @@ def run_state(
     state = State(
         config=config,
         weights={name: array.astype(np.float64) for name, array in checked.items()},
-        inputs=inputs.as_float64(),
+        inputs=inputs.merged().as_float64(),
         sizes=sizes,
+        is_split=inputs.is_split,
     )
     # NaN and infinity are data here: they go where the equation sends them.
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -116,16 +121,23 @@ def padding(state: State) -> NDArray:
 
 def key_inputs(state: State) -> NDArray:
     """(B, Lk, Dk): the keys, 0 where they are padding."""
-    return np.where(state["padding"][:, :, None], 0.0, state.inputs.keys)
+    return np.where(new_padding(state), 0.0, state.inputs.keys)
 
 
 def value_inputs(state: State) -> NDArray:
     """(B, Lk, Dv): the values, 0 where they are padding."""
-    return np.where(state["padding"][:, :, None], 0.0, state.inputs.values)
+    return np.where(new_padding(state), 0.0, state.inputs.values)
+
+
+def new_padding(state: State) -> NDArray:
+    """Bool (B, Lk - Lp, 1): the padding among the keys that are not of the past."""
+    return state["padding"][:, state.sizes.past_len :, None]
 
 
 def project(state: State, projection: str, x: NDArray) -> NDArray:
-    """(B, L, in) -> (B, L, out): x W^T + b."""
+    """(B, L, in) -> (B, L, out): x W^T + b; x as it is in a layer without projections."""
+    if not state.config.projections:
+        return x
     projected = x @ state.weights[f"{projection}.weight"].T
     bias = state.weights.get(f"{projection}.bias")
     return projected if bias is None else projected + bias
@@ -136,23 +148,51 @@ def queries(state: State) -> NDArray:
     return split_heads(project(state, "q_proj", state.inputs.queries), state.config.num_heads)
 
 
-def keys(state: State) -> NDArray:
-    """(B, G, Lk, d)."""
+def new_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
     return split_heads(project(state, "k_proj", state["key_inputs"]), state.config.num_kv_heads)
 
 
-def values(state: State) -> NDArray:
-    """(B, G, Lk, dv)."""
+def new_values(state: State) -> NDArray:
+    """(B, G, Lk - Lp, dv)."""
     return split_heads(project(state, "v_proj", state["value_inputs"]), state.config.num_kv_heads)
 
 
+def keys(state: State) -> NDArray:
+    """(B, G, Lk, d): those of the past, then the new ones."""
+    return after_past(state, state.inputs.past_keys, state["new_keys"])
+
+
+def values(state: State) -> NDArray:
+    """(B, G, Lk, dv): those of the past, then the new ones."""
+    return after_past(state, state.inputs.past_values, state["new_values"])
+
+
+def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
+    """The past, 0 where it is padding, and then the new ones, along the length."""
+    if past is None:
+        return new
+    is_padding = state["padding"][:, None, : state.sizes.past_len, None]
+    return np.concatenate([np.where(is_padding, 0.0, past), new], axis=2)
+
+
 def scores(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the score function, plus the additive bias."""
+    """(B, H, Lq, Lk): the score function, capped, plus the additive bias."""
+    capped = cap(state, similarity(state))
+    return capped if state.inputs.mask.bias is None else capped + additive_bias(state.inputs.mask)
+
+
+def similarity(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the score function, scaled."""
     if state.config.score == "additive":
-        similarity = additive_hidden(state) @ state.weights["score.vector"]
-    else:
-        similarity = state["queries"] @ state.heads_of("keys").swapaxes(-1, -2) * state.config.softmax_scale
-    return similarity if state.inputs.mask.bias is None else similarity + additive_bias(state.inputs.mask)
+        return additive_hidden(state) @ state.weights["score.vector"]
+    return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2) * state.config.softmax_scale
+
+
+def cap(state: State, x: NDArray) -> NDArray:
+    """Bound x smoothly by the softcap c: c * tanh(x / c); x as it is without one."""
+    softcap = state.config.softcap
+    return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
 def additive_hidden(state: State) -> NDArray:
@@ -200,6 +240,8 @@ FORWARD: Mapping[str, Step] = {
     "key_inputs": key_inputs,
     "value_inputs": value_inputs,
     "queries": queries,
+    "new_keys": new_keys,
+    "new_values": new_values,
     "keys": keys,
     "values": values,
     "scores": scores,
@@ -220,7 +262,10 @@ def d_output(state: State) -> NDArray:
 
 def d_heads(state: State) -> NDArray:
     """(B, H, Lq, dv)."""
-    return split_heads(state["d_output"] @ state.weights["out_proj.weight"], state.config.num_heads)
+    gradient = state["d_output"]
+    if state.config.projections:
+        gradient = gradient @ state.weights["out_proj.weight"]
+    return split_heads(gradient, state.config.num_heads)
 
 
 def d_kept_weights(state: State) -> NDArray:
@@ -257,19 +302,29 @@ def d_bias(state: State) -> NDArray | None:
     return gradient.sum(axis=broadcast, keepdims=True)
 
 
+def d_similarity(state: State) -> NDArray:
+    """(B, H, Lq, Lk): with respect to the scaled score function, before the softcap."""
+    softcap = state.config.softcap
+    if softcap is None:
+        return state["d_scores"]
+    slope = 1.0 - np.tanh(similarity(state) / softcap) ** 2
+    # A score of an excluded key may be anything, even NaN.
+    return np.where(state["allowed"], state["d_scores"] * slope, 0.0)
+
+
 def d_additive_hidden(state: State) -> NDArray | None:
     """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh."""
     if state.config.score != "additive":
         return None
     slope = 1.0 - additive_hidden(state) ** 2
-    return state["d_scores"][..., None] * state.weights["score.vector"] * slope
+    return state["d_similarity"][..., None] * state.weights["score.vector"] * slope
 
 
 def d_queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
     if state.config.score == "additive":
         return state["d_additive_hidden"].sum(axis=3) @ state.weights["score.query.weight"]
-    return state["d_scores"] @ state.heads_of("keys") * state.config.softmax_scale
+    return state["d_similarity"] @ state.heads_of("keys") * state.config.softmax_scale
 
 
 def d_keys(state: State) -> NDArray:
@@ -277,7 +332,7 @@ def d_keys(state: State) -> NDArray:
     if state.config.score == "additive":
         per_head = state["d_additive_hidden"].sum(axis=2) @ state.weights["score.key.weight"]
     else:
-        per_head = state["d_scores"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale
+        per_head = state["d_similarity"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale
     return sum_kv_groups(per_head, state.config.num_kv_heads)
 
 
@@ -289,12 +344,14 @@ def d_score_parameters(state: State) -> dict[str, NDArray]:
     return {
         "score.query.weight": np.einsum("bhqs,bhqd->sd", inside.sum(axis=3), state["queries"]),
         "score.key.weight": np.einsum("bhks,bhkd->sd", inside.sum(axis=2), state.heads_of("keys")),
-        "score.vector": np.einsum("bhqk,bhqks->s", state["d_scores"], additive_hidden(state)),
+        "score.vector": np.einsum("bhqk,bhqks->s", state["d_similarity"], additive_hidden(state)),
     }
 
 
 def project_backward(state: State, projection: str, x: NDArray, gradient: NDArray) -> dict[str, NDArray]:
     """Gradients of `project`: with respect to its input ("input"), its weight and its bias."""
+    if not state.config.projections:
+        return {"input": gradient}
     gradients = {
         "input": gradient @ state.weights[f"{projection}.weight"],
         f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x),
@@ -309,11 +366,28 @@ def d_q_proj(state: State) -> dict[str, NDArray]:
 
 
 def d_k_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "k_proj", state["key_inputs"], merge_heads(state["d_keys"]))
+    return project_backward(state, "k_proj", state["key_inputs"], merge_heads(new_part(state, "d_keys")))
 
 
 def d_v_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "v_proj", state["value_inputs"], merge_heads(state["d_values"]))
+    return project_backward(state, "v_proj", state["value_inputs"], merge_heads(new_part(state, "d_values")))
+
+
+def new_part(state: State, name: str) -> NDArray:
+    """`d_keys` or `d_values` without the past: (B, G, Lk - Lp, d or dv)."""
+    return state[name][:, :, state.sizes.past_len :]
+
+
+def d_past(state: State) -> dict[str, NDArray]:
+    """Gradients of past_keys and past_values, 0 where they are padding; empty without a past."""
+    if state.inputs.past_keys is None:
+        return {}
+    past_len = state.sizes.past_len
+    is_padding = state["padding"][:, None, :past_len, None]
+    return {
+        "past_keys": np.where(is_padding, 0.0, state["d_keys"][:, :, :past_len]),
+        "past_values": np.where(is_padding, 0.0, state["d_values"][:, :, :past_len]),
+    }
 
 
 def d_out_proj(state: State) -> dict[str, NDArray]:
@@ -328,6 +402,7 @@ BACKWARD: Mapping[str, Step] = {
     "d_weights": d_weights,
     "d_scores": d_scores,
     "d_bias": d_bias,
+    "d_similarity": d_similarity,
     "d_additive_hidden": d_additive_hidden,
     "d_queries": d_queries,
     "d_keys": d_keys,
@@ -336,18 +411,23 @@ BACKWARD: Mapping[str, Step] = {
     "d_k_proj": d_k_proj,
     "d_v_proj": d_v_proj,
     "d_out_proj": d_out_proj,
+    "d_past": d_past,
 }
 
 
 def _collect_gradients(state: State) -> dict[str, NDArray]:
     """The gradients that a Trace carries, by their public names, inputs first."""
     by_projection = {name: dict(state[f"d_{name}"]) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
-    is_padding = state["padding"][:, :, None]
+    is_padding = new_padding(state)
     gradients = {
         "queries": by_projection["q_proj"].pop("input"),
         "keys": np.where(is_padding, 0.0, by_projection["k_proj"].pop("input")),
         "values": np.where(is_padding, 0.0, by_projection["v_proj"].pop("input")),
     }
+    if state.is_split:
+        shapes = state.config.head_shapes._asdict()
+        gradients = {name: split_heads(array, shapes[name][0]) for name, array in gradients.items()}
+    gradients.update(state["d_past"])
     by_projection["out_proj"].pop("input")  # d_heads has used it
     if state["d_bias"] is not None:
         gradients["bias"] = state["d_bias"]

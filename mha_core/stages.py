@@ -45,8 +45,9 @@ class Trace:
     """What one run computed: the seven stages as NumPy arrays, and gradients where asked for.
 
     A stage that an implementation does not expose is None. `gradients` is None unless the inputs
-    carried a cotangent; its names are `queries`, `keys` and `values` (the layer's inputs), `bias`
-    (the mask's additive bias, if any) and every canonical weight. `scores` is meaningful only
+    carried a cotangent; its names are `queries`, `keys` and `values` (the layer's inputs, in their
+    shapes), `past_keys` and `past_values` (if any), `bias` (the mask's additive bias, if any) and every
+    canonical weight. `scores` is meaningful only
     where attention is allowed.
     """
 

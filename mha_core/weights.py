@@ -42,7 +42,7 @@ def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
         "out_proj": (config.output_dim, config.num_heads * config.value_head_dim),
     }
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in PROJECTIONS:
+    for name in PROJECTIONS if config.projections else ():
         shapes[f"{name}.weight"] = rows_and_columns[name]
         if getattr(config.bias, name):
             shapes[f"{name}.bias"] = rows_and_columns[name][:1]

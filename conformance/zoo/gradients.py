@@ -144,7 +144,7 @@ def _keys_for_queries(state: State) -> NDArray:
         raise DoesNotApply("keys can stand in for queries unnoticed only where Lq = Lk")
     if state.config.score == "additive":
         return reference.d_keys(state)
-    per_head = state["d_scores"].swapaxes(-1, -2) @ state.heads_of("keys") * state.config.softmax_scale
+    per_head = state["d_similarity"].swapaxes(-1, -2) @ state.heads_of("keys") * state.config.softmax_scale
     return sum_kv_groups(per_head, state.config.num_kv_heads)
 
 
@@ -158,14 +158,14 @@ def _without_slope(state: State) -> NDArray | None:
     if state.config.score != "additive":
         return None
     vector = state.weights["score.vector"]
-    return state["d_scores"][..., None] * vector
+    return state["d_similarity"][..., None] * vector
 
 
 def _slope_of_output(state: State) -> NDArray | None:
     """1 - tanh instead of 1 - tanh^2."""
     if state.config.score != "additive":
         return None
-    return state["d_scores"][..., None] * state.weights["score.vector"] * (1.0 - additive_hidden(state))
+    return state["d_similarity"][..., None] * state.weights["score.vector"] * (1.0 - additive_hidden(state))
 
 
 def _score_parameters(change: Callable[[State, dict[str, NDArray]], dict[str, NDArray]]) -> Mapping[str, Step]:
@@ -253,7 +253,7 @@ def _grouped(reduce: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
     def d_keys(state: State) -> NDArray:
         if state.config.score == "additive":
             return by_group(state, state["d_additive_hidden"].sum(axis=2) @ state.weights["score.key.weight"])
-        return by_group(state, state["d_scores"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale)
+        return by_group(state, state["d_similarity"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale)
 
     def d_values(state: State) -> NDArray:
         return by_group(state, state["kept_weights"].swapaxes(-1, -2) @ state["d_heads"])

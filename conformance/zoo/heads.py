@@ -11,7 +11,7 @@ from conformance.bug import Bug, DoesNotApply
 from conformance.zoo.scores import bias_of
 from mha_core import reference
 from mha_core.heads import merge_heads
-from mha_core.reference import State, Step, project
+from mha_core.reference import State, Step, cap, project
 
 SPLIT_FIX = "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3): channel h * d + i is element i of head h."
 MERGE_FIX = "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv)."
@@ -27,8 +27,8 @@ def _split_with(split: Split) -> Mapping[str, Step]:
     """`split(projected (B, L, H * d), H)` for queries, keys and values."""
     return {
         "queries": lambda s: split(project(s, "q_proj", s.inputs.queries), s.config.num_heads),
-        "keys": lambda s: split(project(s, "k_proj", s["key_inputs"]), s.config.num_kv_heads),
-        "values": lambda s: split(project(s, "v_proj", s["value_inputs"]), s.config.num_kv_heads),
+        "new_keys": lambda s: split(project(s, "k_proj", s["key_inputs"]), s.config.num_kv_heads),
+        "new_values": lambda s: split(project(s, "v_proj", s["value_inputs"]), s.config.num_kv_heads),
     }
 
 
@@ -168,9 +168,8 @@ def _read_by(read: Callable[[State, NDArray], NDArray], keys: bool = True, value
     def scores(state: State) -> NDArray:
         if state.config.num_heads == state.config.num_kv_heads or state.config.score == "additive":
             return reference.scores(state)
-        return state["queries"] @ read(state, state["keys"]).swapaxes(-1, -2) * state.config.softmax_scale + bias_of(
-            state
-        )
+        product = state["queries"] @ read(state, state["keys"]).swapaxes(-1, -2)
+        return cap(state, product * state.config.softmax_scale) + bias_of(state)
 
     def heads(state: State) -> NDArray:
         if state.config.num_heads == state.config.num_kv_heads:

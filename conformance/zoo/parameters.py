@@ -12,7 +12,7 @@ from conformance.bug import GRADIENTS, Bug, DoesNotApply
 from conformance.zoo.heads import interleaved, merge_interleaved
 from mha_core import reference
 from mha_core.heads import merge_heads, sum_kv_groups
-from mha_core.reference import State, Step
+from mha_core.reference import State, Step, new_part
 
 BIAS_FIX = "Sum the scores' gradient over every axis along which the bias was broadcast."
 SUM_FIX = "Sum the gradient of a weight or bias over batch and positions; average nothing."
@@ -151,7 +151,7 @@ def _per_row(state: State, projection: str) -> float:
 
 
 def _from_unmasked_inputs(state: State, projection: str, gradients: Gradients) -> Gradients:
-    gradient = merge_heads(state["d_keys" if projection == "k_proj" else "d_values"])
+    gradient = merge_heads(new_part(state, "d_keys" if projection == "k_proj" else "d_values"))
     x = state.inputs.keys if projection == "k_proj" else state.inputs.values
     return {f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x)}
 
@@ -167,8 +167,11 @@ def _input_of_untransposed(state: State, projection: str, gradients: Gradients) 
     weight = state.weights[f"{projection}.weight"]
     if weight.shape[0] != weight.shape[1]:
         raise DoesNotApply(f"a weight can stay untransposed unnoticed only where it is square, not {weight.shape}")
-    step = {"q_proj": "d_queries", "k_proj": "d_keys", "v_proj": "d_values"}[projection]
-    return {"input": merge_heads(state[step]) @ weight.T}
+    if projection == "q_proj":
+        gradient = state["d_queries"]
+    else:
+        gradient = new_part(state, "d_keys" if projection == "k_proj" else "d_values")
+    return {"input": merge_heads(gradient) @ weight.T}
 
 
 PARAMETERS = (

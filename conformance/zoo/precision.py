@@ -77,6 +77,7 @@ def _scores_in(form: str) -> Step:
             return reference.scores(state)
         keys = repeat_kv_heads(_narrow(state["keys"], form), state.config.num_heads)
         product = _narrow(state["queries"], form) @ keys.swapaxes(-1, -2) * state.config.softmax_scale
+        product = reference.cap(state, product)
         return product if state.inputs.mask.bias is None else product + additive_bias(state.inputs.mask)
 
     return scores
@@ -100,8 +101,8 @@ def _output_in(form: str) -> Step:
 def _products_in(form: str) -> Mapping[str, Step]:
     return {
         "queries": _projection("q_proj", "queries", "num_heads", form),
-        "keys": _projection("k_proj", "key_inputs", "num_kv_heads", form),
-        "values": _projection("v_proj", "value_inputs", "num_kv_heads", form),
+        "new_keys": _projection("k_proj", "key_inputs", "num_kv_heads", form),
+        "new_values": _projection("v_proj", "value_inputs", "num_kv_heads", form),
         "scores": _scores_in(form),
         "heads": _heads_in(form),
         "output": _output_in(form),

@@ -13,6 +13,7 @@ from mha_core.heads import merge_heads, split_heads
 from mha_core.reference import State, Step, project
 
 STAGE_OF = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "output"}
+STEP_OF = {**STAGE_OF, "k_proj": "new_keys", "v_proj": "new_values"}
 WEIGHT_FIX = "A weight is (out, in): compute x @ weight.T."
 INPUT_FIX = "Project queries from the query input, keys from the key input, values from the value input."
 PADDING_FIX = "Replace padded rows of the key and value inputs by 0 before the projection; 0 * NaN is NaN."
@@ -45,7 +46,7 @@ def _with_weight(projection: str, change: Callable[[State, NDArray], NDArray]) -
         weight = change(state, state.weights[f"{projection}.weight"])
         return as_stage(state, projection, input_of(state, projection) @ weight.T + bias_of(state, projection))
 
-    return {STAGE_OF[projection]: stage}
+    return {STEP_OF[projection]: stage}
 
 
 def _with_bias(projection: str, change: Callable[[State], NDArray | float]) -> Mapping[str, Step]:
@@ -55,7 +56,7 @@ def _with_bias(projection: str, change: Callable[[State], NDArray | float]) -> M
         product = input_of(state, projection) @ state.weights[f"{projection}.weight"].T
         return as_stage(state, projection, product + change(state))
 
-    return {STAGE_OF[projection]: stage}
+    return {STEP_OF[projection]: stage}
 
 
 def _same_shape(what: str, a: NDArray, b: NDArray) -> None:
@@ -101,7 +102,7 @@ def _packed(order: Callable[[NDArray, int], NDArray]) -> Mapping[str, Step]:
 
         return stage
 
-    return {STAGE_OF[name]: part(i, name) for i, name in enumerate(("q_proj", "k_proj", "v_proj"))}
+    return {STEP_OF[name]: part(i, name) for i, name in enumerate(("q_proj", "k_proj", "v_proj"))}
 
 
 def _per_head(packed: NDArray, num_heads: int) -> NDArray:
@@ -227,7 +228,7 @@ def _from(projection: str, read: Callable[[State], NDArray]) -> Mapping[str, Ste
         _same_shape("inputs", input_of(state, projection), x)
         return as_stage(state, projection, project(state, projection, x))
 
-    return {STAGE_OF[projection]: stage}
+    return {STEP_OF[projection]: stage}
 
 
 def _unprojected(state: State) -> NDArray:

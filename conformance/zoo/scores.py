@@ -11,7 +11,7 @@ from conformance.bug import Bug, DoesNotApply
 from mha_core import reference
 from mha_core.config import AttentionConfig
 from mha_core.masks import additive_bias
-from mha_core.reference import State, Step
+from mha_core.reference import State, Step, cap
 
 SCALE_FIX = "Multiply queries @ keys^T by the config's softmax_scale once: 1 / sqrt(head_dim) unless a scale is given."
 BIAS_FIX = "Add the bias to the scaled scores, as it is, before the softmax."
@@ -34,7 +34,7 @@ def _scaled(scale: Callable[[State], float], affects: Callable[[AttentionConfig]
     def scores(state: State) -> NDArray:
         if not affects(state.config):
             return reference.scores(state)
-        return similarity(state) * scale(state) + bias_of(state)
+        return cap(state, similarity(state) * scale(state)) + bias_of(state)
 
     return {"scores": scores}
 
@@ -147,7 +147,7 @@ def _with_bias(combine: Callable[[State, NDArray, NDArray], NDArray]) -> Mapping
 def _scores_before_scale(state: State) -> NDArray:
     if state.inputs.mask.bias is None or state.config.score == "additive":
         return reference.scores(state)
-    return (similarity(state) + bias_of(state)) * state.config.softmax_scale
+    return cap(state, (similarity(state) + bias_of(state)) * state.config.softmax_scale)
 
 
 def _weights_plus_bias(state: State) -> NDArray:
@@ -209,7 +209,7 @@ def _additive(score: Callable[[NDArray, NDArray, NDArray], NDArray], exchanged: 
             for_query, for_key = for_key, for_query
         from_query = (state["queries"] @ for_query.T)[:, :, :, None, :]
         from_key = (state.heads_of("keys") @ for_key.T)[:, :, None, :, :]
-        return score(from_query, from_key, state.weights["score.vector"]) + bias_of(state)
+        return cap(state, score(from_query, from_key, state.weights["score.vector"])) + bias_of(state)
 
     return {"scores": scores}
 
@@ -227,7 +227,7 @@ def _cosine(state: State) -> NDArray:
         np.linalg.norm(state["queries"], axis=-1)[:, :, :, None]
         * np.linalg.norm(state.heads_of("keys"), axis=-1)[:, :, None]
     )
-    return similarity(state) / lengths * state.config.softmax_scale + bias_of(state)
+    return cap(state, similarity(state) / lengths * state.config.softmax_scale) + bias_of(state)
 
 
 def _transposed(state: State) -> NDArray:
@@ -235,7 +235,7 @@ def _transposed(state: State) -> NDArray:
         raise DoesNotApply("scores can be transposed unnoticed only where Lq = Lk")
     if state.config.score == "additive":
         return reference.scores(state)
-    return similarity(state).swapaxes(-1, -2) * state.config.softmax_scale + bias_of(state)
+    return cap(state, similarity(state).swapaxes(-1, -2) * state.config.softmax_scale) + bias_of(state)
 
 
 def _keys_reshaped(state: State) -> NDArray:
@@ -243,9 +243,8 @@ def _keys_reshaped(state: State) -> NDArray:
         return reference.scores(state)
     keys = state.heads_of("keys")
     batch, num_heads, length, head_dim = keys.shape
-    return state["queries"] @ keys.reshape(batch, num_heads, head_dim, length) * state.config.softmax_scale + bias_of(
-        state
-    )
+    product = state["queries"] @ keys.reshape(batch, num_heads, head_dim, length)
+    return cap(state, product * state.config.softmax_scale) + bias_of(state)
 
 
 def _function_bug(id: str, sentence: str, fix: str, forward: Mapping[str, Step]) -> Bug:

@@ -22,7 +22,7 @@ def test_ids_are_unique_and_every_case_says_what_it_catches():
 def test_cases_build_and_repeat_themselves(case):
     first, second = case.build(), case.build()
     np.testing.assert_array_equal(first.inputs.keys, second.inputs.keys)
-    assert first.inputs.check(first.config) == (case.batch, case.query_len, case.key_len)
+    assert first.inputs.check(first.config) == (case.batch, case.query_len, case.key_len, case.past_len)
     assert first.config == case.config
     for array in (first.inputs.queries, *first.weights.values()):
         assert array.size < 2 or np.unique(array).size > 1, "a constant array hides mistakes"

@@ -15,8 +15,9 @@ from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 
 def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
     """The output (B, Lq, Do) and the weights (B, H, Lq, Lk)."""
-    batch, query_len, _ = inputs.queries.shape
-    key_len = inputs.keys.shape[1]
+    batch, query_len = inputs.queries.shape[0], inputs.queries.shape[-2]
+    past_len = 0 if inputs.past_keys is None else inputs.past_keys.shape[2]
+    key_len = past_len + inputs.keys.shape[-2]
     output = np.zeros((batch, query_len, config.output_dim))
     all_weights = np.zeros((batch, config.num_heads, query_len, key_len))
     group = config.num_heads // config.num_kv_heads
@@ -25,14 +26,20 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
         for i in range(query_len):
             concatenated = []
             for h in range(config.num_heads):
-                query = project_head(config, weights, "q_proj", inputs.queries[b, i], h, config.head_dim)
+                query = project_head(config, weights, "q_proj", channels(inputs.queries, b, i), h, config.head_dim)
                 scores, values = {}, {}
                 for j in range(key_len):
-                    key_input = np.zeros(config.key_dim) if unused[j] else inputs.keys[b, j]
-                    value_input = np.zeros(config.value_dim) if unused[j] else inputs.values[b, j]
-                    values[j] = project_head(config, weights, "v_proj", value_input, h // group, config.value_head_dim)
-                    if may_attend(inputs.mask, b, h, i, j):
+                    if j < past_len:
+                        key = np.zeros(config.head_dim) if unused[j] else inputs.past_keys[b, h // group, j]
+                        value = np.zeros(config.value_head_dim) if unused[j] else inputs.past_values[b, h // group, j]
+                    else:
+                        new = j - past_len
+                        key_input = np.zeros(config.key_dim) if unused[j] else channels(inputs.keys, b, new)
+                        value_input = np.zeros(config.value_dim) if unused[j] else channels(inputs.values, b, new)
                         key = project_head(config, weights, "k_proj", key_input, h // group, config.head_dim)
+                        value = project_head(config, weights, "v_proj", value_input, h // group, config.value_head_dim)
+                    values[j] = value
+                    if may_attend(inputs.mask, b, h, i, j):
                         scores[j] = score(config, weights, query, key) + bias_at(inputs.mask, b, h, i, j)
                 head = np.zeros(config.value_head_dim)
                 total = sum(math.exp(s - max(scores.values())) for s in scores.values())
@@ -43,6 +50,9 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
                         weight *= float(inputs.dropout_keep[b, h, i, j]) / (1.0 - config.dropout)
                     head += weight * values[j]
                 concatenated.extend(head)
+            if not config.projections:
+                output[b, i] = concatenated
+                continue
             for o in range(config.output_dim):
                 row = weights["out_proj.weight"][o]
                 output[b, i, o] = sum(float(w) * x for w, x in zip(row, concatenated, strict=True))
@@ -51,8 +61,15 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
     return output, all_weights
 
 
+def channels(array, b, i):
+    """All channels of position i: of (B, L, width), or of (B, heads, L, d), head after head."""
+    return array[b, i] if array.ndim == 3 else np.concatenate([head[i] for head in array[b]])
+
+
 def project_head(config, weights, name, x, head, size):
     """Element i of a head is row head * size + i of the matrix, times the input."""
+    if not config.projections:
+        return x[head * size : (head + 1) * size]
     result = np.zeros(size)
     for i in range(size):
         row = weights[f"{name}.weight"][head * size + i]
@@ -63,6 +80,11 @@ def project_head(config, weights, name, x, head, size):
 
 
 def score(config, weights, query, key) -> float:
+    similarity = uncapped(config, weights, query, key)
+    return similarity if config.softcap is None else config.softcap * math.tanh(similarity / config.softcap)
+
+
+def uncapped(config, weights, query, key) -> float:
     if config.score == "additive":
         total = 0.0
         for s in range(config.score_dim):

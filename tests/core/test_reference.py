@@ -32,6 +32,7 @@ def test_reference_agrees_with_loops(name):
 
 
 SMOOTH = ["ragged-square", "grouped-heads", "causal-offset-per-item", "bias-excludes", "dropout", "additive-grouped"]
+SMOOTH += ["softcap", "softcap-additive", "past", "heads-given", "heads-given-split"]
 
 
 @pytest.mark.parametrize("name", SMOOTH)
