@@ -30,8 +30,22 @@ class Stages(NamedTuple):
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
-    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else jnp.where(mask.padding[..., None], 0.0, x)
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else _zero_rows(x, mask.padding)
+
+
+def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    if past is None:
+        return new
+    if mask.past_padding is not None:
+        past = _zero_rows(past, mask.past_padding)
+    return jnp.concatenate([past.astype(new.dtype), new], axis=2)
+
+
+def _zero_rows(x: Array, padding: Array) -> Array:
+    """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
+    return jnp.where(padding[..., None] if x.ndim == 3 else padding[:, None, :, None], 0.0, x)
 
 
 def dot_score(queries: Array, keys: Array, scale: float, precision: PrecisionLike = "highest") -> Array:
@@ -44,6 +58,11 @@ def additive_score(queries: Array, keys: Array, vector: Array, precision: Precis
     """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
+
+
+def cap(scores: Array, softcap: float | None) -> Array:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:

@@ -19,6 +19,9 @@ from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
+FLOATS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
+"""The arguments that gradients are taken of."""
+
 # Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
 # its fusions and the library calls in it are the same.
 _COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
@@ -77,10 +80,12 @@ class JaxBackend(Backend):
                     "keys": inputs.keys,
                     "values": inputs.values,
                     "dropout_keep": inputs.dropout_keep,
+                    "past_keys": inputs.past_keys,
+                    "past_values": inputs.past_values,
                     **vars(inputs.mask),
                 }
                 for name, value in arguments.items():
-                    if name in ("queries", "keys", "values", "bias") and value is not None:
+                    if name in FLOATS and value is not None:
                         floats[name] = to_array(name, value.astype(jax_dtype))
                     elif hasattr(value, "shape"):
                         others[name] = to_array(name, value)

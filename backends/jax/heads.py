@@ -9,7 +9,9 @@ from mha_core.heads import check_split
 
 
 def split_heads(x: Array, num_heads: int) -> Array:
-    """(B, L, H * d) -> (B, H, L, d)."""
+    """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
+    if x.ndim == 4:
+        return x
     batch, length, width = x.shape
     check_split(width, num_heads)
     return x.reshape(batch, length, num_heads, width // num_heads).swapaxes(1, 2)

@@ -18,6 +18,8 @@ from backends.jax.attention import (
     Stages,
     add_bias,
     additive_score,
+    after_past,
+    cap,
     dot_score,
     drop,
     masked_softmax,
@@ -76,6 +78,8 @@ class MultiHeadAttention(nn.Module):
     score: Score = "scaled_dot"
     scale: float | None = None
     score_dim: int | None = None
+    softcap: float | None = None
+    projections: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -104,19 +108,27 @@ class MultiHeadAttention(nn.Module):
         query_offset: int | ArrayLike = 0,
         window: Window | None = None,
         dropout_keep: ArrayLike | None = None,
+        past_keys: Array | None = None,
+        past_values: Array | None = None,
         deterministic: bool = True,
     ) -> Stages:
         """All seven stages of one call: `layer.apply(variables, ..., method="stages")`, as for `__call__`."""
         config = self._config
         check_dropout_keep(dropout_keep, training=not deterministic)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = queries, keys, values, sources, dropout_keep
-        widths, dtype = self._widths(self.variables), layer_dtype(self)
-        mask = build_mask(*call, num_heads=config.num_heads, widths=widths, dtype=dtype)
+        mask = build_mask(
+            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            widths=self._widths(self.variables),
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            dtype=layer_dtype(self) if weight_shapes(config) else None,
+        )
         q = split_heads(self._project("q_proj", queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
-        v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, H, Lq, Lk)
+        k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)
+        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
+        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, config.dropout, deterministic), v, self.precision)  # (B, H, Lq, dv)
         output = self._project("out_proj", merge_heads(heads))  # (B, Lq, Do)
@@ -135,23 +147,29 @@ class MultiHeadAttention(nn.Module):
         query_offset: int | ArrayLike = 0,
         window: Window | None = None,
         dropout_keep: ArrayLike | None = None,
+        past_keys: Array | None = None,
+        past_values: Array | None = None,
         return_weights: bool = False,
+        return_present: bool = False,
         deterministic: bool = True,
-    ) -> Array | tuple[Array, Array]:
+    ) -> Array | tuple[Any, ...]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
-        Under `jax.jit`, `causal`, `window`, `return_weights` and `deterministic` are static; nothing
+        Under `jax.jit`, `causal`, `window`, the two `return_...` and `deterministic` are static; nothing
         checks the values of traced `valid_lens`.
 
         Args:
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do), or the pair (output, weights).
+            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
@@ -167,11 +185,17 @@ class MultiHeadAttention(nn.Module):
             query_offset=query_offset,
             window=window,
             dropout_keep=dropout_keep,
+            past_keys=past_keys,
+            past_values=past_values,
             deterministic=deterministic,
         )
-        return (stages.output, stages.weights) if return_weights else stages.output
+        extra = [stages.weights] if return_weights else []
+        extra += [(stages.keys, stages.values)] if return_present else []
+        return (stages.output, *extra) if extra else stages.output
 
     def _project(self, name: str, x: Array) -> Array:
+        if not self._config.projections:
+            return x
         width, use_bias = weight_shapes(self._config)[f"{name}.weight"][0], getattr(self._config.bias, name)
         return nn.Dense(width, use_bias, self.dtype, self.param_dtype, self.precision, name=name)(x)
 
@@ -182,6 +206,8 @@ class MultiHeadAttention(nn.Module):
         return dot_score(queries, keys, self._config.softmax_scale, self.precision)
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
+        if not self._config.projections:
+            return self._config.query_dim, self._config.key_dim, self._config.value_dim
         declared = {"q_proj": self.query_dim, "k_proj": self.key_dim, "v_proj": self.value_dim}
         query_dim, key_dim, value_dim = (in_width(width, variables, name) for name, width in declared.items())
         return query_dim, key_dim, value_dim

@@ -10,6 +10,7 @@ from jax import Array
 
 from backends.jax.framework import check_enabled, has_values, to_array
 from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
 Window = tuple[int | None, int | None]
@@ -20,13 +21,15 @@ class Mask(NamedTuple):
     """What the sources of a mask come to.
 
     allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
-    padding: bool, broadcastable to (B, Lk): keys that nobody can attend to; None if there are none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
+        past, that nobody can attend to; None if there are none.
     bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
     """
 
     allowed: Array
     padding: Array | None
+    past_padding: Array | None
     bias: Array | None
     keep: Array | None
 
@@ -37,16 +40,22 @@ def build_mask(
     values: Array,
     mask: AttentionMask,
     dropout_keep: Any,
+    past_keys: Array | None = None,
+    past_values: Array | None = None,
     *,
     num_heads: int,
     widths: Widths = (None, None, None),
+    head_shapes: HeadShapes | None = None,
+    split: bool = False,
     dtype: str | None = None,
 ) -> Mask:
     """Check the whole call (SpecError), then combine the sources of its mask with AND.
 
-    `dtype` is that of the layer's parameters, None if it has none or casts to a dtype of its own.
+    `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
+    parameters, None if it has none or casts to a dtype of its own.
     """
-    for name, array in {"queries": queries, "keys": keys, "values": values}.items():
+    given = {"queries": queries, "keys": keys, "values": values, "past_keys": past_keys, "past_values": past_values}
+    for name, array in given.items():
         if isinstance(array, np.ndarray):
             check_enabled(name, array.dtype)
     given_lens = mask.valid_lens
@@ -58,14 +67,18 @@ def build_mask(
         values=values,
         mask=mask,
         dropout_keep=keep,
+        past_keys=past_keys,
+        past_values=past_values,
         num_heads=num_heads,
         widths=widths,
+        head_shapes=head_shapes,
+        split=split,
         layer_dtype=dtype,
     )
     if given_lens is not None and has_values(given_lens):
-        check_valid_lens(np.asarray(given_lens), keys.shape[1])
+        check_valid_lens(np.asarray(given_lens), sizes.key_len)
 
-    allowed = jnp.ones((1, 1, 1, keys.shape[1]), dtype=bool)
+    allowed = jnp.ones((1, 1, 1, sizes.key_len), dtype=bool)
     padding = None
     for source in (_within_valid_lens(mask, sizes), mask.allowed):
         if source is not None:
@@ -81,7 +94,11 @@ def build_mask(
         bias = jnp.where(excluded, 0.0, bias)
     if mask.has_positions:
         allowed = allowed & _within_reach(mask, sizes)
-    return Mask(allowed, padding, bias, keep)
+    past_padding = None
+    if padding is not None and sizes.past_len:
+        padding = jnp.broadcast_to(padding, (padding.shape[0], sizes.key_len))
+        padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
+    return Mask(allowed, padding, past_padding, bias, keep)
 
 
 def _within_valid_lens(mask: AttentionMask, sizes: CallSizes) -> Array | None:

@@ -26,8 +26,24 @@ class Stages(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else select(~mask.padding[:, :, None], x, 0.0)
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else _zero_rows(x, mask.padding)
+
+
+@mx.util.use_np
+def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    if past is None:
+        return new
+    if mask.past_padding is not None:
+        past = _zero_rows(past, mask.past_padding)
+    return mx.np.concatenate([past, new], axis=2)
+
+
+@mx.util.use_np
+def _zero_rows(x: mx.np.ndarray, padding: mx.np.ndarray) -> mx.np.ndarray:
+    """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
+    return select(~(padding[:, :, None] if x.ndim == 3 else padding[:, None, :, None]), x, 0.0)
 
 
 @mx.util.use_np
@@ -45,6 +61,12 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
         return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)
     hidden = mx.np.tanh(mx.np.expand_dims(queries, 3) + mx.np.expand_dims(keys, 2))
     return mx.np.dot(hidden, vector)
+
+
+@mx.util.use_np
+def cap(scores: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else mx.np.tanh(scores / softcap) * softcap
 
 
 @mx.util.use_np

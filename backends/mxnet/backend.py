@@ -36,8 +36,12 @@ class MXNetBackend(Backend):
         @mx.util.use_np
         def run(inputs: AttentionInputs) -> Trace:
             leaves = {name: to_array(getattr(inputs, name), dtype, ctx) for name in ("queries", "keys", "values")}
-            if inputs.mask.bias is not None:
-                leaves["bias"] = to_array(inputs.mask.bias, dtype, ctx)
+            optional = {
+                "past_keys": inputs.past_keys,
+                "past_values": inputs.past_values,
+                "bias": inputs.mask.bias,
+            }
+            leaves.update({name: to_array(array, dtype, ctx) for name, array in optional.items() if array is not None})
             arguments = {**vars(inputs.mask), **leaves, "dropout_keep": inputs.dropout_keep}
             training = inputs.dropout_keep is not None
             if inputs.cotangent is None:

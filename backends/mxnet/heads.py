@@ -8,7 +8,9 @@ from mha_core.heads import check_split
 
 @mx.util.use_np
 def split_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
-    """(B, L, H * d) -> (B, H, L, d)."""
+    """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
+    if x.ndim == 4:
+        return x
     batch, length, width = x.shape
     check_split(width, num_heads)
     return x.reshape(batch, length, num_heads, width // num_heads).transpose(0, 2, 1, 3)

@@ -12,6 +12,8 @@ from backends.mxnet.attention import (
     Stages,
     add_bias,
     additive_score,
+    after_past,
+    cap,
     dot_score,
     drop,
     masked_softmax,
@@ -70,6 +72,8 @@ class MultiHeadAttention(KeywordBlock):
         score: Score = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
+        softcap: float | None = None,
+        projections: bool = True,
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
@@ -88,15 +92,20 @@ class MultiHeadAttention(KeywordBlock):
             score=score,
             scale=scale,
             score_dim=score_dim,
+            softcap=softcap,
+            projections=projections,
             dropout=dropout,
         )
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         head_width, value_width = config.num_heads * config.value_head_dim, config.num_kv_heads * config.value_head_dim
         with self.name_scope():
-            self.q_proj = _dense("q_proj_", query_dim, query_width, config.bias.q_proj, dtype)
-            self.k_proj = _dense("k_proj_", key_dim, key_width, config.bias.k_proj, dtype)
-            self.v_proj = _dense("v_proj_", value_dim, value_width, config.bias.v_proj, dtype)
-            self.out_proj = _dense("out_proj_", head_width, config.output_dim, config.bias.out_proj, dtype)
+            if config.projections:
+                self.q_proj = _dense("q_proj_", query_dim, query_width, config.bias.q_proj, dtype)
+                self.k_proj = _dense("k_proj_", key_dim, key_width, config.bias.k_proj, dtype)
+                self.v_proj = _dense("v_proj_", value_dim, value_width, config.bias.v_proj, dtype)
+                self.out_proj = _dense("out_proj_", head_width, config.output_dim, config.bias.out_proj, dtype)
+            else:
+                self.q_proj = self.k_proj = self.v_proj = self.out_proj = _unchanged
             if config.score_dim is not None:
                 self.score = AdditiveScore(
                     config.head_dim, config.head_dim, config.score_dim, dtype=dtype, prefix="score_"
@@ -120,17 +129,26 @@ class MultiHeadAttention(KeywordBlock):
         query_offset: Any = 0,
         window: Window | None = None,
         dropout_keep: Any = None,
+        past_keys: mx.np.ndarray | None = None,
+        past_values: mx.np.ndarray | None = None,
     ) -> Stages:
         """All seven stages of one call; the arguments are those of `forward`."""
         config = self._config
         check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
         queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(queries, keys, values, sources, dropout_keep, num_heads=config.num_heads, **self._expected())
+        mask = build_mask(
+            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            **self._expected(),
+        )
         q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
-        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, H, Lq, Lk)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
+        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
+        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         heads = weighted_sum(drop(weights, mask.keep, config.dropout), v)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
@@ -144,8 +162,9 @@ class MultiHeadAttention(KeywordBlock):
         valid_lens: Any = None,
         *,
         return_weights: bool = False,
+        return_present: bool = False,
         **sources: Any,
-    ) -> mx.np.ndarray | tuple[mx.np.ndarray, mx.np.ndarray]:
+    ) -> mx.np.ndarray | tuple[Any, ...]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
@@ -155,17 +174,22 @@ class MultiHeadAttention(KeywordBlock):
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
                 that is within `autograd.record()` or `autograd.train_mode()`.
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
         Returns:
-            The output (B, Lq, Do), or the pair (output, weights).
+            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
             BackendError: a dtype that MXNet does not compute in.
         """
         stages = self.stages(queries, keys, values, valid_lens, **sources)
-        return (stages.output, stages.weights) if return_weights else stages.output
+        extra = [stages.weights] if return_weights else []
+        extra += [(stages.keys, stages.values)] if return_present else []
+        return (stages.output, *extra) if extra else stages.output
 
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         if self._config.score == "additive":
@@ -173,10 +197,13 @@ class MultiHeadAttention(KeywordBlock):
         return dot_score(queries, keys, self._config.softmax_scale)
 
     def _widths(self) -> tuple[int | None, int | None, int | None]:
+        if not self._config.projections:
+            return self._config.query_dim, self._config.key_dim, self._config.value_dim
         return _in_width(self.q_proj), _in_width(self.k_proj), _in_width(self.v_proj)
 
     def _expected(self) -> dict[str, Any]:
-        return {"widths": self._widths(), "layer_dtype": self.q_proj.weight.dtype}
+        dtypes = [parameter.dtype for parameter in self.collect_params().values()]
+        return {"widths": self._widths(), "layer_dtype": dtypes[0] if dtypes else None}
 
 
 @mx.util.use_np
@@ -344,6 +371,11 @@ def _dense(prefix: str, in_width: int | None, out_width: int, bias: bool, dtype:
     """A Dense on the last axis; the first call decides its input width where that is None."""
     check_computes("parameters", dtype)
     return Dense(out_width, use_bias=bias, flatten=False, dtype=dtype, in_units=in_width or 0, prefix=prefix)
+
+
+def _unchanged(x: mx.np.ndarray) -> mx.np.ndarray:
+    """What stands in for the projections of a layer that has none."""
+    return x
 
 
 def _in_width(dense: Dense) -> int | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from backends.mxnet.framework import as_source, describe, mx, select, to_numpy
 from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
 
@@ -15,13 +16,15 @@ class Mask(NamedTuple):
     """What the sources of a mask come to.
 
     allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
-    padding: bool, broadcastable to (B, Lk): keys that nobody can attend to; None if there are none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
+        past, that nobody can attend to; None if there are none.
     bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
     """
 
     allowed: mx.np.ndarray
     padding: mx.np.ndarray | None
+    past_padding: mx.np.ndarray | None
     bias: mx.np.ndarray | None
     keep: mx.np.ndarray | None
 
@@ -33,12 +36,19 @@ def build_mask(
     values: mx.np.ndarray,
     mask: AttentionMask,
     dropout_keep: Any = None,
+    past_keys: mx.np.ndarray | None = None,
+    past_values: mx.np.ndarray | None = None,
     *,
     num_heads: int,
     widths: tuple[int | None, int | None, int | None] = (None, None, None),
+    head_shapes: HeadShapes | None = None,
+    split: bool = False,
     layer_dtype: Any = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND."""
+    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+
+    `head_shapes` and `split` are those of `mha_core.checks.check_call`.
+    """
     ctx = queries.ctx
     mask = mask.map_arrays(lambda _, array: as_source(array, ctx))
     keep = None if dropout_keep is None else as_source(dropout_keep, ctx)
@@ -48,15 +58,19 @@ def build_mask(
         values=values,
         mask=mask,
         dropout_keep=keep,
+        past_keys=past_keys,
+        past_values=past_values,
         num_heads=num_heads,
         widths=widths,
+        head_shapes=head_shapes,
+        split=split,
         layer_dtype=None if layer_dtype is None else np.dtype(layer_dtype).name,
         describe=describe,
     )
     if mask.valid_lens is not None:
-        check_valid_lens(to_numpy(mask.valid_lens), keys.shape[1])
+        check_valid_lens(to_numpy(mask.valid_lens), sizes.key_len)
 
-    allowed = mx.np.ones((1, 1, 1, keys.shape[1]), dtype="bool", ctx=ctx)
+    allowed = mx.np.ones((1, 1, 1, sizes.key_len), dtype="bool", ctx=ctx)
     used = None
     for source in (_within_valid_lens(mask, sizes, ctx), mask.allowed):
         if source is not None:
@@ -72,7 +86,11 @@ def build_mask(
         bias = select(included, bias, 0.0)
     if mask.has_positions:
         allowed = allowed * _within_reach(mask, sizes, ctx)
-    return Mask(allowed, None if used is None else ~used, bias, keep)
+    padding, past_padding = None if used is None else ~used, None
+    if padding is not None and sizes.past_len:
+        padding = mx.np.broadcast_to(padding, (padding.shape[0], sizes.key_len))
+        padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
+    return Mask(allowed, padding, past_padding, bias, keep)
 
 
 def _within_valid_lens(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -> mx.np.ndarray | None:

@@ -27,8 +27,23 @@ class Stages(NamedTuple):
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else tf.where(mask.padding[..., tf.newaxis], tf.zeros((), x.dtype), x)
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else _zero_rows(x, mask.padding)
+
+
+def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    if past is None:
+        return new
+    if mask.past_padding is not None:
+        past = _zero_rows(past, mask.past_padding)
+    return tf.concat([past, new], axis=2)
+
+
+def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+    """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
+    rows = padding[..., tf.newaxis] if x.shape.rank == 3 else padding[:, tf.newaxis, :, tf.newaxis]
+    return tf.where(rows, tf.zeros((), x.dtype), x)
 
 
 def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
@@ -41,6 +56,11 @@ def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf
     """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
+
+
+def cap(scores: tf.Tensor, softcap: float | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else softcap * tf.tanh(scores / softcap)
 
 
 def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:

@@ -66,6 +66,8 @@ class TensorFlowBackend(Backend):
                         ("queries", inputs.queries),
                         ("keys", inputs.keys),
                         ("values", inputs.values),
+                        ("past_keys", inputs.past_keys),
+                        ("past_values", inputs.past_values),
                         ("bias", inputs.mask.bias),
                     )
                     if array is not None

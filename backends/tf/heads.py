@@ -9,7 +9,9 @@ from mha_core.heads import check_split
 
 
 def split_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
-    """(B, L, H * d) -> (B, H, L, d)."""
+    """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
+    if x.shape.rank == 4:
+        return x
     batch, length, width = ops.shape(x)  # numbers where they are known, tensors while tracing
     check_split(x.shape[-1], num_heads)
     return tf.transpose(tf.reshape(x, (batch, length, num_heads, width // num_heads)), (0, 2, 1, 3))

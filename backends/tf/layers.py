@@ -7,7 +7,7 @@ queries passes on to the output, as through a Dense layer, and the arguments alo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from backends.tf.attention import (
     Stages,
     add_bias,
     additive_score,
+    after_past,
+    cap,
     dot_score,
     drop,
     masked_softmax,
@@ -29,6 +31,7 @@ from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, input_widths
 from mha_core.checks import check_dropout_keep, check_layer_dtype, check_same_width
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
+from mha_core.errors import SpecError
 from mha_core.masks import AttentionMask
 from mha_core.positions import check_positions, sinusoidal_positions
 
@@ -59,29 +62,41 @@ class _AttentionLayer(keras.Layer):
         query_offset: int | tf.Tensor = 0,
         window: Window | None = None,
         dropout_keep: tf.Tensor | None = None,
+        past_keys: tf.Tensor | None = None,
+        past_values: tf.Tensor | None = None,
         return_weights: bool = False,
+        return_present: bool = False,
         training: bool | None = None,
-    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    ) -> tf.Tensor | tuple[Any, ...]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
             queries, keys, values: of the layer's compute dtype (a layer without parameters: of any).
             valid_lens to window: see `mha_core.AttentionMask`; tensors, NumPy arrays or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             training: whether dropout acts. None: as in the layer around this one, or else False.
 
         Returns:
-            The output (B, Lq, Do), or the pair (output, weights). In a layer without heads the
-            weights are (B, Lq, Lk); `allowed` and `bias` broadcast to that, `dropout_keep` has it.
+            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order. In a
+            layer without heads the weights are (B, Lq, Lk); `allowed` and `bias` broadcast to that,
+            `dropout_keep` has it, and there is no past and no present.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
         window = tuple(window) if isinstance(window, list) else window  # a saved model holds it as JSON
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        output, weights = self._attend(queries, keys, values, sources, dropout_keep, bool(training))
-        return (output, weights) if return_weights else output
+        past = past_keys, past_values
+        output, weights, present = self._attend(queries, keys, values, sources, dropout_keep, past, bool(training))
+        if return_present and present is None:
+            raise SpecError("return_present needs a layer with heads; this one has none.")
+        extra = [weights] if return_weights else []
+        extra += [present] if return_present else []
+        return (output, *extra) if extra else output
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -122,6 +137,8 @@ class MultiHeadAttention(_AttentionLayer):
         score: Score = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
+        softcap: float | None = None,
+        projections: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout, (query_dim, key_dim, value_dim), **kwargs)
@@ -139,10 +156,14 @@ class MultiHeadAttention(_AttentionLayer):
             score=score,
             scale=scale,
             score_dim=score_dim,
+            softcap=softcap,
+            projections=projections,
             dropout=dropout,
         )
 
-        def dense(name: str, units: int) -> keras.layers.Dense:
+        def dense(name: str, units: int) -> Callable[[tf.Tensor], tf.Tensor]:
+            if not config.projections:
+                return tf.identity
             return keras.layers.Dense(units, use_bias=getattr(config.bias, name), name=name, dtype=self.dtype_policy)
 
         self.q_proj = dense("q_proj", config.num_heads * config.head_dim)
@@ -160,12 +181,16 @@ class MultiHeadAttention(_AttentionLayer):
     @spec_errors_kept()
     def build(self, queries_shape: Shape = None, keys_shape: Shape = None, values_shape: Shape = None) -> None:
         """Make the parameters for inputs of these shapes; Keras calls this before the first call."""
-        self._widths = input_widths(queries_shape, keys_shape, values_shape, self._given_widths)
-        config = self.config
-        self.q_proj.build((None, None, config.query_dim))
-        self.k_proj.build((None, None, config.key_dim))
-        self.v_proj.build((None, None, config.value_dim))
-        self.out_proj.build((None, None, config.num_heads * config.value_head_dim))
+        if self._config.projections:
+            self._widths = input_widths(queries_shape, keys_shape, values_shape, self._given_widths)
+            config = self.config
+            self.q_proj.build((None, None, config.query_dim))
+            self.k_proj.build((None, None, config.key_dim))
+            self.v_proj.build((None, None, config.value_dim))
+            self.out_proj.build((None, None, config.num_heads * config.value_head_dim))
+        else:
+            config = self._config
+            self._widths = config.query_dim, config.key_dim, config.value_dim
         if config.score_dim is not None:
             self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
@@ -177,6 +202,8 @@ class MultiHeadAttention(_AttentionLayer):
         valid_lens: tf.Tensor | None = None,
         *,
         dropout_keep: tf.Tensor | None = None,
+        past_keys: tf.Tensor | None = None,
+        past_values: tf.Tensor | None = None,
         training: bool | None = None,
         **sources: Any,
     ) -> Stages:
@@ -185,20 +212,36 @@ class MultiHeadAttention(_AttentionLayer):
             self.build(queries.shape, keys.shape, values.shape)
         config, training = self._config, bool(training)
         check_dropout_keep(dropout_keep, training=training)
-        call = queries, keys, values, as_tensors(AttentionMask(valid_lens, **sources), queries), dropout_keep
-        mask = build_mask(*call, num_heads=config.num_heads, widths=self._widths, dtype=self.compute_dtype)
+        sources = as_tensors(AttentionMask(valid_lens, **sources), queries)
+        mask = build_mask(
+            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            widths=self._widths,
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            dtype=self.compute_dtype if self.weights else None,
+        )
         q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
-        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, H, Lq, Lk)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
+        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
+        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Stages(q, k, v, scores, weights, heads, output)
 
-    def _attend(self, queries, keys, values, sources, dropout_keep, training):
-        stages = self.stages(queries, keys, values, **vars(sources), dropout_keep=dropout_keep, training=training)
-        return stages.output, stages.weights
+    def _attend(self, queries, keys, values, sources, dropout_keep, past, training):
+        past_keys, past_values = past
+        stages = self.stages(
+            *(queries, keys, values),
+            **vars(sources),
+            dropout_keep=dropout_keep,
+            past_keys=past_keys,
+            past_values=past_values,
+            training=training,
+        )
+        return stages.output, stages.weights, (stages.keys, stages.values)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again, as JSON can hold them."""
@@ -218,18 +261,18 @@ class _AttentionWithoutHeads(_AttentionLayer):
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
 
-    def _attend(self, queries, keys, values, sources, dropout_keep, training):
+    def _attend(self, queries, keys, values, sources, dropout_keep, past, training):
         check_dropout_keep(dropout_keep, training=training)
         sources = as_tensors(sources, queries).for_one_head(_insert_head)
         keep = None if dropout_keep is None else _insert_head(dropout_keep)
         dtype = self.compute_dtype if self.weights else None
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths, dtype=dtype)
+        mask = build_mask(queries, keys, values, sources, keep, *past, num_heads=1, widths=self._widths, dtype=dtype)
         q = _insert_head(queries)  # (B, 1, Lq, Dq)
         k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
-        return heads[:, 0], weights[:, 0]
+        return heads[:, 0], weights[:, 0], None
 
 
 @keras.saving.register_keras_serializable(package="mha")

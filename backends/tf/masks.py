@@ -10,6 +10,7 @@ from keras import ops
 from backends.tf.framework import describe
 from mha_core.checks import ArraySpec, check_call, check_valid_lens
 from mha_core.errors import SpecError
+from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
 Shape = tuple[int | None, ...] | None  # None where Keras saw no array
@@ -21,13 +22,15 @@ class Mask(NamedTuple):
     """What the sources of a mask come to.
 
     allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
-    padding: bool, broadcastable to (B, Lk): keys that nobody can attend to; None if there are none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
+        past, that nobody can attend to; None if there are none.
     bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
     """
 
     allowed: tf.Tensor
     padding: tf.Tensor | None
+    past_padding: tf.Tensor | None
     bias: tf.Tensor | None
     keep: tf.Tensor | None
 
@@ -61,16 +64,20 @@ def build_mask(
     values: tf.Tensor,
     mask: AttentionMask,
     dropout_keep: tf.Tensor | None,
+    past_keys: tf.Tensor | None = None,
+    past_values: tf.Tensor | None = None,
     *,
     num_heads: int,
     widths: Widths = (None, None, None),
+    head_shapes: HeadShapes | None = None,
+    split: bool = False,
     dtype: str | None = None,
 ) -> Mask:
     """Check the whole call (SpecError), then combine the sources of its mask with AND.
 
-    `mask` holds tensors; `dtype` is that of the layer's parameters, None if it has none. A size
-    that is not known while a function is traced is not checked, and neither are the values of
-    `valid_lens` then.
+    `mask` holds tensors; `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is
+    that of the layer's parameters, None if it has none. A size that is not known while a function is
+    traced is not checked, and neither are the values of `valid_lens` then.
     """
     sizes = check_call(
         queries=queries,
@@ -78,8 +85,12 @@ def build_mask(
         values=values,
         mask=mask,
         dropout_keep=dropout_keep,
+        past_keys=past_keys,
+        past_values=past_values,
         num_heads=num_heads,
         widths=widths,
+        head_shapes=head_shapes,
+        split=split,
         layer_dtype=dtype,
         describe=describe,
     )
@@ -88,7 +99,10 @@ def build_mask(
         if known is not None:
             check_valid_lens(known, sizes.key_len)
 
-    query_len, key_len = ops.shape(queries)[1], ops.shape(keys)[1]  # tensors where tracing knows no number
+    # Tensors where tracing knows no number.
+    query_len, new_len = ops.shape(queries)[-2], ops.shape(keys)[-2]
+    past_len = 0 if past_keys is None else ops.shape(past_keys)[2]
+    key_len = past_len + new_len
     allowed = tf.ones((1, 1, 1, key_len), tf.bool)
     padding = None
     for source in (_within_valid_lens(mask, key_len), mask.allowed):
@@ -105,7 +119,11 @@ def build_mask(
         bias = tf.where(excluded, tf.zeros((), bias.dtype), bias)
     if mask.has_positions:
         allowed &= _within_reach(mask, query_len, key_len)
-    return Mask(allowed, padding, bias, dropout_keep)
+    past_padding = None
+    if padding is not None and past_keys is not None:
+        padding = tf.broadcast_to(padding, (ops.shape(padding)[0], key_len))
+        padding, past_padding = padding[:, past_len:], padding[:, :past_len]
+    return Mask(allowed, padding, past_padding, bias, dropout_keep)
 
 
 def _within_valid_lens(mask: AttentionMask, key_len: int | tf.Tensor) -> tf.Tensor | None:

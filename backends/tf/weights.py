@@ -37,7 +37,7 @@ def from_weights(
     """
     checked = check_weights(config, weights)
     dtype = common_dtype(checked) if dtype is None else dtype
-    with random_state_kept(salt=zlib.crc32(checked["q_proj.weight"].tobytes())):
+    with random_state_kept(salt=zlib.crc32(b"".join(array.tobytes() for array in checked.values()))):
         layer = MultiHeadAttention(**config.to_dict(), dtype=dtype)
         _build(layer)
     for name, variable in variables(layer).items():
@@ -61,7 +61,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
     config = layer.config
     if not layer.built:
         _build(layer)
-    projections = {name: getattr(layer, name) for name in PROJECTIONS}
+    projections = {name: getattr(layer, name) for name in PROJECTIONS if config.projections}
     if config.score == "additive":
         projections |= {"score.query": layer.score.query, "score.key": layer.score.key}
     found = {}

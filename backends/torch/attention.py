@@ -27,8 +27,22 @@ class Stages(NamedTuple):
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
-    """(B, Lk, width): 0 in the rows of keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else x.masked_fill(mask.padding[..., None], 0.0)
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else x.masked_fill(_rows_of(x, mask.padding), 0.0)
+
+
+def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    if past is None:
+        return new
+    if mask.past_padding is not None:
+        past = past.masked_fill(_rows_of(past, mask.past_padding), 0.0)
+    return torch.cat([past, new], dim=2)
+
+
+def _rows_of(x: Tensor, padding: Tensor) -> Tensor:
+    """Padding (B, L) in the shape that x broadcasts with."""
+    return padding[..., None] if x.ndim == 3 else padding[:, None, :, None]
 
 
 def dot_score(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
@@ -41,6 +55,11 @@ def additive_score(queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
     """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return torch.tanh(queries.unsqueeze(3) + keys.unsqueeze(2)) @ vector
+
+
+def cap(scores: Tensor, softcap: float | None) -> Tensor:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def add_bias(scores: Tensor, mask: Mask) -> Tensor:

@@ -8,7 +8,9 @@ from mha_core.heads import check_split
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, L, H * d) -> (B, H, L, d)."""
+    """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
+    if x.ndim == 4:
+        return x
     check_split(x.shape[-1], num_heads)
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
 

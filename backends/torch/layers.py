@@ -17,6 +17,8 @@ from backends.torch.attention import (
     Stages,
     add_bias,
     additive_score,
+    after_past,
+    cap,
     dot_score,
     drop,
     masked_softmax,
@@ -71,6 +73,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         score: Score = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
+        softcap: float | None = None,
+        projections: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -89,17 +93,22 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             score=score,
             scale=scale,
             score_dim=score_dim,
+            softcap=softcap,
+            projections=projections,
             dropout=dropout,
         )
         factory: Any = {"device": device, "dtype": dtype}
         query_width = config.num_heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
         value_width = config.num_kv_heads * config.value_head_dim
-        self.q_proj = _linear(query_dim, query_width, config.bias.q_proj, **factory)
-        self.k_proj = _linear(key_dim, key_width, config.bias.k_proj, **factory)
-        self.v_proj = _linear(value_dim, value_width, config.bias.v_proj, **factory)
         head_width = config.num_heads * config.value_head_dim
-        self.out_proj = nn.Linear(head_width, config.output_dim, config.bias.out_proj, **factory)
+        if config.projections:
+            self.q_proj = _linear(query_dim, query_width, config.bias.q_proj, **factory)
+            self.k_proj = _linear(key_dim, key_width, config.bias.k_proj, **factory)
+            self.v_proj = _linear(value_dim, value_width, config.bias.v_proj, **factory)
+            self.out_proj = nn.Linear(head_width, config.output_dim, config.bias.out_proj, **factory)
+        else:
+            self.q_proj = self.k_proj = self.v_proj = self.out_proj = nn.Identity()
         if config.score_dim is not None:
             self.score = AdditiveScore(config.head_dim, config.head_dim, config.score_dim, **factory)
 
@@ -110,6 +119,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
         """Let the first call decide the input widths that were not given; torch runs this before it."""
+        if not self._config.projections:
+            return
         check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
         for linear, x in ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, values)):
             linear(x[:, :0])  # a LazyLinear needs to see the width, not the rows
@@ -127,18 +138,26 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         query_offset: int | Tensor = 0,
         window: Window | None = None,
         dropout_keep: Tensor | None = None,
+        past_keys: Tensor | None = None,
+        past_values: Tensor | None = None,
     ) -> Stages:
         """All seven stages of one call; the arguments are those of `forward`."""
         config = self._config
         check_dropout_keep(dropout_keep, training=self.training)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = queries, keys, values, sources, dropout_keep
-        dtype = self.out_proj.weight.dtype
-        mask = build_mask(*call, num_heads=config.num_heads, widths=self._widths(), dtype=dtype)
+        mask = build_mask(
+            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            widths=self._widths(),
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            dtype=next((parameter.dtype for parameter in self.parameters()), None),
+        )
         q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)  # (B, G, Lk, d)
-        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)  # (B, G, Lk, dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, H, Lq, Lk)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
+        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
+        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, config.dropout, self.training), v)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
@@ -157,18 +176,24 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         query_offset: int | Tensor = 0,
         window: Window | None = None,
         dropout_keep: Tensor | None = None,
+        past_keys: Tensor | None = None,
+        past_values: Tensor | None = None,
         return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        return_present: bool = False,
+    ) -> Tensor | tuple[Any, ...]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
             queries, keys, values: of the parameters' dtype.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
         Returns:
-            The output (B, Lq, Do), or the pair (output, weights).
+            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
@@ -184,8 +209,12 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             query_offset=query_offset,
             window=window,
             dropout_keep=dropout_keep,
+            past_keys=past_keys,
+            past_values=past_values,
         )
-        return (stages.output, stages.weights) if return_weights else stages.output
+        extra = [stages.weights] if return_weights else []
+        extra += [(stages.keys, stages.values)] if return_present else []
+        return (stages.output, *extra) if extra else stages.output
 
     def extra_repr(self) -> str:
         return f"embed_dim={self._config.embed_dim}, num_heads={self._config.num_heads}, score={self._config.score!r}"
@@ -196,6 +225,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         return dot_score(queries, keys, self._config.softmax_scale)
 
     def _widths(self) -> tuple[int | None, int | None, int | None]:
+        if not self._config.projections:
+            return self._config.query_dim, self._config.key_dim, self._config.value_dim
         return _in_width(self.q_proj), _in_width(self.k_proj), _in_width(self.v_proj)
 
 

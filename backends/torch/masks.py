@@ -9,6 +9,7 @@ from torch import Tensor
 
 from backends.torch.framework import describe, dtype_name
 from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
 
@@ -16,13 +17,15 @@ class Mask(NamedTuple):
     """What the sources of a mask come to.
 
     allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
-    padding: bool, broadcastable to (B, Lk): keys that nobody can attend to; None if there are none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
+        past, that nobody can attend to; None if there are none.
     bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
     """
 
     allowed: Tensor
     padding: Tensor | None
+    past_padding: Tensor | None
     bias: Tensor | None
     keep: Tensor | None
 
@@ -33,14 +36,19 @@ def build_mask(
     values: Tensor,
     mask: AttentionMask,
     dropout_keep: Tensor | None,
+    past_keys: Tensor | None = None,
+    past_values: Tensor | None = None,
     *,
     num_heads: int,
     widths: tuple[int | None, int | None, int | None] = (None, None, None),
+    head_shapes: HeadShapes | None = None,
+    split: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Mask:
     """Check the whole call (SpecError), then combine the sources of its mask with AND.
 
-    `dtype` is that of the layer's parameters, None if it has none.
+    `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
+    parameters, None if it has none.
     """
     device = queries.device
     mask = mask.map_arrays(lambda _, array: torch.as_tensor(array, device=device))
@@ -50,15 +58,19 @@ def build_mask(
         values=values,
         mask=mask,
         dropout_keep=dropout_keep,
+        past_keys=past_keys,
+        past_values=past_values,
         num_heads=num_heads,
         widths=widths,
+        head_shapes=head_shapes,
+        split=split,
         layer_dtype=None if dtype is None or _autocasts(device) else dtype_name(dtype),
         describe=describe,
     )
     if mask.valid_lens is not None and _has_values(mask.valid_lens):
-        check_valid_lens(mask.valid_lens.cpu().numpy(), keys.shape[1])
+        check_valid_lens(mask.valid_lens.cpu().numpy(), sizes.key_len)
 
-    allowed = torch.ones((1, 1, 1, keys.shape[1]), dtype=torch.bool, device=device)
+    allowed = torch.ones((1, 1, 1, sizes.key_len), dtype=torch.bool, device=device)
     padding = None
     for source in (_within_valid_lens(mask, sizes, device), mask.allowed):
         if source is not None:
@@ -74,7 +86,15 @@ def build_mask(
         bias = bias.masked_fill(excluded, 0.0)
     if mask.has_positions:
         allowed = allowed & _within_reach(mask, sizes, device)
-    return Mask(allowed, padding, bias, dropout_keep)
+    new, past = (None, None) if padding is None else _split_at(padding, sizes)
+    return Mask(allowed, new, past, bias, dropout_keep)
+
+
+def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
+    """(1 or B, 1 or Lk) as that of the new keys and that of the past."""
+    if padding.shape[1] == 1:
+        return padding, padding
+    return padding[:, sizes.past_len :], padding[:, : sizes.past_len]
 
 
 def _within_valid_lens(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor | None:

@@ -142,8 +142,15 @@ MATRIX_LAYOUTS = (
         all_or_none=(PROJECTIONS[:3],),
     ),
     MatrixLayout(
+        "distilbert",
+        "Hugging Face DistilBERT: q_lin, k_lin, v_lin, out_lin",
+        _named("q_lin", "k_lin", "v_lin", "out_lin"),
+        framework="torch",
+        all_or_none=(PROJECTIONS,),
+    ),
+    MatrixLayout(
         "llama",
-        "Hugging Face Llama family: q_proj, k_proj, v_proj, o_proj (without rotary positions)",
+        "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT since transformers 5; Llama family (without rotary positions)",
         _named("q_proj", "k_proj", "v_proj", "o_proj"),
         framework="torch",
     ),
