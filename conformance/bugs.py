@@ -7,6 +7,7 @@ from functools import cache
 
 from conformance.bug import Bug
 from conformance.zoo import (
+    decoding,
     dropout,
     gradients,
     heads,
@@ -28,7 +29,19 @@ def all_bugs() -> tuple[Bug, ...]:
     >>> all_bugs()[0].id
     'q-proj-weight-transposed'
     """
-    topics = (projections, scores, masks, positions, softmax, precision, dropout, heads, gradients, parameters)
+    topics = (
+        projections,
+        scores,
+        masks,
+        positions,
+        softmax,
+        precision,
+        dropout,
+        heads,
+        decoding,
+        gradients,
+        parameters,
+    )
     return tuple(bug for topic in topics for bug in topic.BUGS)
 
 

@@ -27,7 +27,11 @@ class Driver:
     def call(self, layer: Any, *arrays: Any, training: bool = False, **keywords: Any) -> Any:
         """Call it; NumPy arrays, or a tuple of them."""
         result = self._call(layer, [self.array(a) for a in arrays], training, self._convert(keywords))
-        return tuple(map(self.numpy, result)) if isinstance(result, (tuple, list)) else self.numpy(result)
+        return self._results(result)
+
+    def _results(self, result: Any) -> Any:
+        """NumPy arrays in place of the framework's, in tuples of tuples too."""
+        return tuple(map(self._results, result)) if isinstance(result, (tuple, list)) else self.numpy(result)
 
     def config(self, layer: Any) -> Any:
         return layer.config
