@@ -23,7 +23,6 @@ from mha_core.reference import State, Step
 DTYPES = ("float64", "float32")
 
 SMALLEST_SET = (
-    "grouped-heads",
     "window",
     "allowed",
     "every-source",
@@ -34,8 +33,10 @@ SMALLEST_SET = (
     "square-bias-per-head",
     "square-dropout",
     "scores-shifted",
-    "nan-in-padding",
     "nan-in-open-key",
+    "softcap",
+    "past-padded",
+    "heads-given-split",
 )
 """The fewest cases that kill every bug, as `KillTable.smallest_set` found them.
 
