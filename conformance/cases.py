@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from conformance.case import Case, Rng
+from conformance.case import Case
 from conformance.case_parts import (
     SQUARE,
     SQUARE_REASON,
-    MakeMask,
     allowed_per_head,
     allowed_per_item,
     bias_per_head,
@@ -31,8 +28,9 @@ from conformance.case_parts import (
     views,
 )
 from conformance.decoding_cases import decoding_cases
+from conformance.square_cases import square_cases
 from conformance.trained import trained_cases
-from mha_core import AttentionConfig, AttentionMask, SpecError
+from mha_core import AttentionConfig, SpecError
 
 
 def _sizes_and_heads() -> list[Case]:
@@ -166,62 +164,6 @@ def _scores_and_dropout() -> list[Case]:
     ]
 
 
-def _square_twins() -> list[Case]:
-    """For layers that know one width alone, and for mistakes that other sizes turn into an error."""
-    twins: list[tuple[str, str, dict[str, Any], MakeMask | None]] = [
-        ("no-bias", "a bias where there is none", {"bias": False}, None),
-        ("lens-per-query", "lengths of another axis", {}, lens_per_query_square),
-        ("causal", "a causal mask of the other triangle", {}, fixed(causal=True)),
-        ("window", "the sides of a window exchanged", {}, fixed(window=(2, 1), query_offset=1)),
-        ("allowed-per-head", "a mask transposed", {}, allowed_per_head),
-        ("bias-per-head", "a bias transposed", {}, bias_per_head),
-        ("dot", "an unscaled score that is scaled", {"score": "dot"}, None),
-        ("scale", "a given scale ignored", {"scale": 0.5}, None),
-        ("grouped", "key heads tiled instead of repeated", {"num_heads": 6, "num_kv_heads": 3, "head_dim": 13}, None),
-        ("additive", "the additive score's matrices exchanged", {"score": "additive", "score_dim": 13}, None),
-    ]
-    cases = [
-        Case(
-            f"square-{name}",
-            catches,
-            replace(SQUARE, **sizes),
-            batch=4,
-            query_len=7,
-            mask=mask,
-            same_sizes=SQUARE_REASON,
-        )
-        for name, catches, sizes, mask in twins
-    ]
-    dropped = replace(SQUARE, dropout=0.3)
-    mask = fixed(valid_lens=np.array([3, 7, 5, 0]))
-    return [
-        *cases,
-        Case(
-            "square-dropout",
-            "a keep-mask transposed",
-            dropped,
-            batch=4,
-            query_len=7,
-            mask=mask,
-            dropout=True,
-            same_sizes=SQUARE_REASON,
-        ),
-        Case(
-            "square-dropout-off",
-            "dropout that acts outside training",
-            dropped,
-            batch=4,
-            query_len=7,
-            mask=mask,
-            same_sizes=SQUARE_REASON,
-        ),
-    ]
-
-
-def lens_per_query_square(rng: Rng, case: Case) -> AttentionMask:
-    return AttentionMask(valid_lens=rng.integers(case.key_len + 1, size=(case.batch, case.query_len)))
-
-
 def _magnitudes() -> list[Case]:
     return [
         Case("weights-x4", "a softmax that loses precision at large scores", prime_config(), weight_scale=4.0),
@@ -324,7 +266,7 @@ def all_cases() -> tuple[Case, ...]:
         *_sizes_and_heads(),
         *_masks(),
         *_scores_and_dropout(),
-        *_square_twins(),
+        *square_cases(),
         *_magnitudes(),
         *_edges(),
         *decoding_cases(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from mha_core import AttentionConfig
 OF_HEADS = "without projections the widths are those of the heads"
 
 
-def bare_config(**changes: int) -> AttentionConfig:
+def bare_config(**changes: Any) -> AttentionConfig:
     """A layer without projections: H 6, G 2, d 11, dv 13."""
-    sizes = {"embed_dim": 66, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "value_head_dim": 13}
+    sizes: dict[str, Any] = {"embed_dim": 66, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "value_head_dim": 13}
     return AttentionConfig(**{**sizes, **changes}, projections=False)
 
 

@@ -46,6 +46,8 @@ class TorchSubject:
             return "grouped heads"
         if config.score != "scaled_dot" or config.scale is not None:
             return "any scale but 1 / sqrt(head_dim)"
+        if config.softcap is not None or not config.projections or inputs.past_keys is not None:
+            return "a softcap, past keys, or no projections"
         if not all((config.bias.q_proj, config.bias.k_proj, config.bias.v_proj, config.bias.out_proj)):
             return "projections without bias"
         if inputs.mask.bias is not None:

@@ -31,7 +31,9 @@ class EinsumBackend(Backend):
         heads, groups = config.num_heads, config.num_kv_heads
 
         def project(name: str, x: np.ndarray, num_heads: int) -> np.ndarray:
-            """(B, L, in) -> (B, h, L, d), in one einsum per projection."""
+            """(B, L, in) -> (B, h, L, d), in one einsum per projection; heads that are split stay as they are."""
+            if not config.projections:
+                return x if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
             matrix = weights[f"{name}.weight"].reshape(num_heads, -1, x.shape[-1])  # (h, d, in)
             bias = weights.get(f"{name}.bias", np.zeros(matrix.shape[0] * matrix.shape[1], dtype))
             return np.einsum("bli,hdi->bhld", x, matrix) + bias.reshape(num_heads, 1, -1)
@@ -47,12 +49,25 @@ class EinsumBackend(Backend):
         def run(inputs: AttentionInputs) -> Trace:
             sizes = inputs.check(config)
             allowed = allowed_keys(inputs.mask, sizes, heads)
-            padding = padding_keys(inputs.mask, sizes)[:, :, None]
+            padding = padding_keys(inputs.mask, sizes)
             zero = np.zeros((), dtype)
+
+            def all_heads(name: str, past: np.ndarray | None, new: np.ndarray) -> np.ndarray:
+                """(B, G, Lk, d): those of the past, then the new ones; 0 in place of padding."""
+                rows = padding[:, sizes.past_len :]
+                rows = rows[:, :, None] if new.ndim == 3 else rows[:, None, :, None]
+                projected = project(name, np.where(rows, zero, new), groups)
+                if past is None:
+                    return projected
+                rows = padding[:, None, : sizes.past_len, None]
+                return np.concatenate([np.where(rows, zero, past), projected], axis=2)
+
             q = project("q_proj", inputs.queries, heads)
-            k = project("k_proj", np.where(padding, zero, inputs.keys), groups)
-            v = project("v_proj", np.where(padding, zero, inputs.values), groups)
+            k = all_heads("k_proj", inputs.past_keys, inputs.keys)
+            v = all_heads("v_proj", inputs.past_values, inputs.values)
             scores = score(q, k.repeat(heads // groups, axis=1))
+            if config.softcap is not None:
+                scores = np.tanh(scores / np.asarray(config.softcap, dtype)) * np.asarray(config.softcap, dtype)
             if inputs.mask.bias is not None:
                 scores = scores + additive_bias(inputs.mask).astype(dtype)
             weights_ = softmax(scores, allowed)
@@ -60,8 +75,12 @@ class EinsumBackend(Backend):
             if inputs.dropout_keep is not None:
                 kept = kept * inputs.dropout_keep / np.asarray(1.0 - config.dropout, dtype)
             z = np.einsum("bhqk,bhkd->bhqd", kept, v.repeat(heads // groups, axis=1))
-            output = np.einsum("bhqd,ohd->bqo", z, weights["out_proj.weight"].reshape(config.output_dim, heads, -1))
-            return Trace(q, k, v, scores, weights_, z, output + weights.get("out_proj.bias", zero))
+            if config.projections:
+                matrix = weights["out_proj.weight"].reshape(config.output_dim, heads, -1)
+                output = np.einsum("bhqd,ohd->bqo", z, matrix) + weights.get("out_proj.bias", zero)
+            else:
+                output = z.swapaxes(1, 2).reshape(sizes.batch, sizes.query_len, -1)
+            return Trace(q, k, v, scores, weights_, z, output)
 
         return run
 
