@@ -1,0 +1,1 @@
+"""The commands of the porter: one file each."""

@@ -1,0 +1,83 @@
+"""Recipes: the attention layers of Hugging Face transformers in terms of the definition, live or from a checkpoint.
+
+Importing this imports neither PyTorch nor transformers.
+
+    layers = attention_layers(model)                # of a live model: config, weights, put
+    output, calls = record(layers, lambda: model(**batch))
+    with replaced(layers[0], run): ...              # another implementation in its place
+    checkpoint_layers(names, config), read_layer(arrays, name, config)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mha.recipes.bart import BartRecipe, WhisperRecipe
+from mha.recipes.bert import BertRecipe
+from mha.recipes.gpt2 import GPT2Recipe
+from mha.recipes.live import record, replaced
+from mha.recipes.recipe import Recipe
+from mha.recipes.site import Site
+from mha.recipes.vit import ViTRecipe
+from mha_core import SpecError
+
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "Site",
+    "attention_layers",
+    "families",
+    "recipe_for",
+    "recipe_for_config",
+    "record",
+    "replaced",
+]
+
+RECIPES: dict[str, Recipe] = {
+    recipe.family: recipe for recipe in (BertRecipe(), GPT2Recipe(), ViTRecipe(), BartRecipe(), WhisperRecipe())
+}
+"""Every recipe by family."""
+
+
+def recipe_for(module: Any) -> Recipe | None:
+    """The recipe for a live module, or None."""
+    return next((recipe for recipe in RECIPES.values() if recipe.matches(module)), None)
+
+
+def attention_layers(model: Any) -> list[Site]:
+    """Every attention layer of a live model that there is a recipe for, in the model's order.
+
+    Raises:
+        SpecError: there is none.
+    """
+    sites = [
+        Site(name, module, recipe)
+        for name, module in model.named_modules()
+        if (recipe := recipe_for(module)) is not None
+    ]
+    if not sites:
+        raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
+    return sites
+
+
+def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
+    """The recipe for the checkpoints of a model, by the `model_type` of its config.
+
+    >>> recipe_for_config({"model_type": "roberta"}).family
+    'bert'
+    >>> recipe_for_config({"model_type": "t5"})
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: model type 't5' has no recipe (families: bert, gpt2, vit, bart, whisper)
+    """
+    model_type = model_config.get("model_type")
+    for recipe in RECIPES.values():
+        if model_type in recipe.model_types:
+            return recipe
+    raise SpecError(f"model type {model_type!r} has no recipe ({families()})")
+
+
+def families() -> str:
+    """The families, for a message."""
+    return f"families: {', '.join(RECIPES)}"

@@ -1,0 +1,66 @@
+"""Recipes as adapters of `mha.capture`: it then records the attention layers of models of transformers.
+
+from mha.recipes.adapter import ADAPTERS
+for adapter in ADAPTERS:
+    mha.capturing.register(adapter)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mha.capturing import Call
+from mha.recipes import RECIPES
+from mha.recipes.live import dtype_name, record, to_array
+from mha.recipes.recipe import Recipe, implementation_of
+from mha.recipes.site import Site
+from mha_core import SpecError
+
+
+class RecipeAdapter:
+    """One family's recipe, as `mha.capturing.Adapter` asks for it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.kind = f"transformers {recipe.family} attention"
+
+    def matches(self, layer: Any) -> bool:
+        """Whether the recipe is for this module."""
+        return self.recipe.matches(layer)
+
+    def check(self, layer: Any) -> None:
+        """SpecError if the module can't be read, or runs an implementation that is not understood."""
+        self.recipe.config(layer)
+        implementation_of(self.recipe.core(layer))
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        """One call; where the output projection is hidden inside a block, the block is run once more to see it."""
+        if layer.training:
+            raise SpecError(f"{type(layer).__name__} is in training mode; call model.eval()")
+        given = {name: value for name, value in arguments.items() if name != "kwargs"}
+        given.update(arguments.get("kwargs", {}))
+        site = Site("", layer, self.recipe)
+        if site.out_is_separate:
+            inputs, outputs = _seen_inside(site, given)
+        else:
+            inputs = self.recipe.inputs(layer, (), given)
+            result, weights = output[:2]
+            outputs = {"output": to_array(result)}
+            if weights is not None:
+                outputs["weights"] = to_array(weights)
+        return Call(site.config, site.weights, inputs, outputs, dtype_name(site.out.weight))
+
+
+def _seen_inside(site: Site, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Inputs and outputs of the attention in a block, which runs again beneath the hooks of the capture."""
+    import torch
+
+    with torch.no_grad():
+        _, calls = record([site], lambda: site.module.forward(**given))
+    (problem,) = calls[site.name]
+    return problem.inputs, {name: array for name, array in problem.recorded.items() if name != "heads"}
+
+
+ADAPTERS = tuple(RecipeAdapter(recipe) for recipe in RECIPES.values())
+"""One for each family."""

@@ -1,0 +1,62 @@
+"""GPT-2: packed Conv1D matrices (in, out), causal by itself, and a scale that may depend on the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mha.recipes.recipe import Recipe
+from mha_core import SpecError, layouts
+from mha_core.layouts import Layout
+from mha_core.layouts.packed import PackedLayout
+
+CROSS = PackedLayout(
+    "gpt2-cross",
+    "Hugging Face GPT-2's cross-attention: q_attn (E, E), c_attn (E, 2E), c_proj, transposed (Conv1D)",
+    framework="torch",
+    packs={"q_attn.weight": ("q_proj",), "c_attn.weight": ("k_proj", "v_proj")},
+    out="c_proj.weight",
+    bias_of={"q_attn.weight": "q_attn.bias", "c_attn.weight": "c_attn.bias", "c_proj.weight": "c_proj.bias"},
+    transposed=True,
+)
+
+
+class GPT2Recipe(Recipe):
+    """`GPT2Attention`, self and cross."""
+
+    family = "gpt2"
+    summary = "one packed, transposed matrix; causal inside the module; the scale may be 1 or depend on the layer"
+    classes = ("GPT2Attention",)
+    model_types = ("gpt2",)
+    other_mask = "encoder_attention_mask"
+    dropout_key = "attn_pdrop"
+
+    def out(self, module: Any) -> Any:
+        return module.c_proj
+
+    def layout(self, module: Any) -> Layout:
+        return CROSS if module.is_cross_attention else layouts.get("gpt2")
+
+    def num_heads(self, module: Any) -> int:
+        return int(module.num_heads)
+
+    @property
+    def checkpoint_layouts(self) -> tuple[Layout, ...]:
+        return CROSS, layouts.get("gpt2")
+
+    def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
+        return int(model_config["n_head"])
+
+    def scale_in(self, model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
+        scale = head_dim**-0.5 if model_config.get("scale_attn_weights", True) else 1.0
+        if model_config.get("scale_attn_by_inverse_layer_idx", False):
+            scale /= float(_layer_index(prefix) + 1)
+        return scale
+
+
+def _layer_index(prefix: str) -> int:
+    """3 for "transformer.h.3.attn"."""
+    numbers = [int(part) for part in prefix.split(".") if part.isdigit()]
+    if len(numbers) != 1:
+        raise SpecError(f"the scale of {prefix!r} depends on its layer's number, which its name does not tell")
+    return numbers[0]

@@ -1,0 +1,68 @@
+"""Judge what a live module, or a backend in its place, computed: against the reference, within the computed bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.compare import Mismatch, ParityError, compare
+from conformance.expected import Expected, answer
+from conformance.precision import Precision
+from conformance.problem import Problem
+from mha_core import Trace
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of one comparison.
+
+    Attributes:
+        ratios: stage -> worst error / allowed error; at most 1 where equal.
+        error: the largest difference of the output from the reference.
+        mismatches: every stage that is over its bound.
+        rows_without_key: rows (item, head and query) that may attend to nothing and were left out.
+    """
+
+    ratios: dict[str, float]
+    error: float
+    mismatches: tuple[Mismatch, ...] = ()
+    rows_without_key: int = 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether no stage is over its bound."""
+        return not self.mismatches
+
+    @property
+    def worst(self) -> float:
+        """The worst error / allowed error of all stages."""
+        return max(self.ratios.values(), default=float("inf"))
+
+
+def judge(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
+    """What somebody computed for a problem, against the answer to it."""
+    assert trace.output is not None
+    assert wanted.trace.output is not None
+    error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
+    try:
+        return Judgement(compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype), error)
+    except ParityError as failure:
+        return Judgement(failure.ratios, error, tuple(failure.mismatches))
+
+
+def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
+    """What the module itself computed in a recorded call, against the reference.
+
+    Rows that may attend to no key are left out and counted: the definition gives them the output
+    bias; a module that adds the lowest number to their scores gives the mean over all values.
+    """
+    wanted = answer(problem, precision) if wanted is None else wanted
+    keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)
+    stages: dict[str, Any] = {}
+    for name, array in problem.recorded.items():
+        rows = keyless.any(axis=1) if name == "output" else keyless
+        stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
+    found = judge(Trace(**stages), wanted, precision.storage)
+    return replace(found, rows_without_key=int(keyless.sum()))

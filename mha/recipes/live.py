@@ -1,0 +1,150 @@
+"""Live modules of PyTorch: their arrays, what passes through them, and another implementation in their place.
+
+PyTorch is imported when one of these functions is called, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.problem import Problem
+from mha_core import SpecError
+from mha_core.backend import Run
+from mha_core.heads import split_heads
+
+if TYPE_CHECKING:
+    from mha.recipes.site import Site
+
+Result = TypeVar("Result")
+
+
+def to_array(tensor: Any) -> NDArray:
+    """A copy in NumPy; bfloat16 as float32."""
+    from backends.torch.framework import to_numpy
+
+    return np.array(to_numpy(tensor))
+
+
+def dtype_name(tensor: Any) -> str:
+    """The name without "torch."; that of torch.float32 is "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
+    """The parameters of these names that `module` has, as copies."""
+    parameters = dict(module.named_parameters())
+    return {name: to_array(parameters[name]) for name in names if name in parameters}
+
+
+def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:
+    """Write arrays into the parameters of these names, in place; all names and shapes are checked first.
+
+    Raises:
+        SpecError: there is no such parameter, or it has another shape; nothing is written.
+    """
+    import torch
+
+    parameters = dict(module.named_parameters())
+    for name, array in arrays.items():
+        if name not in parameters:
+            raise SpecError(f"{type(module).__name__} has no parameter {name!r} (it has: {', '.join(parameters)})")
+        if tuple(parameters[name].shape) != array.shape:
+            raise SpecError(f"{name} must have shape {tuple(parameters[name].shape)}. Got {array.shape}.")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            parameters[name].copy_(torch.from_numpy(np.array(array)))
+
+
+def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, dict[str, list[Problem]]]:
+    """Run `call`, and record every call of these layers in it.
+
+    Returns:
+        What `call` returned, and the name of each layer -> its calls, in order. `recorded` of each
+        Problem holds what the module itself computed: heads and output, and weights where it shows them.
+
+    Raises:
+        SpecError: a layer was called in a way that has no translation.
+    """
+    problems: dict[str, list[Problem]] = {}
+    with ExitStack() as hooks:
+        for site in sites:
+            problems[site.name] = []
+            _watch(site, problems[site.name], hooks)
+        return call(), problems
+
+
+def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
+    """Hooks that append one Problem to `found` for each call of the layer."""
+    config, weights = site.config, site.weights
+    calls: list[dict[str, Any]] = []
+
+    def called(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append({"inputs": site.recipe.inputs(site.module, args, kwargs)})
+
+    def attended(_module: Any, _args: Any, answer: tuple[Any, ...]) -> None:
+        if answer[1] is not None:
+            calls[-1]["weights"] = to_array(answer[1])
+        if "output" in calls[-1]:
+            finish()
+
+    def projected(_module: Any, args: tuple[Any, ...], output: Any) -> None:
+        calls[-1]["heads"] = split_heads(to_array(args[0]), config.num_heads)
+        calls[-1]["output"] = to_array(output)
+        if site.out_is_separate:  # otherwise the weights are still to come
+            finish()
+
+    def finish() -> None:
+        seen = calls.pop()
+        found.append(Problem(config, weights, seen.pop("inputs"), seen))
+
+    handles = (
+        site.core.register_forward_pre_hook(called, with_kwargs=True),
+        site.core.register_forward_hook(attended),
+        site.out.register_forward_hook(projected),
+    )
+    for handle in handles:
+        hooks.callback(handle.remove)
+
+
+@contextmanager
+def replaced(site: Site, run: Run) -> Iterator[None]:
+    """Inside, the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
+
+    What follows the output projection (dropout, residual, normalisation) stays the module's own.
+    """
+    import torch
+
+    def tensor(array: NDArray, like: Any) -> Any:
+        return torch.from_numpy(np.array(array)).to(device=like.device, dtype=like.dtype)
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        trace = run(site.recipe.inputs(site.module, args, kwargs))
+        like = args[0] if args else kwargs["hidden_states"]
+        assert trace.output is not None
+        weights = None if trace.weights is None else tensor(trace.weights, like)
+        return tensor(trace.output, like), weights
+
+    with ExitStack() as stack:
+        stack.enter_context(_instead(site.core, forward))
+        if site.out_is_separate:
+            stack.enter_context(_instead(site.out, lambda projected: projected))
+        yield
+
+
+@contextmanager
+def _instead(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `module` runs another forward; afterwards again whatever it ran before."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own

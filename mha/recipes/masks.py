@@ -1,0 +1,68 @@
+"""The attention masks of Hugging Face transformers, as sources of an AttentionMask.
+
+A mask arrives at an attention module in one of three forms, and what it means depends on the
+implementation that the model runs: "sdpa" reads a bool mask (True = may attend) and makes None
+causal where the module says so; "eager" adds whatever it gets, and None masks nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import AttentionMask, SpecError
+
+IMPLEMENTATIONS = ("eager", "sdpa")
+"""The attention implementations that are understood, as `attn_implementation` names them."""
+
+_LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**-7) * 2.0**127}
+
+
+def mask_of(
+    mask: NDArray | None, dtype: str, implementation: str, *, is_causal: bool = False, query_len: int = 2
+) -> AttentionMask:
+    """What a module's mask says.
+
+    A float entry that is the lowest number of its dtype, or -inf, excludes its key; any other number,
+    -10000 as well, is a bias. In a row that has no other entries the original does something else, see
+    docs/recipes.md.
+
+    Args:
+        mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
+        dtype: the name of its dtype; "bfloat16" arrives as a float32 array.
+        implementation: one of IMPLEMENTATIONS.
+        is_causal: whether the module masks the future by itself where it is given no mask.
+        query_len: Lq. A single query is never masked so: it is the last one of a sequence.
+
+    Raises:
+        SpecError: another implementation, or a mask that this implementation gives no such meaning.
+
+    >>> found = mask_of(np.array([[0.0, -0.5, np.finfo(np.float32).min]], np.float32), "float32", "eager")
+    >>> found.allowed, found.bias
+    (array([[ True,  True, False]]), array([[ 0. , -0.5,  0. ]], dtype=float32))
+    """
+    check_implementation(implementation)
+    if mask is None:
+        return AttentionMask(causal=is_causal and implementation == "sdpa" and query_len > 1)
+    if mask.dtype == np.bool_:
+        if implementation == "eager":
+            raise SpecError(
+                "attention_mask is bool, which attention implementation 'eager' adds to the scores as 0 and 1. "
+                "Give it as float: 0 to attend, torch.finfo(dtype).min not to."
+            )
+        return AttentionMask(allowed=np.array(mask))
+    if mask.dtype.kind != "f":
+        raise SpecError(f"attention_mask must be bool or float inside the model. Got {mask.dtype}.")
+    excluded = mask <= _LOWEST.get(dtype, float(np.finfo(mask.dtype).min))
+    bias = np.where(excluded, mask.dtype.type(0.0), mask)
+    return AttentionMask(allowed=~excluded if excluded.any() else None, bias=bias if bias.any() else None)
+
+
+def check_implementation(name: str) -> str:
+    """Return `name` if it is one of IMPLEMENTATIONS; raise SpecError otherwise."""
+    if name not in IMPLEMENTATIONS:
+        raise SpecError(
+            f"attention implementation {name!r} is not understood (understood: {', '.join(IMPLEMENTATIONS)}). "
+            "Load the model with attn_implementation='eager'."
+        )
+    return name
