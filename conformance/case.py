@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
@@ -96,7 +96,7 @@ class Case:
         problem = Problem(config, scaled, inputs)
         return problem if self.change is None else self.change(rng, problem)
 
-    def _past(self, rng: Rng) -> dict[str, NDArray]:
+    def _past(self, rng: Rng) -> dict[str, Any]:
         """Keys and values of a decoding cache: (B, G, Lp, d), (B, G, Lp, dv)."""
         shapes = self.config.head_shapes
         return {

@@ -91,7 +91,8 @@ def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
 
 def poison_padding(rng: Rng, problem: Problem) -> Problem:
     """NaN, infinity and 1e30 in the keys and values that nobody may attend to."""
-    padding = problem.padding()[:, -problem.inputs.keys.shape[1] :]
+    padding = problem.padding()
+    padding = padding[:, padding.shape[1] - problem.inputs.keys.shape[1] :]  # without the past
     keys, values = problem.inputs.keys.copy(), problem.inputs.values.copy()
     poison = np.array([np.nan, np.inf, -np.inf, 1e30])
     keys[padding] = rng.choice(poison, size=keys[padding].shape)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case
-from conformance.case_parts import poison_padding
+from conformance.decoding_cases import poison_past
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 
@@ -183,6 +183,7 @@ def _case(id: str, choices: Choices) -> Case:
         batch=batch,
         query_len=query_len,
         key_len=key_len,
+        past_len=dict(chosen)["Lp"] if dict(chosen)["past"] else 0,
         same_sizes="random",
         trivial_mask="random",
         source=RandomProblem(chosen),
@@ -224,18 +225,20 @@ def _config(choose: Choose) -> AttentionConfig:
         score=score,
         scale=choose("scale", (None, None, 0.5, 3.0, -1.0)) if score == "scaled_dot" else None,
         score_dim=choose("S", _SIZES) if score == "additive" else None,
+        softcap=choose("softcap", (None, None, None, 5.0, 0.7, 0.1)),
         dropout=choose("dropout", (0.0, 0.0, 0.1, 0.5, 0.9)),
     )
 
 
 def _sizes(choose: Choose) -> tuple[int, int, int]:
-    """B, Lq, Lk."""
+    """B, Lq, Lk; of the keys, `choose("Lp", ...)` are of the past."""
     return choose("B", (*(1, 2, 3, 4, 5) * 3, 0)), choose("Lq", (*_SIZES * 2, 0)), choose("Lk", (*_SIZES * 2, 0))
 
 
 def _inputs(choose: Choose) -> dict[str, Any]:
     """What remains to be chosen: the mask, as a description, and the numbers."""
     batch, query_len, key_len = _sizes(choose)
+    past_len = choose("Lp", range(key_len + 1)) if choose("past", (False, False, True)) else 0
     lengths = range(key_len, -1, -1)
     valid_lens: Any = choose("valid_lens", (None, None, "per item", "per query"))
     if valid_lens == "per item":
@@ -257,6 +260,7 @@ def _inputs(choose: Choose) -> dict[str, Any]:
             for item in range(batch)
         ]
     return {
+        "past_len": past_len,
         "valid_lens": valid_lens,
         "allowed": allowed,
         "allowed_share": choose("allowed.share", (0.8, 0.5, 0.2)) if allowed else 1.0,
@@ -292,13 +296,20 @@ def _problem(choose: Choose) -> Problem:
         bias = rng.normal(size=shape_of(chosen["bias"]))
         mask = replace(mask, bias=np.where(rng.random(bias.shape) < 0.3 * chosen["bias_excludes"], -np.inf, bias))
     mask = replace(mask, query_offset=np.array(offset, dtype=np.int64) if isinstance(offset, list) else offset)
+    past_len, times, heads = chosen["past_len"], chosen["inputs_times"], config.head_shapes
+
+    def past_shape(num_heads: int, width: int) -> tuple[int, ...]:
+        return batch, num_heads, past_len, width
+
     inputs = AttentionInputs(
-        queries=chosen["inputs_times"] * rng.normal(size=(batch, query_len, config.query_dim)),
-        keys=chosen["inputs_times"] * rng.normal(size=(batch, key_len, config.key_dim)),
-        values=chosen["inputs_times"] * rng.normal(size=(batch, key_len, config.value_dim)),
+        queries=times * rng.normal(size=(batch, query_len, config.query_dim)),
+        keys=times * rng.normal(size=(batch, key_len - past_len, config.key_dim)),
+        values=times * rng.normal(size=(batch, key_len - past_len, config.value_dim)),
         mask=mask,
         dropout_keep=rng.random(full) >= config.dropout if config.dropout else None,
         cotangent=rng.normal(size=(batch, query_len, config.output_dim)),
+        past_keys=times * rng.normal(size=past_shape(*heads.keys)) if past_len else None,
+        past_values=times * rng.normal(size=past_shape(*heads.values)) if past_len else None,
     )
     problem = Problem(config, {name: chosen["weights_times"] * array for name, array in weights.items()}, inputs)
-    return poison_padding(rng, problem) if chosen["poison"] else problem
+    return poison_past(rng, problem) if chosen["poison"] else problem
