@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 BACKENDS = ("jax", "mxnet", "tf", "torch")
+
+FILES_OF_ONE = {"mha/formats/pytorch.py": "torch", "mha/formats/flax.py": "jax"}
+"""Modules that import one framework -> its backend."""
 
 # What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -32,8 +36,12 @@ def _names(config: pytest.Config) -> list[str]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what belongs to one backend alone, if that one is not under test."""
     own = {f"backends/{name}" for name in BACKENDS if name not in _names(config)}
-    own |= {f"tests/backends/test_{name}_idioms.py" for name in BACKENDS if name not in _names(config)}
-    return True if collection_path.relative_to(config.rootpath).as_posix() in own else None
+    own |= {path for path, name in FILES_OF_ONE.items() if name not in _names(config)}
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    of_one = re.fullmatch(r"tests/backends/test_([a-z]+)_\w+\.py", path)
+    if of_one and of_one[1] in BACKENDS and of_one[1] not in _names(config):
+        return True
+    return True if path in own else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -21,7 +21,8 @@ def get(name: str) -> Layout:
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: layout 'pytorch' is not known (known: canonical, d2l-torch, d2l-mxnet, d2l-tf, \
-d2l-jax, bert, vit, distilbert, llama, torch, torch-separate, gpt2, mxnet-selfatt, mxnet-encdec, keras, keras-gqa, linen, nnx)
+d2l-jax, bert, vit, distilbert, llama, torch, torch-separate, gpt2, mxnet-selfatt, mxnet-encdec, keras, \
+keras-gqa, linen, nnx)
     """
     if name not in LAYOUTS:
         raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)})")

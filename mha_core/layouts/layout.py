@@ -166,6 +166,8 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
     if config.score != "scaled_dot" or config.scale is not None:
         given = f"score={config.score!r}" if config.score != "scaled_dot" else f"scale={config.scale!r}"
         raise SpecError(f"layout {layout.name!r} belongs to layers that scale by 1 / sqrt(head_dim). Got {given}.")
+    if not config.projections:
+        raise SpecError(f"layout {layout.name!r} holds projections. Got a layer without any.")
     if config.softcap is not None:
         raise SpecError(f"layout {layout.name!r} belongs to layers without a softcap. Got softcap={config.softcap!r}.")
 

@@ -150,7 +150,7 @@ MATRIX_LAYOUTS = (
     ),
     MatrixLayout(
         "llama",
-        "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT since transformers 5; Llama family (without rotary positions)",
+        "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT of transformers 5; Llama family (without rotary positions)",
         _named("q_proj", "k_proj", "v_proj", "o_proj"),
         framework="torch",
     ),

@@ -14,6 +14,7 @@ IMPORTS = {
     "the list of backends": "from mha_core.backend import names; assert len(names()) >= 4, names()",
     "help": "from conformance.cli import main; main(['--help'], standalone_mode=False)",
     "help on check": "from conformance.cli import main; main(['check', '--help'], standalone_mode=False)",
+    "converting": "import mha.convert",
     "the table of cases": "from conformance.cli import main; main(['cases'], standalone_mode=False)",
 }
 

@@ -1,0 +1,31 @@
+"""The porter's tools: attention weights out of one framework's files and layers, into another's, proven the same.
+
+Importing this package imports no framework; a function imports one when what it is asked for needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mha.capturing import capture
+    from mha.convert import Conversion, list_layers
+    from mha.recording import Recording
+
+__all__ = ["Conversion", "Recording", "capture", "list_layers"]
+
+# No name of a module of this package can stand here: importing the module would take its place.
+_HOMES = {
+    "Recording": "mha.recording",
+    "capture": "mha.capturing",
+    "Conversion": "mha.convert",
+    "list_layers": "mha.convert",
+}
+"""Name -> the module that has it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,272 @@
+"""Convert attention layers between files and layouts: read, moved, written, read back, run on both sides, kept.
+
+>>> import tempfile
+>>> from mha_core import AttentionConfig, init_weights, save_weights
+>>> with tempfile.TemporaryDirectory() as folder:
+...     source, out = Path(folder) / "layer.safetensors", Path(folder) / "layer.npz"
+...     save_weights(source, AttentionConfig(6, 2), init_weights(AttentionConfig(6, 2), seed=0))
+...     done = convert(source, to_layout="canonical", out=out)
+>>> done.layers[0].config.num_heads, done.layers[0].dtype, done.layers[0].target.engine
+(2, 'float64', 'the reference in NumPy')
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mha.formats import Checkpoint, Format, create, format_of, open_checkpoint
+from mha.formats.atomic import check_target, replaced_at_the_end
+from mha.formats.checkpoint import bfloat16
+from mha.formats.find import FoundLayer, beside, caveats, choose, find_layers, settle_layout
+from mha.formats.layer import Arrays, check_same, read_layer
+from mha.verify import Side, verify_sides
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import check_dtype
+from mha_core.layouts import Layout, get
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """What came of one layer.
+
+    Attributes:
+        prefix, to_prefix: where it was, and where it is now.
+        from_layout: the layout that it was read by.
+        config: of the layer, as it was read.
+        dtype: of the arrays written.
+        source, target: who ran either side, and how far each was from the reference.
+        notes: what a reader should know: biases filled with zeros, arrays that stayed behind.
+    """
+
+    prefix: str
+    to_prefix: str
+    from_layout: str
+    config: AttentionConfig
+    dtype: str
+    source: Side
+    target: Side
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did.
+
+    Attributes:
+        source, out: the files.
+        to_layout: the layout written.
+        layers: every layer, in the file's order.
+        size: of the file written, in bytes.
+        seconds: that it took.
+    """
+
+    source: Path
+    out: Path
+    to_layout: str
+    layers: tuple[ConvertedLayer, ...]
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer to convert: what is known of it before its arrays are read."""
+
+    checkpoint: Checkpoint
+    layer: FoundLayer
+    layouts: list[Layout]
+    to_prefix: str
+    num_heads: int | None
+    num_kv_heads: int | None
+    dtype: str | None
+    left: list[str]
+
+    def read(self) -> tuple[Layout, AttentionConfig, Weights, str]:
+        """The layout that reads it, its config, its canonical weights, and the dtype that they stand for."""
+        for last, layout in enumerate(self.layouts, start=1):
+            try:
+                return layout, *read_layer(
+                    self.checkpoint,
+                    layout,
+                    self.layer.prefix,
+                    num_heads=self.num_heads,
+                    num_kv_heads=self.num_kv_heads,
+                    dtype=self.dtype,
+                )
+            except SpecError as error:
+                if last == len(self.layouts):
+                    at = f"the layer at prefix {self.layer.prefix!r}" if self.layer.prefix else "the layer"
+                    raise SpecError(f"{self.checkpoint.path}: {at}: {error}") from error
+        raise AssertionError("a found layer has a layout")
+
+
+def list_layers(source: str | Path) -> list[FoundLayer]:
+    """The attention layers in a file of weights, from its names and shapes alone.
+
+    Raises:
+        SpecError: as `mha.formats.open_checkpoint`.
+    """
+    with open_checkpoint(source) as checkpoint:
+        return find_layers(checkpoint)
+
+
+def convert(
+    source: str | Path,
+    *,
+    to_layout: str,
+    out: str | Path,
+    from_layout: str | None = None,
+    prefix: str | None = None,
+    every: bool = False,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    dtype: str | None = None,
+    to_prefix: str | None = None,
+    force: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Conversion:
+    """Convert attention layers of one file into another, verified before the file is there.
+
+    Every array is read back from what was written and must be the same to the bit; both sides run a
+    random problem, and must agree with the reference under the computed bounds. A failure leaves
+    nothing behind.
+
+    Args:
+        source, out: files, whose suffixes say their formats (see `mha.formats.FORMATS`).
+        from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
+        to_layout: a name of the same table.
+        prefix: of the one layer to take. Needed, or `every`, if the file has several.
+        every: take all layers (of `from_layout`, if that is given).
+        num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
+        dtype: cast to this one. Default: arrays stay as they are.
+        to_prefix: what the names in `out` begin with; "{prefix}" in it is the source's prefix, "{index}" the
+            layer's number from 0, and "{_index}" nothing for the first and "_1", "_2" for the others, as
+            Keras counts. Default: the source's prefix if `every`, else the top level.
+        force: replace a file that is there.
+        progress: called with what is done, the number of layers done, and of all.
+
+    Raises:
+        SpecError: source, choice or target do not fit; the message says what and which choices there are.
+        NotEqual: a side computes something else than the reference.
+    """
+    start = time.perf_counter()
+    source, out = Path(source), Path(out)
+    target, form = get(to_layout), format_of(out)
+    _check_choices(target, form, from_layout, dtype)
+    check_target(out, force=force)
+    with open_checkpoint(source) as checkpoint:
+        found = find_layers(checkpoint)
+        if every and from_layout is not None:
+            found = [layer for layer in found if from_layout in layer.layouts] or found
+        chosen = choose(found, str(source), prefix, every=every)
+        jobs = []
+        for index, layer in enumerate(chosen):
+            layouts = settle_layout(layer, from_layout, format_of(source).framework)
+            left = beside(checkpoint, layouts[0], layer.prefix)
+            to = _to_prefix(layer.prefix, layouts[0], target, index, to_prefix, every=every)
+            jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, left))
+        _check_distinct(jobs)
+        with replaced_at_the_end(out) as temporary:
+            _write(temporary, form, target, jobs, progress)
+            with open_checkpoint(temporary) as written:
+                layers = []
+                for index, job in enumerate(jobs):
+                    layers.append(_verify(job, written, target))
+                    progress("verified", index + 1, len(jobs))
+    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start)
+
+
+# Writing ------------------------------------------------------------------------------------------------
+
+
+def _write(
+    path: Path, form: Format, target: Layout, jobs: list[Job], progress: Callable[[str, int, int], None]
+) -> None:
+    """Layer by layer, so that no more than one of them is in memory unless the format needs all at once."""
+    configs: dict[str, AttentionConfig] = {}
+    with create(path, form, layout=target.name, configs=configs) as add:
+        for index, job in enumerate(jobs):
+            _, config, weights, dtype = job.read()
+            if dtype not in form.dtypes:
+                raise SpecError(
+                    f"{form.name} files can't hold {dtype} (they can: {', '.join(form.dtypes)}); "
+                    "cast it to one of these (--dtype)"
+                )
+            if target.name == "canonical" and form.keeps_config:
+                arrays, configs[job.to_prefix] = dict(weights), config
+            else:
+                arrays = target.write(config, weights)
+                configs[job.to_prefix] = _config_written(config, target, arrays)
+            start = job.to_prefix + target.separator if job.to_prefix else ""
+            for name, array in arrays.items():
+                add(start + name, array.astype(bfloat16()) if dtype == "bfloat16" else array)
+            progress("written", index + 1, len(jobs))
+
+
+def _config_written(config: AttentionConfig, target: Layout, arrays: Arrays) -> AttentionConfig:
+    """The config with the biases that the layout has filled in."""
+    read, _ = target.read(arrays, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    return replace(config, bias=read.bias)
+
+
+def _verify(job: Job, written: Checkpoint, target: Layout) -> ConvertedLayer:
+    layout, config, weights, dtype = job.read()
+    now, found, found_dtype = read_layer(
+        written, target, job.to_prefix, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+    )
+    if found_dtype != dtype:
+        raise SpecError(f"{job.to_prefix}: what was written reads back as {found_dtype}. It must be {dtype}.")
+    filled = check_same("what was written, read back,", weights, found)
+    source, target_side = verify_sides(job.layer.prefix, (layout, config, weights), (target, now, found))
+    notes = caveats(layout, target)
+    if filled:
+        notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
+    if job.left and job.layer.prefix:
+        shown = ", ".join(job.left[:4]) + (", ..." if len(job.left) > 4 else "")
+        notes.append(f"left behind, no part of the layout: {shown}")
+    return ConvertedLayer(
+        job.layer.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, tuple(notes)
+    )
+
+
+# Checks before anything is read -------------------------------------------------------------------------
+
+
+def _check_choices(target: Layout, form: Format, from_layout: str | None, dtype: str | None) -> None:
+    if from_layout is not None:
+        get(from_layout)
+    if dtype is not None:
+        check_dtype(dtype)
+    if form.readable_only:
+        raise SpecError(form.readable_only)
+    if form.layouts and target.name not in form.layouts:
+        raise SpecError(
+            f"layout {target.name!r} has no place in a {form.name} file (those that have: {', '.join(form.layouts)})"
+        )
+
+
+def _to_prefix(prefix: str, layout: Layout, target: Layout, index: int, wish: str | None, *, every: bool) -> str:
+    moved = prefix.replace(layout.separator, target.separator)
+    if wish is None:
+        return moved if every else ""
+    marks = {"{prefix}": moved, "{index}": str(index), "{_index}": f"_{index}" if index else ""}
+    for mark, text in marks.items():
+        wish = wish.replace(mark, text)
+    if wish and not all(wish.split(target.separator)):
+        raise SpecError(f"to_prefix must be names joined by {target.separator!r}, or empty. Got {wish!r}.")
+    return wish
+
+
+def _check_distinct(jobs: list[Job]) -> None:
+    by_prefix: dict[str, str] = {}
+    for job in jobs:
+        other = by_prefix.setdefault(job.to_prefix, job.layer.prefix)
+        if other != job.layer.prefix:
+            raise SpecError(
+                f"the layers at {other!r} and {job.layer.prefix!r} would both go to prefix {job.to_prefix!r}; "
+                "put {prefix} or {index} into to_prefix (--to-prefix)"
+            )

@@ -1,0 +1,124 @@
+"""Files of weights: what is in them, array by array, and how to write one. By suffix; see `FORMATS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from mha.formats.checkpoint import Add, Checkpoint
+from mha_core import AttentionConfig, SpecError
+
+__all__ = ["FORMATS", "Add", "Checkpoint", "Format", "create", "format_of", "open_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file.
+
+    Attributes:
+        name: as messages call it.
+        suffixes: how names of such files end.
+        module: what reads and writes it; imported when such a file is met.
+        dtypes: what arrays in it can be.
+        framework: the backend whose framework has it; "" for none.
+        layouts: the layouts that have a place in it; () for all.
+        readable_only: "", or why none can be written.
+        keeps_config: whether such a file has a place for the layers' configs.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    module: str
+    dtypes: tuple[str, ...] = ("float64", "float32", "float16", "bfloat16")
+    framework: str = ""
+    layouts: tuple[str, ...] = ()
+    readable_only: str = ""
+    keeps_config: bool = False
+
+
+IN_KERAS_FILES = ("keras", "keras-gqa", "d2l-tf")
+
+FORMATS = (
+    Format("safetensors", (".safetensors",), "mha.formats.safetensors", keeps_config=True),
+    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.pytorch", framework="torch"),
+    Format("Keras weights", (".weights.h5",), "mha.formats.keras", framework="tf", layouts=IN_KERAS_FILES),
+    Format(
+        "Keras model",
+        (".keras",),
+        "mha.formats.keras",
+        framework="tf",
+        readable_only="a .keras file holds a whole model; write a .weights.h5 file and load it into the model",
+    ),
+    Format("Flax msgpack", (".msgpack",), "mha.formats.flax", framework="jax"),
+    Format("npz", (".npz",), "mha.formats.npz", dtypes=("float64", "float32", "float16")),
+    Format(
+        "MXNet params",
+        (".params",),
+        "mha.formats.mxnet",
+        dtypes=("float64", "float32", "float16"),
+        framework="mxnet",
+    ),
+)
+"""Every format."""
+
+
+def format_of(path: Path) -> Format:
+    """The format that a file's name says.
+
+    >>> format_of(Path("model.onnx"))
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: model.onnx: the suffix names no format that is known (known: .safetensors, .pt, \
+.pth, .bin, .weights.h5, .keras, .msgpack, .npz, .params)
+    """
+    for form in FORMATS:
+        if path.name.endswith(form.suffixes):
+            return form
+    known = ", ".join(suffix for form in FORMATS for suffix in form.suffixes)
+    raise SpecError(f"{path}: the suffix names no format that is known (known: {known})")
+
+
+@contextmanager
+def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
+    """What is in a file of weights. Arrays are read one by one, when they are asked for.
+
+    Raises:
+        SpecError: there is no such file, it is not whole, it is of another format than its suffix says,
+            it holds code, or the package that reads it is not installed.
+    """
+    path = Path(path)
+    form = format_of(path)
+    if not path.is_file():
+        raise SpecError(f"{path} is a folder; name a file in it" if path.is_dir() else f"there is no file {path}")
+    with _module(form).open_file(path) as checkpoint:
+        yield checkpoint
+
+
+def create(
+    path: Path, form: Format, *, layout: str, configs: MutableMapping[str, AttentionConfig]
+) -> AbstractContextManager[Add]:
+    """Write a file of `form` at `path`, whatever that is called: yields `add(name, array)`.
+
+    Args:
+        path: where; a file that is there is replaced.
+        form: what kind of file.
+        layout: the layout of all that is added: Keras files hold it under paths of their own.
+        configs: prefix -> config, filled by the caller meanwhile; kept where the format has a place for it.
+    """
+    found: AbstractContextManager[Add] = _module(form).create(path, layout=layout, configs=configs)
+    return found
+
+
+def _module(form: Format) -> ModuleType:
+    try:
+        return import_module(form.module)
+    except ModuleNotFoundError as error:
+        extra = "convert" if error.name == "h5py" else form.framework
+        raise SpecError(
+            f"files of the format {form.name} ({', '.join(form.suffixes)}) need the package {error.name!r}, "
+            f"which is not installed: pip install 'mha-parity[{extra}]'"
+        ) from error

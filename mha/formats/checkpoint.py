@@ -1,0 +1,111 @@
+"""Checkpoint: what a file of weights holds, whatever its format; and the words for a file that is not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError
+from mha_core.dtypes import DTYPES
+
+Add = Callable[[str, NDArray], None]
+"""Puts one array into a file that is being written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a file: shape and dtype are known without reading it; `load` reads it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    load: Callable[[], NDArray]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open file of weights.
+
+    Attributes:
+        path: where it is.
+        entries: full name -> array, in the file's order.
+        configs: prefix of a layer -> its config as a dict, where the file says it.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def array(self, name: str) -> NDArray:
+        """One array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
+
+        Raises:
+            SpecError: it can't be read, or its numbers are not floating-point ones of the definition.
+        """
+        entry = self.entries[name]
+        if entry.dtype not in DTYPES:
+            raise SpecError(f"{self.path}: {name} must be of {', '.join(DTYPES)}. Got {entry.dtype}.")
+        with spec_errors(self.path, f"{name} can't be read"):
+            return entry.load()
+
+
+def bfloat16() -> np.dtype:
+    """NumPy's dtype for bfloat16, from the package ml_dtypes."""
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise SpecError("bfloat16 arrays need the package 'ml_dtypes': pip install 'mha-parity[convert]'") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+@contextmanager
+def spec_errors(path: Path, what: str) -> Iterator[None]:
+    """Whatever a library raises inside, over a file that anybody may have made, as one SpecError."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except Exception as error:  # each library has its own, and a broken file brings out odd ones
+        raise SpecError(f"{path}: {what}: {one_line(error)}") from error
+
+
+def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
+    """What to say of a file that the reader of `form` refuses."""
+    looks = _looks_like(path)
+    hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
+    why = error if isinstance(error, str) else one_line(error)
+    return SpecError(f"{path} is not a whole {form} file: {why}{hint}")
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says, with its type."""
+    text = next(iter(str(error).strip().splitlines()), "").strip()
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _looks_like(path: Path) -> str:
+    """What the first bytes say that a file is; "" if they say nothing."""
+    with path.open("rb") as file:
+        start = file.read(16)
+    if not start:
+        return "an empty file"
+    signatures = (
+        (b"PK\x03\x04", "zip archive (as .npz, .keras and .pt files are)"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"\x12\x01\x00\x00\x00\x00\x00\x00", "MXNet params"),
+        (b"\x80\x02", "pickle"),
+        (b"\x80\x03", "pickle"),
+        (b"\x80\x04", "pickle"),
+        (b"\x80\x05", "pickle"),
+        (b"version https://", "a Git LFS pointer: the file itself has not been fetched"),
+        (b"<", "a web page"),
+    )
+    for signature, name in signatures:
+        if start.startswith(signature):
+            return name
+    return "safetensors" if start[8:9] == b"{" else ""

@@ -1,0 +1,185 @@
+"""Find the attention layers in a file of weights: by the names in it, and by how many axes the arrays have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mha.formats.checkpoint import Checkpoint
+from mha_core import SpecError
+from mha_core.layouts import LAYOUTS, Layout, get
+
+CHANGES_THE_RESULT = (
+    ("bias_k", "an extra key (add_bias_kv)"),
+    ("bias_v", "an extra value (add_bias_kv)"),
+    ("q_norm", "a norm of queries"),
+    ("k_norm", "a norm of keys"),
+    ("query_norm", "a norm of queries"),
+    ("key_norm", "a norm of keys"),
+    ("query_ln", "a norm of queries"),
+    ("key_ln", "a norm of keys"),
+    ("query_layer_norm", "a norm of queries"),
+    ("key_layer_norm", "a norm of keys"),
+    ("sinks", "attention sinks"),
+    ("gate", "a gate"),
+    ("relative_attention_bias", "a relative position bias"),
+    ("distance_embedding", "a relative position bias"),
+    ("query_global", "global attention besides"),
+    ("rotary", "rotary positions"),
+)
+"""How parts of names begin that a layer has beside a layout's, if it computes something else than the definition."""
+
+CAVEATS = {"llama": "the Llama family also turns queries and keys by their position, which no array says"}
+"""Layout -> what its layers may do besides, and the arrays don't show."""
+
+
+MOST_SHOWN = 12
+"""How many prefixes a message lists."""
+
+
+@dataclass(frozen=True)
+class FoundLayer:
+    """An attention layer in a file.
+
+    Attributes:
+        prefix: what its arrays' names begin with; "" at the top level.
+        layouts: the layouts that it may have, by its names and axes.
+        shapes: name within the layer -> shape, of the arrays of the first of `layouts`.
+        dtypes: the dtypes that they have.
+        num_heads, num_kv_heads: H and G where the shapes or the file's metadata say it.
+    """
+
+    prefix: str
+    layouts: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: tuple[str, ...]
+    num_heads: int | None
+    num_kv_heads: int | None
+
+
+def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
+    """Every attention layer of a layout that is known, in the file's order."""
+    names = list(checkpoint.entries)
+    layouts: dict[str, list[Layout]] = {}
+    for layout in LAYOUTS.values():
+        for prefix in layout.find(names):
+            if _axes_fit(checkpoint, layout, prefix):
+                layouts.setdefault(prefix, []).append(layout)
+    order = {name: index for index, name in enumerate(names)}
+    found = [_found(checkpoint, prefix, fitting) for prefix, fitting in layouts.items()]
+    return sorted(found, key=lambda layer: order[_first_name(checkpoint, layer)])
+
+
+def choose(found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool) -> list[FoundLayer]:
+    """The layers that are asked for: the one at `prefix`, all, or the only one.
+
+    Raises:
+        SpecError: there is none, or no such prefix, or several without a choice.
+    """
+    if prefix is not None and every:
+        raise SpecError("give a prefix or ask for all layers, not both")
+    if not found:
+        known = ", ".join(LAYOUTS)
+        raise SpecError(f"{where}: no attention layer of a layout that is known (known: {known})")
+    prefixes = ", ".join(repr(layer.prefix) for layer in found[:MOST_SHOWN])
+    if len(found) > MOST_SHOWN:
+        prefixes += f" and {len(found) - MOST_SHOWN} more"
+    if prefix is not None:
+        chosen = [layer for layer in found if layer.prefix == prefix]
+        if not chosen:
+            raise SpecError(f"{where} has no attention layer at prefix {prefix!r} (it has them at: {prefixes})")
+        return chosen
+    if len(found) > 1 and not every:
+        raise SpecError(
+            f"{where} has {len(found)} attention layers; choose a prefix, or all of them. It has: {prefixes}."
+        )
+    return list(found)
+
+
+def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[Layout]:
+    """The layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
+
+    Args:
+        layer: what was found.
+        asked: the name of a layout, or None for the one that fits.
+        framework: of the file's format; it comes first among layouts that are read in the same way.
+    """
+    if asked is not None:
+        get(asked)
+        if asked not in layer.layouts:
+            raise SpecError(
+                f"the layer at prefix {layer.prefix!r} does not have layout {asked!r} "
+                f"(it fits: {', '.join(layer.layouts)})"
+            )
+        return [get(asked)]
+    fitting = [get(name) for name in layer.layouts]
+    if len({_reading(layout) for layout in fitting}) > 1:
+        raise SpecError(
+            f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): {', '.join(layer.layouts)}"
+        )
+    return sorted(fitting, key=lambda layout: layout.framework != framework)
+
+
+def beside(checkpoint: Checkpoint, layout: Layout, prefix: str) -> list[str]:
+    """The names below a layer's prefix that are no arrays of the layout, relative to it.
+
+    Raises:
+        SpecError: with one of them the layer computes something that this layout does not say.
+    """
+    start = prefix + layout.separator if prefix else ""
+    own = {*layout.required, *layout.optional}
+    others = [
+        name[len(start) :]
+        for name in checkpoint.entries
+        if name.startswith(start) and name[len(start) :] not in own and not name[len(start) :].startswith("score.")
+    ]
+    for name in others:
+        parts = [part.lstrip("_") for part in name.replace("/", ".").split(".")]
+        for mark, meaning in CHANGES_THE_RESULT:
+            # At the top level, what stands deeper belongs to other layers.
+            if any(part.startswith(mark) for part in (parts if prefix else parts[:1])):
+                raise SpecError(
+                    f"the layer at prefix {prefix!r} has {start}{name}: {meaning}, which layout {layout.name!r} "
+                    "does not have; without it, the layer would compute something else"
+                )
+    return others
+
+
+def caveats(*layouts: Layout) -> list[str]:
+    """What is to be said of these layouts whenever they are read or written."""
+    return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
+
+
+def _reading(layout: Layout) -> tuple[object, ...]:
+    """What decides how a layout is read: two with the same are one to a file."""
+    return (type(layout), layout.required, getattr(layout, "transposed", None), getattr(layout, "interleaved", None))
+
+
+def _axes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
+    """Layouts that carry the heads have them in an axis of their own."""
+    wanted = 3 if layout.carries_heads else 2
+    names = layout.names_of(prefix, checkpoint.entries)
+    return all(len(checkpoint.entries[names[name]].shape) == wanted for name in layout.required)
+
+
+def _found(checkpoint: Checkpoint, prefix: str, layouts: Sequence[Layout]) -> FoundLayer:
+    first = layouts[0]
+    names = first.names_of(prefix, checkpoint.entries)
+    entries = {own: checkpoint.entries[full] for own, full in names.items()}
+    config = checkpoint.configs.get(prefix, {})
+    heads, groups = config.get("num_heads"), config.get("num_kv_heads")
+    if first.carries_heads:
+        heads, groups = (entries[first.required[index]].shape[1] for index in (0, 1))
+    return FoundLayer(
+        prefix,
+        tuple(layout.name for layout in layouts),
+        {own: entry.shape for own, entry in entries.items()},
+        tuple(sorted({entry.dtype for entry in entries.values()})),
+        heads,
+        groups,
+    )
+
+
+def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
+    layout = get(layer.layouts[0])
+    return layout.names_of(layer.prefix, checkpoint.entries)[layout.required[0]]

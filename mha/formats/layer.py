@@ -1,0 +1,109 @@
+"""Read one layer out of an open file: its config and canonical weights, and the dtype that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.formats.checkpoint import Checkpoint
+from mha_core import AttentionConfig, SpecError, check_weights, weight_shapes
+from mha_core.dtypes import round_to
+from mha_core.layouts import Layout
+from mha_core.weights import Weights
+
+Arrays = Mapping[str, NDArray]
+
+
+def read_layer(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    prefix: str,
+    *,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    dtype: str | None = None,
+) -> tuple[AttentionConfig, Weights, str]:
+    """One layer of a file: config, canonical weights, and their dtype by name (bfloat16 is held in float32).
+
+    Raises:
+        SpecError: the arrays fit no such layer, have several dtypes and none was asked for, or do not
+            fit in the one asked for.
+    """
+    stored = checkpoint.configs.get(prefix)
+    config = None if stored is None else AttentionConfig.from_dict(dict(stored))
+    if config is not None and layout.name == "canonical":
+        start = f"{prefix}." if prefix else ""
+        names = {name: start + name for name in weight_shapes(config) if start + name in checkpoint.entries}
+    else:
+        names = layout.names_of(prefix, checkpoint.entries)
+    arrays = {own: checkpoint.array(full) for own, full in names.items()}
+    given = {str(array.dtype) for array in arrays.values()}
+    if dtype is None and len(given) > 1:
+        raise SpecError(
+            f"its arrays have several dtypes; say which it shall have (--dtype). Got {', '.join(sorted(given))}."
+        )
+    dtype = dtype or given.pop()
+    held = {name: _cast(name, array, dtype) for name, array in arrays.items()}
+    if config is None:
+        config, weights = layout.read(held, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    else:
+        config, weights = _read_as(config, layout, held, num_heads, num_kv_heads)
+    if layout.name != "canonical":
+        check_same(f"layout {layout.name!r} written again", held, layout.write(_plain(config), weights))
+    return config, weights, dtype
+
+
+def _read_as(
+    config: AttentionConfig, layout: Layout, arrays: Arrays, num_heads: int | None, num_kv_heads: int | None
+) -> tuple[AttentionConfig, Weights]:
+    """By the config that the file holds, which may say more than arrays can: a scale, a score function."""
+    for label, given, found in (
+        ("num_heads", num_heads, config.num_heads),
+        ("num_kv_heads", num_kv_heads, config.num_kv_heads),
+    ):
+        if given is not None and given != found:
+            raise SpecError(f"{label} must be {found}, which the config in the file's metadata says. Got {given}.")
+    if layout.name == "canonical":
+        return config, check_weights(config, arrays)
+    derived, weights = layout.read(arrays, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    plain = replace(_plain(config), embed_dim=derived.embed_dim)
+    if plain != derived:
+        off = next(
+            field.name for field in fields(derived) if getattr(plain, field.name) != getattr(derived, field.name)
+        )
+        raise SpecError(
+            f"the config in the file's metadata does not fit its arrays: {off} is {getattr(config, off)} in the one "
+            f"and {getattr(derived, off)} by the others"
+        )
+    return config, weights
+
+
+def _plain(config: AttentionConfig) -> AttentionConfig:
+    """The sizes alone, with what a layer computes of them as the layouts' own layers do it."""
+    return replace(config, score="scaled_dot", scale=None, score_dim=None, softcap=None, dropout=0.0)
+
+
+def _cast(name: str, array: NDArray, dtype: str) -> NDArray:
+    wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
+    cast = round_to(wide, dtype)
+    if np.isfinite(wide).all() and not np.isfinite(cast).all():
+        raise SpecError(f"{name} has numbers beyond the range of {dtype}, such as {wide[~np.isfinite(cast)][0]:g}")
+    return cast
+
+
+def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
+    """SpecError unless `found` has every array of `wanted` to the bit; the names that it has besides, all zero."""
+    for name, array in wanted.items():
+        other = found.get(name)
+        if other is None or other.shape != array.shape or other.dtype != array.dtype:
+            raise SpecError(f"{what} lacks {name} as it was: {array.dtype} {array.shape}")
+        if np.ascontiguousarray(other).tobytes() != np.ascontiguousarray(array).tobytes():
+            raise SpecError(f"{what} has other numbers in {name}")
+    extra = [name for name in found if name not in wanted]
+    for name in extra:
+        if np.any(found[name]):
+            raise SpecError(f"{what} has {name}, which is not zero and was not there")
+    return extra
