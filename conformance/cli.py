@@ -12,16 +12,23 @@ from conformance.commands.calibrate import calibrate
 from conformance.commands.cases import cases
 from conformance.commands.check import check
 from conformance.commands.determinism import determinism
+from conformance.commands.deviations import deviations
 from conformance.commands.diagnose import diagnose
+from mha.commands.convert import convert
+from mha.commands.infer import infer
+from mha.commands.port import port
+from mha.commands.replay import replay
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-parity")
 def main() -> None:
-    """Multi-head attention, defined once: check that implementations compute the same numbers."""
+    """Multi-head attention, defined once: check implementations against it, and move trained weights between them."""
     # What TensorFlow would log while it runs.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, bugs, calibrate, determinism, backends, cases):
+for command in (check, diagnose, deviations, convert, infer, port, replay):
+    main.add_command(command)
+for command in (backends, cases, bugs, calibrate, determinism):
     main.add_command(command)

@@ -142,7 +142,7 @@ def diagnose(
     ranked = table.grow(zoo)
     if ranked[0].complete:
         return replace(found, explanations=tuple(hypothesis for hypothesis in ranked if hypothesis.complete))
-    return replace(found, closest=tuple(ranked[:CLOSEST_SHOWN]))
+    return replace(found, closest=tuple(one for one in ranked[:CLOSEST_SHOWN] if one.explained))
 
 
 def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:

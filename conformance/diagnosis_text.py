@@ -29,9 +29,15 @@ def _extent(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
     if not diagnosis.failing:
-        return f"{who} is equal to the reference in all {total} cases. There is nothing to explain."
+        return f"{who} is equal to the reference in {_all(total)}. There is nothing to explain."
     shown = ", ".join(diagnosis.failing[:6]) + (", ..." if len(diagnosis.failing) > 6 else "")
+    if total == 1:
+        return f"{who} differs in the one case: {shown}."
     return f"{who} differs in {len(diagnosis.failing)} of {total} cases: {shown}."
+
+
+def _all(total: int) -> str:
+    return "the one case" if total == 1 else f"all {total} cases"
 
 
 def _place(diagnosis: Diagnosis) -> str:
@@ -48,11 +54,14 @@ def _place(diagnosis: Diagnosis) -> str:
 def _cause(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     explanations = diagnosis.explanations
+    if not explanations and not diagnosis.closest:
+        return "No bug of the zoo, nor several of them, gives what it gives in any case."
     if not explanations:
         closest = "\n".join(_hypothesis(hypothesis) for hypothesis in diagnosis.closest)
-        return f"No bugs of the zoo explain all {total} cases. The closest:\n{closest}"
+        return f"No bugs of the zoo explain {_all(total)}. The closest:\n{closest}"
     common = [bug for bug in explanations[0].bugs if all(bug in other.bugs for other in explanations)]
-    lines = [f"This gives what it gives in all {total} cases, failing and passing:"]
+    where = "that case" if total == 1 else f"all {total} cases, failing and passing"
+    lines = [f"This gives what it gives in {where}:"]
     lines += [_bug(bug) for bug in common]
     if len(explanations) > 1:
         lines.append("  and one of these, which what it shows cannot tell apart:" if common else ONE_OF)

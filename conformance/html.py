@@ -75,6 +75,8 @@ def render(report: Mapping[str, Any]) -> str:
         recordings=_recordings(results),
         failures=[result for result in results if result.status in ("different", "failed")],
         unsupported=[result for result in results if result.status == "unsupported"],
+        deviating=[result for result in results if result.status == "deviates"],
+        listed={entry["id"]: entry for entry in report.get("deviations", ())},
         legend=_legend(),
         stages=STAGES,
         nothing=Ratio("-"),
@@ -85,7 +87,7 @@ def _verdict(results: Sequence[ResultView]) -> tuple[str, str]:
     """The worst status, and the sentence that the terminal shows too."""
     as_results: Sequence[Any] = results  # `report.verdict` looks at nothing but `status`
     statuses = [result.status for result in results]
-    worst = next((status for status in ("different", "failed", "equal") if status in statuses), "failed")
+    worst = next((status for status in ("different", "failed", "deviates", "equal") if status in statuses), "failed")
     return worst, report_verdict(as_results)
 
 

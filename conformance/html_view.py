@@ -14,6 +14,7 @@ from mha_core import STAGES
 
 STATUSES = {
     "equal": ("✓", "equal"),
+    "deviates": ("(≠)", "deviates as known"),
     "different": ("≠", "different"),
     "failed": ("✗", "did not run"),
     "unsupported": ("-", "cannot be expressed"),
@@ -96,6 +97,7 @@ class ResultView:
     mismatches: Sequence[MismatchRow]
     message: str
     rerun: str
+    deviations: Sequence[str] = ()
 
     @property
     def sign(self) -> str:
@@ -108,7 +110,7 @@ class ResultView:
     @property
     def target(self) -> str:
         """The id of the element with its details."""
-        places = {"different": "failure", "failed": "failure", "unsupported": "unsupported"}
+        places = {"different": "failure", "failed": "failure", "unsupported": "unsupported", "deviates": "deviation"}
         return f"{places.get(self.status, 'result')}-{self.id}"
 
     @property
@@ -139,6 +141,15 @@ class Group:
     @property
     def equal(self) -> int:
         return sum(result.status == "equal" for result in self.results)
+
+    @property
+    def known(self) -> int:
+        return sum(result.status == "deviates" for result in self.results)
+
+    @property
+    def passed(self) -> bool:
+        """Whether each result is equal or deviates as known."""
+        return self.equal + self.known == self.judged
 
 
 def ratio(value: float | str | None) -> Ratio:
@@ -204,6 +215,7 @@ def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
         mismatches=mismatches,
         message=entry["message"],
         rerun=entry["rerun"],
+        deviations=entry.get("deviations", ()),
     )
 
 
@@ -231,8 +243,10 @@ def groups_of(results: Sequence[ResultView], entries: Sequence[Mapping[str, Any]
     values: dict[Column, dict[str, list[float | str]]] = {column: {} for column in columns}
     for result, entry in zip(results, entries, strict=True):
         groups[result.column].results.append(result)
+        known = {mismatch.stage for mismatch in result.mismatches} if result.status == "deviates" else set()
         for name, value in entry["ratios"].items():
-            values[result.column].setdefault(name, []).append(value)
+            if name not in known:  # what deviates as known is not among the worst
+                values[result.column].setdefault(name, []).append(value)
     for column, group in groups.items():
         group.quantities = quantities_of(values[column])
         group.worst = {name: _worst(found) for name, found in values[column].items()}

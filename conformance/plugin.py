@@ -7,12 +7,14 @@ suite are imported only if it is given.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from conformance.case import Case
+    from conformance.deviations import Deviations
     from conformance.runner import Result
     from conformance.subjects import LoadedSubject
 
@@ -50,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="How long the subject may take for one case. Default: %(default)g.",
     )
+    group.addoption(
+        "--mha-deviations",
+        type=Path,
+        metavar="FILE",
+        help="Also a table of known deviations of your own, in TOML; a test of what it lists counts as xfailed.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,12 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
     specs: list[str] = config.getoption("--mha-subject")
     if not specs:
-        given = [name for name in ("--mha-case", "--mha-dtype") if config.getoption(name)]
+        given = [name for name in ("--mha-case", "--mha-dtype", "--mha-deviations") if config.getoption(name)]
         if given:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return
 
     from conformance.cases import select
+    from conformance.deviations import load
     from conformance.subjects import load_subjects
     from mha_core import SpecError
 
@@ -71,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     left_out: list[str] = []
     try:
         cases = select(tuple(config.getoption("--mha-case")))
+        known = load(config.getoption("--mha-deviations"))
         for spec in dict.fromkeys(specs):
             found, skipped = load_subjects(
                 spec, list(dict.fromkeys(dtypes)), time_limit=config.getoption("--mha-time-limit")
@@ -79,15 +89,18 @@ def pytest_configure(config: pytest.Config) -> None:
             left_out += skipped
     except SpecError as error:
         raise pytest.UsageError(*str(error).splitlines()) from error
-    config.pluginmanager.register(Suite(subjects, cases, left_out), "mha-suite")
+    config.pluginmanager.register(Suite(subjects, cases, known, left_out), "mha-suite")
 
 
 class Suite:
     """The part of the plugin that is there only if a subject is given."""
 
-    def __init__(self, subjects: list[LoadedSubject], cases: list[Case], left_out: list[str]) -> None:
+    def __init__(
+        self, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, left_out: list[str]
+    ) -> None:
         self.subjects = subjects
         self.cases = cases
+        self.known = known
         self.left_out = left_out
 
     def pytest_report_header(self) -> list[str]:
@@ -108,7 +121,7 @@ class Suite:
             by_spec.setdefault(subject.spec, []).append(subject)
         for spec, subjects in by_spec.items():
             collector = SubjectCollector.from_parent(
-                session, name=spec, nodeid=spec, subjects=subjects, cases=self.cases
+                session, name=spec, nodeid=spec, subjects=subjects, cases=self.cases, known=self.known
             )
             items.extend(session.genitems(collector))
 
@@ -124,10 +137,11 @@ class Suite:
 class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
-    def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], **details: Any) -> None:
+    def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, **details: Any) -> None:
         super().__init__(**details)
         self.subjects = subjects
         self.cases = cases
+        self.known = known
         self.add_marker(MARKER)
 
     def collect(self) -> Iterator[CaseItem]:
@@ -135,24 +149,28 @@ class SubjectCollector(pytest.Collector):
             for case in self.cases:
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
-                yield CaseItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", subject=subject, case=case)
+                nodeid = f"{self.nodeid}::{name}"
+                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, subject=subject, case=case, known=self.known)
 
 
 class CaseItem(pytest.Item):
     """One case on one subject in one dtype."""
 
-    def __init__(self, *, subject: LoadedSubject, case: Case, **details: Any) -> None:
+    def __init__(self, *, subject: LoadedSubject, case: Case, known: Deviations, **details: Any) -> None:
         super().__init__(**details)
         self.subject = subject
         self.case = case
+        self.known = known
 
     def runtest(self) -> None:
         from conformance.runner import run_case
 
-        result = run_case(self.case, self.subject)
+        result = run_case(self.case, self.subject, self.known)
         if result.status == "unsupported":
             pytest.skip(f"{self.name} {result.message}")
-        if result.status != "equal":
+        if result.status == "deviates":
+            pytest.xfail(f"{self.name} {result.message}")
+        elif result.status != "equal":
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from conformance.deviations import Deviations
 from conformance.runner import Result
 from mha_core import STAGES
 from mha_core.weights import write_atomically
@@ -34,23 +35,29 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     for result in results:
         if result.status in ("different", "failed"):
             console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
-    for line in unsupported_lines(results):
+    for line in (*deviation_lines(results), *unsupported_lines(results)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
 
 
 def parity_table(results: Sequence[Result]) -> Table:
-    """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases."""
+    """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
+
+    What deviates as known is counted in a column of its own, and its arrays are not among the worst.
+    """
     table = _table()
-    for name in ("", "equal", *STAGES, "gradients"):
+    known = any(result.status == "deviates" for result in results)
+    for name in ("", "equal", *(("known",) if known else ()), *STAGES, "gradients"):
         # A long name wraps in its own column before it squeezes the others.
         table.add_column(name, justify="right" if name else "left", no_wrap=bool(name), min_width=len(name))
     for group in _grouped(results):
         equal = sum(result.status == "equal" for result in group)
+        deviating = sum(result.status == "deviates" for result in group)
         judged = sum(result.status != "unsupported" for result in group)
         ratios = [_ratio(_worst(group, name)) for name in (*STAGES, "gradients")]
-        style = "green" if equal == judged else "bold red"
-        table.add_row(_subject(group[0]), f"[{style}]{equal}/{judged}[/]", *ratios)
+        style = "green" if equal + deviating == judged else "bold red"
+        counts = [f"[{style}]{equal}/{judged}[/]", *([f"{deviating}/{judged}"] if known else [])]
+        table.add_row(_subject(group[0]), *counts, *ratios)
     return table
 
 
@@ -79,21 +86,38 @@ def failure_text(result: Result) -> str:
         lines = [f"{head} did not run", f"  {result.message}"]
     else:
         first = result.mismatches[0]
-        lines = [f"{head} different since stage {first.stage!r}"]
+        what = "not as listed" if result.stale else f"different since stage {first.stage!r}"
+        lines = [f"{head} {what}"]
         lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
     return "\n".join([*lines, f"  rerun: {result.rerun}"])
 
 
+def deviation_lines(results: Sequence[Result]) -> list[str]:
+    """What deviates as known, one line for each subject and listed deviation."""
+    return [
+        f"{subject} {dtype} deviates as known in {len(names)} (mha deviations {identifier}): {', '.join(names)}"
+        for (subject, dtype, identifier), names in _cases_by(
+            (result, identifier) for result in results for identifier in result.deviations
+        ).items()
+    ]
+
+
 def unsupported_lines(results: Sequence[Result]) -> list[str]:
     """What could not be expressed, one line for each subject and reason."""
-    cases: dict[tuple[str, str, str], list[str]] = {}
-    for result in results:
-        if result.status == "unsupported":
-            cases.setdefault((result.subject, result.dtype, result.message), []).append(result.case)
     return [
         f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
-        for (subject, dtype, message), names in cases.items()
+        for (subject, dtype, message), names in _cases_by(
+            (result, result.message) for result in results if result.status == "unsupported"
+        ).items()
     ]
+
+
+def _cases_by(pairs: Iterable[tuple[Result, str]]) -> dict[tuple[str, str, str], list[str]]:
+    """Subject, dtype and a text -> the cases of which it is said."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for result, text in pairs:
+        cases.setdefault((result.subject, result.dtype, text), []).append(result.case)
+    return cases
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -103,19 +127,27 @@ def verdict(results: Sequence[Result]) -> str:
     if not total:
         return "Nothing could be judged."
     left_out = f" {counts['unsupported']} more could not be expressed." if counts["unsupported"] else ""
-    if counts["equal"] == total:
-        return f"All {total} results are equal to the reference.{left_out}"
+    known = counts["deviates"]
+    if counts["equal"] + known == total:
+        listed = f", but for {known} that deviate{'s' * (known == 1)} as known" if known else ""
+        return f"All {total} results are equal to the reference{listed}.{left_out}"
     differ = f"{counts['different']} of {total} results differ from the reference, {counts['failed']} did not run."
-    return differ + left_out
+    return differ + (f" {known} deviate{'s' * (known == 1)} as known." if known else "") + left_out
 
 
-def to_json(results: Iterable[Result], versions: dict[str, dict[str, str]]) -> dict[str, Any]:
+def to_json(
+    results: Iterable[Result], versions: dict[str, dict[str, str]], known: Deviations | None = None
+) -> dict[str, Any]:
     """The report as JSON can hold it.
 
     Args:
         results: every Result.
         versions: backend -> package -> version.
+        known: the table that the results were judged with; the report holds the entries that they name.
     """
+    found = list(results)
+    named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}
+    entries = () if known is None else known.entries
     return {
         "schema": SCHEMA_VERSION,
         "environment": {
@@ -124,7 +156,8 @@ def to_json(results: Iterable[Result], versions: dict[str, dict[str, str]]) -> d
             "platform": platform.platform(),
             "backends": versions,
         },
-        "results": [result.to_dict() for result in results],
+        "results": [result.to_dict() for result in found],
+        "deviations": [entry.to_dict() for entry in entries if entry.id in named],
     }
 
 
@@ -162,7 +195,12 @@ def _grouped(results: Sequence[Result]) -> list[list[Result]]:
 
 def _worst(group: list[Result], name: str) -> float | None:
     """The worst ratio of a stage, or of all "gradients.*"; None if nobody has it."""
-    ratios = [ratio for result in group for array, ratio in result.ratios.items() if array.split(".")[0] == name]
+    ratios = [
+        ratio
+        for result in group
+        for array, ratio in result.ratios.items()
+        if array.split(".")[0] == name and not (result.status == "deviates" and ratio > 1.0)
+    ]
     return max(ratios, default=None)
 
 

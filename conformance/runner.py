@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from conformance.case import Case
 from conformance.compare import Mismatch, ParityError, compare
+from conformance.deviations import Deviations, judge
 from conformance.expected import expected
 from conformance.guard import CannotExpress, SubjectFailed, ask
 from conformance.precision import Precision
@@ -20,8 +21,10 @@ from mha_core import AttentionConfig, AttentionInputs, Trace, reference
 from mha_core.backend import Backend, Run
 from mha_core.weights import Weights
 
-Status = Literal["equal", "different", "failed", "unsupported"]
-"""What came of a case: equal to the reference, different, no answer, or the subject can't express it."""
+Status = Literal["equal", "deviates", "different", "failed", "unsupported"]
+"""What came of a case: equal to the reference, different as the table of deviations lists it, different, no answer,
+or the subject can't express it.
+"""
 
 
 class Subject(Protocol):
@@ -83,9 +86,11 @@ class Result:
         recorded: for trained weights, the worst absolute difference from what the original
             implementation computed, per recorded stage.
         mismatches: every array that differs.
-        message: one line for a subject that failed to run, or can't express the case.
+        message: one line for a subject that failed to run, can't express the case, or deviates as known.
         judged: the stages and "gradients.NAME" that the subject exposes, which were compared.
         selector: the options of `mha check` that choose the subject.
+        deviations: the ids of the listed deviations that were seen.
+        gone: the ids of those that should have been and were not.
     """
 
     case: str
@@ -100,21 +105,44 @@ class Result:
     seconds: float = 0.0
     judged: tuple[str, ...] = ()
     selector: str = ""
+    deviations: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
     @property
     def rerun(self) -> str:
         """The command that runs this case alone again."""
         device = "" if self.device == "cpu" else f" --device {self.device}"
         selector = self.selector or f"--backend {self.subject}{device}"
+        if self.case.startswith("onnx:"):  # its vectors have a dtype of their own
+            return f"mha check --suite onnx {selector} --case {shlex.quote(self.case.partition('/')[0])}"
         return f"mha check {selector} --case {shlex.quote(self.case)} --dtype {self.dtype}"
+
+    @property
+    def stale(self) -> bool:
+        """Whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
+        return 0 < len(self.gone) == len(self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it, with `rerun`."""
         return {**asdict(self), "rerun": self.rerun}
 
 
-def run_case(case: Case, subject: Subject) -> Result:
-    """Judge one subject by one case. What the subject raises becomes a Result, not an error."""
+def run_case(case: Case, subject: Subject, known: Deviations | None = None) -> Result:
+    """Judge one subject by one case. What the subject raises becomes a Result, not an error.
+
+    Args:
+        case, subject: what is run.
+        known: the deviations that may show, and must. Default: none, every difference is an error.
+    """
+    result = _judge(case, subject)
+    if known is None:
+        return result
+    if known.option:
+        result = replace(result, selector=f"{result.selector} {known.option}".strip())
+    return judge(result, known.expected(subject, case.id, subject.dtype))
+
+
+def _judge(case: Case, subject: Subject) -> Result:
     wanted = expected(case, subject.precision)
     start = time.perf_counter()
 
@@ -149,12 +177,15 @@ def run_case(case: Case, subject: Subject) -> Result:
 
 
 def run_all(
-    cases: Sequence[Case], subjects: Sequence[Subject], progress: Callable[[Result], None] = lambda result: None
+    cases: Sequence[Case],
+    subjects: Sequence[Subject],
+    progress: Callable[[Result], None] = lambda result: None,
+    known: Deviations | None = None,
 ) -> Iterator[Result]:
     """Every case on every subject, subject by subject; `progress` sees each Result as it comes."""
     for subject in subjects:
         for case in cases:
-            outcome = run_case(case, subject)
+            outcome = run_case(case, subject, known)
             progress(outcome)
             yield outcome
 
@@ -199,5 +230,6 @@ def _distance_from_recording(trace: Trace, problem: Problem) -> dict[str, float]
     for stage, recorded in problem.recorded.items():
         array = getattr(trace, stage)
         if array is not None and array.shape == recorded.shape and array.dtype.kind == "f":
-            distances[stage] = float(np.abs(array - recorded).max(initial=0.0))
+            both = np.isfinite(array) & np.isfinite(recorded)
+            distances[stage] = float(np.abs(array[both] - recorded[both]).max(initial=0.0))
     return distances

@@ -101,7 +101,10 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     check_time_limit(time_limit)
     module_name, path = _parse(spec)
     where = f"subject {spec!r}"
-    original = _make(where, _find(where, module_name, path), path.split(".")[-1], dtype)
+    named = _find(where, module_name, path)
+    if isinstance(getattr(named, "dtypes", None), tuple):  # a class that would refuse others when it is made
+        check_member(where, dtype, check_dtypes(where, named.dtypes))
+    original = _make(where, named, path.split(".")[-1], dtype)
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)

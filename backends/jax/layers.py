@@ -189,7 +189,7 @@ class MultiHeadAttention(nn.Module):
             past_values=past_values,
             deterministic=deterministic,
         )
-        extra = [stages.weights] if return_weights else []
+        extra: list[Any] = [stages.weights] if return_weights else []
         extra += [(stages.keys, stages.values)] if return_present else []
         return (stages.output, *extra) if extra else stages.output
 

@@ -105,7 +105,8 @@ class MultiHeadAttention(KeywordBlock):
                 self.v_proj = _dense("v_proj_", value_dim, value_width, config.bias.v_proj, dtype)
                 self.out_proj = _dense("out_proj_", head_width, config.output_dim, config.bias.out_proj, dtype)
             else:
-                self.q_proj = self.k_proj = self.v_proj = self.out_proj = _unchanged
+                unchanged: Any = _unchanged
+                self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
             if config.score_dim is not None:
                 self.score = AdditiveScore(
                     config.head_dim, config.head_dim, config.score_dim, dtype=dtype, prefix="score_"

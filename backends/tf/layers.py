@@ -7,7 +7,7 @@ queries passes on to the output, as through a Dense layer, and the arguments alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -161,7 +161,7 @@ class MultiHeadAttention(_AttentionLayer):
             dropout=dropout,
         )
 
-        def dense(name: str, units: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        def dense(name: str, units: int) -> Any:
             if not config.projections:
                 return tf.identity
             return keras.layers.Dense(units, use_bias=getattr(config.bias, name), name=name, dtype=self.dtype_policy)
@@ -212,9 +212,9 @@ class MultiHeadAttention(_AttentionLayer):
             self.build(queries.shape, keys.shape, values.shape)
         config, training = self._config, bool(training)
         check_dropout_keep(dropout_keep, training=training)
-        sources = as_tensors(AttentionMask(valid_lens, **sources), queries)
+        mask_sources = as_tensors(AttentionMask(valid_lens, **sources), queries)
         mask = build_mask(
-            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            *(queries, keys, values, mask_sources, dropout_keep, past_keys, past_values),
             num_heads=config.num_heads,
             widths=self._widths,
             head_shapes=config.head_shapes,

@@ -108,7 +108,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             self.v_proj = _linear(value_dim, value_width, config.bias.v_proj, **factory)
             self.out_proj = nn.Linear(head_width, config.output_dim, config.bias.out_proj, **factory)
         else:
-            self.q_proj = self.k_proj = self.v_proj = self.out_proj = nn.Identity()
+            unchanged: Any = nn.Identity()
+            self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
         if config.score_dim is not None:
             self.score = AdditiveScore(config.head_dim, config.head_dim, config.score_dim, **factory)
 
@@ -212,7 +213,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             past_keys=past_keys,
             past_values=past_values,
         )
-        extra = [stages.weights] if return_weights else []
+        extra: list[Any] = [stages.weights] if return_weights else []
         extra += [(stages.keys, stages.values)] if return_present else []
         return (stages.output, *extra) if extra else stages.output
 

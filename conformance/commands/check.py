@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -31,46 +33,60 @@ if TYPE_CHECKING:
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
 @click.option("--subject", "-s", "specs", multiple=True, help="Your own layer, package.module:factory (repeatable).")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
+@click.option("--suite", type=click.Choice(["onnx"]), help="ONNX's own test vectors instead of the table.")
 @click.option("--random", "count", type=click.IntRange(min=1), help="Run this many random cases instead of the table.")
 @click.option("--seed", default=0, show_default=True, help="Of the random cases.")
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
 @click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: each one's first.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one case.")
+@click.option(
+    "--deviations",
+    "table_path",
+    type=click.Path(path_type=Path),
+    help="Also a table of known deviations of your own, in TOML.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Also write a report page to this file.")
 def check(
     backend_names: tuple[str, ...],
     specs: tuple[str, ...],
     patterns: tuple[str, ...],
+    suite: str | None,
     count: int | None,
     seed: int,
     dtypes: tuple[str, ...],
     devices: tuple[str, ...],
     path: str | None,
     time_limit: float,
+    table_path: Path | None,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
     """Compare all stages and gradients with the float64 reference, in every case.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
-    diagnosed as well.
+    diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.
 
-    Exit status: 0 equal, 1 different, 2 could not run.
+    Exit status: 0 equal or as listed, 1 different, 2 could not run.
     """
     from rich.console import Console
 
-    from conformance import report
+    from conformance import deviations, report
     from conformance.runner import run_all, until_interrupted
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
     console, errors = Console(), Console(stderr=True)
+    if suite is not None:
+        if count is not None or dtypes or devices or table_path is not None:
+            raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
+        _check_onnx(console, errors, backend_names, specs, patterns, path, json_path, html_path)
     try:
         check_writable("--json", json_path)
         check_writable("--html", html_path)
         cases = _selected_cases(patterns, count, seed)
+        known = deviations.load(table_path)
         chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
         own, left_out = _own_subjects(specs, chosen_dtypes, time_limit)
         backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
@@ -83,11 +99,11 @@ def check(
     subjects = [*ours, *own]
     total = len(cases) * len(subjects)
     with progress(errors, total=total) as advance:
-        results, interrupted = until_interrupted(run_all(cases, subjects, advance))
+        results, interrupted = until_interrupted(run_all(cases, subjects, advance, known))
     report.print_results(console, results)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
-    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
+    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends}, known)
     if json_path is not None:
         report.write_json(json_path, whole)
     if html_path is not None:
@@ -98,10 +114,62 @@ def check(
         _explain(console, errors, own, cases, results)
         if count is not None:
             _show_smallest(console, errors, subjects, results, seed)
+    sys.exit(exit_status(results, interrupted))
+
+
+def _check_onnx(
+    console: Console,
+    errors: Console,
+    backend_names: tuple[str, ...],
+    specs: tuple[str, ...],
+    patterns: tuple[str, ...],
+    path: str | None,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> NoReturn:
+    """Run ONNX's vectors, and end with the exit status."""
+    from conformance import onnx_suite, report
+    from conformance.runner import run_case, until_interrupted
+    from mha_core import BackendError, SpecError
+
+    try:
+        check_writable("--json", json_path)
+        check_writable("--html", html_path)
+        cases = onnx_suite.onnx_cases(patterns)
+        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
+        runs = onnx_suite.runs(cases, backends, specs, path)
+    except (SpecError, BackendError) as error:
+        raise CouldNotRun(str(error)) from error
+    for line in absent:
+        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with progress(errors, total=len(runs)) as advance:
+
+        def run() -> Iterator[Result]:
+            for case, subject in runs:
+                # What ONNX recorded has a row of its own.
+                result = replace(run_case(case, subject), recorded={})
+                advance(result)
+                yield result
+
+        results, interrupted = until_interrupted(run())
+    report.print_results(console, results)
+    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
+    if json_path is not None:
+        report.write_json(json_path, whole)
+    if html_path is not None:
+        from conformance.html import write_html
+
+        write_html(html_path, whole)
+    sys.exit(exit_status(results, interrupted))
+
+
+def exit_status(results: list[Result], interrupted: bool) -> int:
+    """What the command ends with: 1 if anything is different, 2 if something did not run or nothing was judged."""
     statuses = {result.status for result in results}
-    nothing_judged = not statuses & {"equal", "different"}
+    nothing_judged = not statuses & {"equal", "deviates", "different"}
     failed = "failed" in statuses or interrupted or nothing_judged
-    sys.exit(DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL)
+    return DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL
 
 
 def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
@@ -124,20 +192,23 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
 def _explain(
     console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
 ) -> None:
-    """Diagnose each subject that differs somewhere, once, in the first dtype in which it does."""
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it does.
+
+    Not where it deviates as known: that has its explanation.
+    """
     from conformance.diagnose import diagnose
     from conformance.diagnosis_text import describe
 
     explained: set[str] = set()
     for subject in subjects:
-        differs = any(
-            result.status == "different" and (result.subject, result.dtype) == (subject.name, subject.dtype)
-            for result in results
-        )
-        if differs and subject.name not in explained:
+        own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
+        listed = {result.case for result in own if result.status == "deviates"}
+        asked = [case for case in cases if not case.expensive and case.id not in listed]
+        wrong = {result.case for result in own if result.status == "different" and not result.stale}
+        if wrong & {case.id for case in asked} and subject.name not in explained:
             explained.add(subject.name)
             with errors.status("") as status:
-                found = diagnose(subject, [case for case in cases if not case.expensive], progress=status.update)
+                found = diagnose(subject, asked, progress=status.update)
             console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,39 +1,85 @@
-"""`mha diagnose`: say which bug a subject has."""
+"""`mha diagnose`: say which bug a subject has, or a layer that was recorded."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun
 
+if TYPE_CHECKING:
+    from conformance.diagnose import Diagnosis
+
 
 @click.command()
-@click.option("--subject", "-s", "spec", required=True, help="What to diagnose: package.module:factory.")
-@click.option("--dtype", "-d", default="float64", show_default=True, help="float64 tells the most.")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", "-s", "spec", help="What to diagnose, if not FILE: package.module:factory.")
+@click.option("--weights", "-w", type=click.Path(path_type=Path), help="What the layers in FILE were meant to hold.")
+@click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
-def diagnose(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: float) -> None:
+def diagnose(
+    file: Path | None,
+    spec: str | None,
+    weights: Path | None,
+    dtype: str | None,
+    patterns: tuple[str, ...],
+    time_limit: float,
+) -> None:
     """Name the stage since which a subject differs, and the bug that explains it.
+
+    Of FILE, which mha.capture wrote, every recorded call is explained by one hypothesis. A wrongly ported
+    layer is right by the weights that it holds: --weights names a file with those that it was meant to hold,
+    canonical weights or a recording of the original, and the calls are judged by these.
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
+    from conformance.diagnosis_text import describe
+    from mha_core import SpecError
+
+    if (file is None) == (spec is None):
+        raise click.UsageError("Give either FILE or --subject.")
+    if file is None and weights is not None:
+        raise click.UsageError("--weights belongs to FILE.")
+    if file is not None and dtype is not None:
+        raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
+    try:
+        if file is not None:
+            found = _of_file(file, weights, patterns)
+        else:
+            found = [_of_subject(str(spec), dtype or "float64", patterns, time_limit)]
+    except (SpecError, FileNotFoundError) as error:
+        raise CouldNotRun(str(error)) from error
+    click.echo("\n\n".join(map(describe, found)))
+    sys.exit(DIFFERENT if any(diagnosis.failing for diagnosis in found) else EQUAL)
+
+
+def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: float) -> Diagnosis:
     from rich.console import Console
 
     from conformance import cases
     from conformance.diagnose import diagnose as find
-    from conformance.diagnosis_text import describe
     from conformance.subjects import load_subject
-    from mha_core import SpecError
 
-    errors = Console(stderr=True)
-    try:
-        selected = [case for case in cases.select(patterns) if patterns or not case.expensive]
-        subject = load_subject(spec, dtype, time_limit=time_limit)
-        with errors.status("") as status:
-            found = find(subject, selected, progress=status.update)
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
-    click.echo(describe(found))
-    sys.exit(DIFFERENT if found.failing else EQUAL)
+    selected = [case for case in cases.select(patterns) if patterns or not case.expensive]
+    subject = load_subject(spec, dtype, time_limit=time_limit)
+    with Console(stderr=True).status("") as status:
+        return find(subject, selected, progress=status.update)
+
+
+def _of_file(file: Path, weights: Path | None, patterns: tuple[str, ...]) -> list[Diagnosis]:
+    """One diagnosis for each dtype in which calls were recorded."""
+    from rich.console import Console
+
+    from mha.explain import explain, intended
+    from mha.recording import Recording
+
+    recording = Recording.load(file)
+    if weights is not None:
+        recording, lines = intended(recording, weights)
+        click.echo("\n".join([*lines, ""]))
+    with Console(stderr=True).status("") as status:
+        return explain(recording, patterns=patterns or ("*",), progress=status.update)

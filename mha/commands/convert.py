@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import DIFFERENT, CouldNotRun
+from conformance.commands.common import DIFFERENT, CouldNotRun, check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +60,8 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--num-kv-heads", type=click.IntRange(min=1), help="G. Default: what the shapes say.")
 @click.option("--dtype", help="Cast the arrays to this dtype. Default: they stay as they are.")
 @click.option("--to-prefix", help="What names in OUT begin with; {prefix}, {index}, {_index} are replaced.")
+@click.option("--infer", "inferred", is_flag=True, help="Names mean nothing: find the weights as `mha infer` does.")
+@click.option("--recorded", type=click.Path(path_type=Path), help="With --infer: one call of the layer.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.pass_context
 def convert(
@@ -74,6 +77,8 @@ def convert(
     num_kv_heads: int | None,
     dtype: str | None,
     to_prefix: str | None,
+    inferred: bool,
+    recorded: Path | None,
     force: bool,
 ) -> None:
     """Convert the attention layers in the file SOURCE to another layout, or another format, or both.
@@ -92,7 +97,21 @@ def convert(
     from mha_core import BackendError, SpecError
 
     console, errors = Console(), Console(stderr=True)
+    if inferred != (recorded is not None):
+        raise CouldNotRun("--infer and --recorded FILE belong together")
+    if inferred and (only_list or from_layout or prefix is not None or every or num_kv_heads):
+        raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
+    folder = context.with_resource(tempfile.TemporaryDirectory())
     try:
+        if recorded is not None:
+            refuse_existing(out, force)
+            found_weights = Path(folder) / "inferred.safetensors"
+            if not _infer(console, errors, source, recorded, num_heads, found_weights):
+                context.exit(DIFFERENT)
+            if out is None:
+                return
+            source, from_layout, num_heads = found_weights, "canonical", None
+            to_layout = to_layout or "canonical"
         if only_list:
             found = list_layers(source)
             if not found:
@@ -122,6 +141,27 @@ def convert(
     except (SpecError, BackendError, OSError) as error:
         raise CouldNotRun(str(error)) from error
     _print(console, done)
+
+
+def refuse_existing(out: Path | None, force: bool) -> None:
+    """CouldNotRun if the file to write is there already, before a long search and not after it."""
+    check_writable("--out", out)
+    if out is not None and out.exists() and not force:
+        raise CouldNotRun(f"--out must name a new file unless --force is given. {out} is there already.")
+
+
+def _infer(console: Console, errors: Console, source: Path, recorded: Path, num_heads: int | None, out: Path) -> bool:
+    """Say what the arrays are; where that is unique, write the canonical weights and give True."""
+    from mha.infer import Observed, describe, infer, source_arrays
+    from mha_core import save_weights
+
+    arrays, observed = source_arrays(source), Observed.load(recorded)
+    with errors.status("reading") as status:
+        found = infer(arrays, observed, num_heads=num_heads, progress=status.update)
+    console.print(describe(found), markup=False, highlight=False, soft_wrap=True)
+    if found.verdict == "unique":
+        save_weights(out, *found.weights())
+    return found.verdict == "unique"
 
 
 def _listing(found: list[FoundLayer]) -> Table:

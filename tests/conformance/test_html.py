@@ -83,6 +83,8 @@ def one_result(**changes) -> dict:
         "judged": ["output"],
         "selector": "",
         "rerun": "mha check",
+        "deviations": [],
+        "gone": [],
     }
     return {**report.to_json([], {}), "results": [{**result, **changes}]}
 

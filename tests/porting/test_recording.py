@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from conformance.runner import ReferenceSubject, run_case
 from mha import Recording
+from mha.array_pool import ArrayPool
 from mha.recording import METADATA_KEY, RecordedCall, RecordedLayer
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, reference, save_weights
 from mha_core.dtypes import round_to
@@ -123,6 +124,13 @@ def test_equal_arrays_are_stored_once(tmp_path):
     assert len(load_file(path)) == 4 + 1 + 3  # weights, the first input, outputs
     loaded = Recording.load(path)
     assert same(loaded.calls[2].inputs.values, calls[1].outputs["output"])
+
+
+def test_arrays_of_the_same_bytes_are_not_equal_for_that():
+    pool = ArrayPool()
+    arrays = np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(6), np.zeros(12, np.float32), np.zeros((2, 3))
+    names = [pool.add(f"x{position}", array, "float64")["array"] for position, array in enumerate(arrays)]
+    assert names == ["x0", "x1", "x2", "x3", "x0"]
 
 
 def test_bfloat16_takes_half_the_room_of_float32(tmp_path):

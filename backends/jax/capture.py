@@ -1,0 +1,238 @@
+"""Hooks on Flax modules, linen and nnx, for `mha.capture`, and how the attention layers among them are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import numpy as np
+from flax import nnx
+from flax.traverse_util import flatten_dict
+from numpy.typing import NDArray
+
+from backends.capturing import Read, none_found, one_dtype, outermost, own_call, refuse_dropout, seed_call, takes_lens
+from backends.jax import native
+from backends.jax.framework import to_numpy
+from backends.jax.layers import MultiHeadAttention
+from backends.jax.weights import to_weights
+from mha_core.errors import SpecError
+from mha_core.inputs import AttentionInputs
+from mha_core.masks import AttentionMask
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of what computes."""
+    return {"jax": jax.__version__, "flax": flax.__version__}
+
+
+@contextmanager
+def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+
+    The modules in a linen model are made anew in each call, so they are chosen when they are called.
+    """
+    with _watch_nnx(target, choose, seen) if isinstance(target, nnx.Module) else _watch_linen(target, choose, seen):
+        yield
+
+
+@contextmanager
+def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    inside = 0  # how many chosen modules are being called around this one
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        nonlocal inside
+        module = context.module
+        skip = context.method_name != "__call__" or inside or module.is_initializing() or not _belongs(module, target)
+        name = "/".join(module.path)
+        adapter = None if skip else choose(name, module)
+        if adapter is None:
+            return call(*args, **kwargs)
+        inside += 1
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            inside -= 1
+        seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
+        return output
+
+    with nn.intercept_methods(intercept):
+        yield
+
+
+def _belongs(module: nn.Module, target: nn.Module) -> bool:
+    """Whether a module that is being called is part of the model; `apply` calls a copy of it."""
+    root = module
+    while isinstance(root.parent, nn.Module):
+        root = root.parent
+    fields = (field for field in getattr(target, "__dataclass_fields__", {}) if field not in ("parent", "name"))
+    return type(root) is type(target) and all(_same(getattr(root, own), getattr(target, own)) for own in fields)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError):  # arrays, of which nobody says whether they are equal
+        return True
+
+
+@contextmanager
+def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """A module's `__call__` belongs to its class, so that is where it is replaced, for the chosen modules alone."""
+    graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
+    modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
+    outer_first = sorted(modules.values(), key=lambda named: named[0].count("/") + bool(named[0]))
+    chosen = {id(module): (name, adapter) for name, module, adapter in outermost(outer_first, choose, "/")}
+    if not chosen:
+        raise none_found(target)
+
+    def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+            output = original(self, *args, **kwargs)
+            if id(self) in chosen:
+                name, adapter = chosen[id(self)]
+                seen(name, adapter, self, _bound(original, (self, *args), kwargs), output)
+            return output
+
+        return call
+
+    with ExitStack() as hooks:
+        for cls in {type(module) for _, module in modules.values() if id(module) in chosen}:
+            original = cls.__call__
+            own = "__call__" in vars(cls)
+            setattr(cls, "__call__", replacement(original))  # noqa: B010  # a type checker takes it for a mistake
+            hooks.callback(setattr, cls, "__call__", original) if own else hooks.callback(delattr, cls, "__call__")
+        yield
+
+
+def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults included; SpecError for numbers that are not there."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
+        raise SpecError(
+            "a call that JAX traces (jit, grad, vmap) has no numbers to record. "
+            "Make it without, or within jax.disable_jit()."
+        )
+    return arguments
+
+
+class FlaxLayer:
+    """What flax.linen's and flax.nnx's layers have in common: their call, and a mask of any kind, True = attend."""
+
+    kind: str
+
+    def check(self, layer: Any) -> None:
+        """What it can't have is refused when it is read."""
+
+    def inputs(self, arguments: Mapping[str, Any]) -> AttentionInputs:
+        queries = arguments["inputs_q"]
+        keys, values = (arguments.get(name) for name in ("inputs_k", "inputs_v"))  # SelfAttention has none
+        if arguments.get("inputs_kv") is not None:
+            keys = values = arguments["inputs_kv"]
+        keys = queries if keys is None else keys
+        values = keys if values is None else values
+        mask = None if arguments["mask"] is None else _array(arguments["mask"]).astype(bool)
+        return AttentionInputs(_array(queries), _array(keys), _array(values), AttentionMask(allowed=mask))
+
+
+def _training(layer: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether dropout acts: the call's `deterministic` comes before the layer's."""
+    return not (layer.deterministic if arguments["deterministic"] is None else arguments["deterministic"])
+
+
+class LinenLayer(FlaxLayer):
+    """flax.linen.MultiHeadDotProductAttention, and its subclasses."""
+
+    kind = "flax.linen.MultiHeadDotProductAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, nn.MultiHeadDotProductAttention)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
+        config, weights = native.from_linen(layer, layer.variables)
+        refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
+        inputs = self.inputs(arguments)
+        dtype = _dtype(layer.variables["params"], arguments["inputs_q"], output)
+        return config, weights, inputs, {"output": _array(output)}, dtype
+
+
+class NnxLayer(FlaxLayer):
+    """flax.nnx.MultiHeadAttention."""
+
+    kind = "flax.nnx.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, nnx.MultiHeadAttention)
+
+    def check(self, layer: Any) -> None:
+        native.from_nnx(layer)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
+        if arguments.get("decode"):
+            raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
+        config, weights = native.from_nnx(layer)
+        refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
+        dtype = _dtype(nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments["inputs_q"], output)
+        return config, weights, self.inputs(arguments), {"output": _array(output)}, dtype
+
+
+class OwnLayer:
+    """backends.jax.MultiHeadAttention: its call is the definition's."""
+
+    kind = "backends.jax.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, MultiHeadAttention)
+
+    def check(self, layer: MultiHeadAttention) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
+        result = output[0] if isinstance(output, tuple) else output
+        dtype = _dtype(layer.variables.get("params", {}), arguments["queries"], result)
+        config, weights = layer.config_of(layer.variables), to_weights(layer.variables)
+        training = not arguments["deterministic"]
+        return own_call(config, weights, arguments, output, _array, training=training, dtype=dtype)
+
+
+class SeedLayer:
+    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+
+    kind = "d2l.jax.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        if not isinstance(layer, nn.Module) or not hasattr(layer, "num_heads") or layer.scope is None:
+            return False
+        return takes_lens(layer.__call__) and {"W_q", "W_k", "W_v", "W_o"} <= set(layer.variables.get("params", {}))
+
+    def check(self, layer: nn.Module) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
+        arguments = dict(arguments)
+        refuse_dropout(training=bool(arguments.pop("training", False)), rate=float(getattr(layer, "dropout", 0.0)))
+        params = layer.variables["params"]
+        arrays = {name: to_numpy(array) for name, array in flatten_dict(params, sep="/").items()}
+        result, folded = output if isinstance(output, tuple) else (output, None)
+        dtype = _dtype(params, next(iter(arguments.values())), result)
+        call = arguments, result, folded, _array
+        return seed_call("d2l-jax", arrays, int(layer.num_heads), *call, dtype=dtype)
+
+
+ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), SeedLayer())
+"""How the layers that are known here are read."""
+
+
+def _array(array: Any) -> NDArray:
+    """A copy, which what the model does next can't change."""
+    return np.array(to_numpy(array) if isinstance(array, jax.Array) else array)
+
+
+def _dtype(params: Any, *arrays: Any) -> str:
+    return one_dtype(str(array.dtype) for array in (*arrays, *jax.tree.leaves(params)))

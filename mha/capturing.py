@@ -1,0 +1,208 @@
+"""Capture: what live attention layers are given and what they give, recorded by hooks.
+
+    with mha.capture(model, "calls.safetensors"):
+        model(...)
+
+Each framework has its hooks and its adapters in `backends/<name>/capture.py`; an adapter turns one call of
+one kind of layer into the terms of the definition, or says why it can't. For another kind of layer,
+`register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)` and
+`read(layer, arguments, output)` (see `Adapter`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recording import RecordedCall, RecordedLayer, Recording, check_target
+from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.weights import Weights
+
+
+class Call(NamedTuple):
+    """One call of a layer in terms of the definition, in NumPy arrays that nobody else holds.
+
+    Args:
+        config, weights: the layer.
+        inputs: what it was given.
+        outputs: what it gave by stage: `output`, and `weights` if it returned them per head.
+        dtype: what it computed in, by name. bfloat16 numbers come in float32 arrays.
+    """
+
+    config: AttentionConfig
+    weights: Weights
+    inputs: AttentionInputs
+    outputs: Mapping[str, NDArray]
+    dtype: str
+
+
+class Adapter(Protocol):
+    """How one kind of layer is read."""
+
+    @property
+    def kind(self) -> str:
+        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+
+    def matches(self, layer: Any) -> bool:
+        """Whether a module is such a layer."""
+
+    def check(self, layer: Any) -> None:
+        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call | tuple[Any, ...]:
+        """One call: `arguments` are those of the layer's own signature by name, defaults included.
+
+        A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
+        """
+
+
+class Hooks(Protocol):
+    """What `backends/<name>/capture.py` has."""
+
+    ADAPTERS: Sequence[Adapter]
+
+    def versions(self) -> dict[str, str]:
+        """Package -> version of what computes."""
+
+    def watch(
+        self, target: Any, choose: Callable[[str, Any], Adapter | None], seen: Callable[..., None]
+    ) -> AbstractContextManager[None]:
+        """Within it, `seen(name, adapter, layer, arguments, output)` hears of every call of a chosen layer."""
+
+
+FRAMEWORKS = {"torch": "torch", "keras": "tf", "tensorflow": "tf", "flax": "jax", "mxnet": "mxnet"}
+"""Package whose class a layer derives from -> the backend that has hooks for it."""
+
+_registered: list[Adapter] = []
+
+
+def register(adapter: Adapter) -> Adapter:
+    """Have `capture` read one more kind of layer; it is asked before all that are known. Returns the adapter."""
+    _registered.insert(0, adapter)
+    return adapter
+
+
+def unregister(adapter: Adapter) -> None:
+    """Undo `register`."""
+    _registered.remove(adapter)
+
+
+class Capture:
+    """What is being recorded: `calls` so far, and `recording` when at least one was made."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self.layers: list[RecordedLayer] = []
+        self.calls: list[RecordedCall] = []
+        self.versions = dict(versions)
+
+    @property
+    def recording(self) -> Recording:
+        """Everything so far. SpecError if no call was made."""
+        if not self.calls:
+            raise SpecError(
+                "nothing to record: no attention layer of what is captured was called. A call within a compiled "
+                "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
+            )
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions)
+
+    def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        """Record one call. SpecError for one that no recording can hold."""
+        try:
+            call = Call(*adapter.read(layer, arguments, output))
+            inputs = call.inputs
+            inputs.check(call.config)
+        except SpecError as error:
+            raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {error}") from error
+        position = self._position(name, adapter.kind, call)
+        self.calls.append(RecordedCall(position, inputs, call.outputs))
+
+    def _position(self, name: str, kind: str, call: Call) -> int:
+        """Where the layer stands among the recorded ones; a new place if it was not seen with these weights."""
+        for position, known in enumerate(self.layers):
+            same = (known.name, known.kind, known.dtype, known.config) == (name, kind, call.dtype, call.config)
+            if same and all(np.array_equal(known.weights[key], array) for key, array in call.weights.items()):
+                return position
+        self.layers.append(RecordedLayer(name, kind, call.dtype, call.config, call.weights))
+        return len(self.layers) - 1
+
+
+@contextmanager
+def capture(
+    target: Any, path: str | os.PathLike[str] | None = None, *, layers: Sequence[str] = ("*",), overwrite: bool = False
+) -> Iterator[Capture]:
+    """Record every call that is made of the attention layers in `target` within the context.
+
+    The file is written at its end, whole or not at all; not if it ends with an exception.
+
+    Args:
+        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
+            nnx) or Gluon.
+        path: the file. None: only `Capture.recording`, in memory.
+        layers: names of the layers to record; wildcards work.
+        overwrite: whether a file that is there may be replaced.
+
+    Raises:
+        SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
+            no recording can hold; at a call, if that is so for the call; at the end, if there was none.
+
+    >>> import tempfile, torch
+    >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()
+    >>> x = torch.ones(1, 3, 6)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with capture(layer, folder + "/calls.safetensors"):
+    ...         _ = layer(x, x, x)
+    ...     recording = Recording.load(folder + "/calls.safetensors")
+    >>> recording.layers[0].kind, recording.calls[0].outputs["output"].shape
+    ('torch.nn.MultiheadAttention', (1, 3, 6))
+    """
+    if path is not None:
+        check_target(path, overwrite=overwrite)
+    hooks = _hooks_of(target)
+    adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
+
+    def choose(name: str, module: Any) -> Adapter | None:
+        """The adapter for a module, if it is to be recorded."""
+        adapter = next((adapter for adapter in adapters if adapter.matches(module)), None)
+        if adapter is None or not any(fnmatchcase(name, pattern) for pattern in layers):
+            return None
+        try:
+            adapter.check(module)
+        except SpecError as error:
+            where = f" at {name}" if name else ""
+            raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
+        return adapter
+
+    recorder = Capture(hooks.versions())
+    with hooks.watch(target, choose, recorder.see):
+        yield recorder
+    recording = recorder.recording
+    if path is not None:
+        recording.save(path, overwrite=overwrite)
+
+
+def _adapters_of_transformers() -> Sequence[Adapter]:
+    """Those for the models of transformers, if that package is in use."""
+    if "transformers" not in sys.modules:
+        return ()
+    from mha.recipes.adapter import ADAPTERS
+
+    return ADAPTERS
+
+
+def _hooks_of(target: Any) -> Hooks:
+    """The hooks of the framework that the target belongs to, imported when they are needed."""
+    for cls in type(target).__mro__:
+        framework = FRAMEWORKS.get(cls.__module__.split(".")[0])
+        if framework is not None:
+            return importlib.import_module(f"backends.{framework}.capture")
+    raise SpecError(
+        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
+    )

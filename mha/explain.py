@@ -1,0 +1,138 @@
+"""Explain: which bug, or pair of bugs, gives what was recorded where that is not what the definition gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bug import Bug
+from conformance.bugs import all_bugs
+from conformance.diagnose import Diagnosis, Observation, Runs
+from conformance.diagnose import diagnose as find_bugs
+from conformance.guard import OWN_ARRAYS
+from conformance.problem import Problem
+from mha.packing_bugs import packing_bugs
+from mha.recording import RecordedCall, Recording
+from mha.replay import RecordedSubject, judge, selected
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import round_to
+from mha_core.weights import Weights, load_weights
+
+
+def explain(
+    recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
+) -> list[Diagnosis]:
+    """What explains a recording that differs from the definition: one diagnosis for each dtype in it.
+
+    A hypothesis must give what was recorded in every call of that dtype. The zoo's bugs are tried, and the
+    ways in which packed weights can be read wrongly. Of a large batch two items are looked at: the one that
+    is furthest off and another one.
+    """
+    recording = _two_items_each(recording)
+    known = selected(recording, patterns)
+    found = []
+    for dtype in recording.dtypes:
+        cases = [case for case in recording.cases(dtype) if case.id in known]
+        if cases:
+            bugs = [*all_bugs(), *packing_bugs()]
+            subject = RecordedSubject(recording, dtype)
+            found.append(find_bugs(subject, cases, bugs=bugs, runs=_LeanRuns(), progress=progress))
+    return found
+
+
+class _LeanRuns(Runs):
+    """Keeps only what recordings show, and nothing of pairs: of a layer of real size, the rest would fill memory."""
+
+    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
+        if len(bugs) == 1:
+            return super().arrays(observation, bugs)
+        return self._run(observation.wanted.problem, bugs, with_gradients=False)
+
+    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
+        arrays = super()._run(problem, bugs, with_gradients)
+        return None if arrays is None else {name: arrays[name] for name in problem.recorded}
+
+
+SMALL = 100_000
+"""The size of an output below which all of a batch is looked at."""
+
+
+def _two_items_each(recording: Recording) -> Recording:
+    """The calls with two batch items each, where the batch is larger and the output large."""
+    worst = {result.case: result.mismatches[0].index for result in judge(recording) if result.mismatches}
+    calls = []
+    for name, call in zip(recording.names, recording.calls, strict=True):
+        batch = call.inputs.queries.shape[0]
+        if batch > 2 and call.outputs["output"].size > SMALL:
+            first = (worst.get(name) or (0,))[0]
+            call = _items(call, np.array([first, (first + 1) % batch]))
+        calls.append(call)
+    return replace(recording, calls=tuple(calls))
+
+
+def _items(call: RecordedCall, items: NDArray) -> RecordedCall:
+    """The call with these batch items alone, in every array that has an axis for them."""
+    inputs, mask = call.inputs, call.inputs.mask
+    batch = inputs.queries.shape[0]
+
+    def cut(name: str, array: NDArray) -> NDArray:
+        by_item = array.ndim == (4 if name in ("allowed", "bias") else max(array.ndim, 1))
+        return array[items] if by_item and array.shape[0] == batch else array
+
+    arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if getattr(inputs, name) is not None}
+    return replace(
+        call,
+        inputs=replace(inputs, **{name: array[items] for name, array in arrays.items()}, mask=mask.map_arrays(cut)),
+        outputs={name: array[items] for name, array in call.outputs.items()},
+    )
+
+
+def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
+    """The recording with the weights of a file in its layers; and a line for each layer: what they differ in.
+
+    Args:
+        recording: calls of a layer, or of several, that were ported.
+        path: canonical weights, for a recording of one layer; or a recording of the original, whose layers are
+            taken by name or, if it has other names, in their order.
+
+    Raises:
+        SpecError: the file holds neither, or its layers do not fit.
+    """
+    names = list(dict.fromkeys(layer.name for layer in recording.layers))
+    meant = _meant(names, path)
+    lines = []
+    for layer in recording.layers:
+        rounded = {name: round_to(array, layer.dtype) for name, array in meant[layer.name][1].items()}
+        both = [name for name in rounded if name in layer.weights]
+        other = [name for name in both if not np.array_equal(rounded[name], layer.weights[name])]
+        other += sorted(set(rounded) ^ set(layer.weights))
+        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
+        lines.append(f"{layer.name or 'The layer'} holds {what}.")
+    return recording.with_weights(meant), lines
+
+
+def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tuple[AttentionConfig, Weights]]:
+    """Name of a layer -> the config and the weights that it was meant to hold."""
+    try:
+        original = Recording.load(path)
+    except SpecError:
+        config, weights = load_weights(path)
+        if len(names) > 1:
+            raise SpecError(
+                f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
+                "Give a recording of the original."
+            ) from None
+        return {names[0]: (config, weights)}
+    theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
+    if set(names) <= set(theirs):
+        return {name: theirs[name] for name in names}
+    if len(names) != len(theirs):
+        raise SpecError(
+            f"{path} must have the layers that were recorded, or as many. It has {', '.join(map(repr, theirs))}; "
+            f"recorded were {', '.join(map(repr, names))}."
+        )
+    return dict(zip(names, theirs.values(), strict=True))

@@ -1,0 +1,269 @@
+"""Candidates: what each array of a file could be, by its shape alone.
+
+An array is a flat matrix once it is known which of its axes is the input (of an output projection: the
+output); the other axes, run together, are its rows. A `Slice` says which of the rows belong to one projection,
+and `Slice.rows` gives them in canonical order, head by head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError
+
+ORDERS = {"hd": "(head, width)", "dh": "(width, head)"}
+"""In which order the rows of one projection stand -> in words."""
+
+ROLES = ("q", "k", "v")
+"""The projections that can stand in one array together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One array, with one choice of its input axis.
+
+    Attributes:
+        names: what the array is called; several names where the file holds equal arrays.
+        shape: its shape, without axes of size 1.
+        axis: which axis is the input; None for a vector, which has none.
+        flat: (rows, inputs) in float64; a vector is (rows,).
+        row_shape: sizes of the axes that were run together to rows.
+        dtype: that of the array.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    axis: int | None
+    flat: NDArray = field(repr=False)
+    row_shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        return int(self.flat.shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.flat.shape[1])
+
+    @cached_property
+    def boundaries(self) -> frozenset[int]:
+        """Where an axis of the array ends: as products of the sizes before it."""
+        return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
+
+    @property
+    def is_square(self) -> bool:
+        return len(self.shape) == 2 and self.shape[0] == self.shape[1]
+
+
+KINDS = {
+    "whole": "the whole array",
+    "blocks": "one block of rows after the other",
+    "middle": "head by head",
+    "inner": "row by row",
+    "grouped": "one block of rows after the other",
+    "per group": "group by group",
+}
+"""How the rows of several projections stand in one array -> in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The rows of one projection within a source.
+
+    Attributes:
+        source: the array.
+        kind: one of KINDS.
+        parts: how many projections there are in the array.
+        part: the position of this one.
+        roles: what stands at each position of a grouped array, such as "qkv"; "" where all parts are alike.
+        group: query heads for each key head, in a grouped array.
+    """
+
+    source: Source
+    kind: str = "whole"
+    parts: int = 1
+    part: int = 0
+    roles: str = ""
+    group: int = 1
+    _rows: dict[tuple[int, str], NDArray | None] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def count(self) -> int:
+        """How many rows it has."""
+        if not self.roles:
+            return self.source.count // self.parts
+        unit = self.source.count // (self.group + 2)
+        return unit * self.group if self.roles[self.part] == "q" else unit
+
+    @property
+    def home(self) -> tuple:
+        """Equal for the slices that one array is cut into in one way."""
+        return (self.source, self.kind, self.parts, self.roles, self.group)
+
+    def rows(self, heads: int, order: str) -> NDArray | None:
+        """(heads, width) positions of the rows in canonical order; None if the axes of the array forbid it."""
+        key = heads, order
+        if key not in self._rows:
+            self._rows[key] = self._grouped_rows(heads, order) if self.roles else self._plain_rows(heads, order)
+        return self._rows[key]
+
+    def read(self, heads: int, order: str) -> NDArray:
+        """`rows`, of a slice whose array allows it."""
+        found = self.rows(heads, order)
+        if found is None:
+            raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
+        return found
+
+    def _plain_rows(self, heads: int, order: str) -> NDArray | None:
+        n, count = self.parts, self.source.count
+        width = count // (n * heads)
+        inside = (heads, width) if order == "hd" else (width, heads)
+        sizes, axis = {
+            "whole": (inside, None),
+            "blocks": ((n, *inside), 0),
+            "middle": ((inside[0], n, inside[1]), 1),
+            "inner": ((*inside, n), 2),
+        }[self.kind]
+        if not self._fits(sizes):
+            return None
+        everything: NDArray = np.arange(count).reshape(sizes)
+        positions: NDArray = everything if axis is None else np.take(everything, self.part, axis=axis)
+        return positions if order == "hd" else positions.T
+
+    def _grouped_rows(self, heads: int, order: str) -> NDArray | None:
+        groups = heads // self.group if self.roles[self.part] == "q" else heads
+        width = self.source.count // (groups * (self.group + 2))
+        if order != "hd" or self.source.count % (groups * (self.group + 2)):
+            return None
+        sizes = [self.group if role == "q" else 1 for role in self.roles]
+        start, size = sum(sizes[: self.part]), sizes[self.part]
+        if self.kind == "per group":
+            if not self._fits((groups, self.group + 2, width)):
+                return None
+            positions = np.arange(self.source.count).reshape(groups, self.group + 2, width)
+            return positions[:, start : start + size].reshape(-1, width)
+        if not self._fits(((self.group + 2) * groups,)):
+            return None
+        positions = np.arange(self.source.count).reshape(-1, width)
+        return positions[start * groups : (start + size) * groups]
+
+    def _fits(self, sizes: Sequence[int]) -> bool:
+        """Whether the array's own axes end where one of these factors does."""
+        return self.source.boundaries <= {prod(sizes[:n]) for n in range(1, len(sizes) + 1)}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every reading of every array.
+
+    Attributes:
+        matrices: arrays with an input axis.
+        vectors: what could be a bias.
+        zeros: names of vectors of zeros, which are as good as absent.
+        unused: name -> why the array can't belong to the layer.
+    """
+
+    matrices: list[Source]
+    vectors: list[Source]
+    zeros: list[str]
+    unused: dict[str, str]
+    _biases: dict[tuple, list[Slice]] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray], widths: set[int]) -> Candidates:
+        """Read the arrays of a file; `widths` are the sizes that an input or the output of the layer has.
+
+        Raises:
+            SpecError: no array has an axis of such a size.
+        """
+        matrices: list[Source] = []
+        vectors: list[Source] = []
+        zeros: list[str] = []
+        unused: dict[str, str] = {}
+        for names, array in _distinct(arrays, unused):
+            squeezed = array.reshape([size for size in array.shape if size != 1])
+            if squeezed.ndim == 0:
+                squeezed = array.reshape(1)
+            as_float = squeezed.astype(np.float64)
+            if not array.any():
+                zeros.extend(names)
+            elif squeezed.ndim <= 3:
+                vectors.append(
+                    Source(names, squeezed.shape, None, as_float.reshape(-1), squeezed.shape, str(array.dtype))
+                )
+            found = [
+                Source(names, squeezed.shape, axis, *_flat(as_float, axis), str(array.dtype))
+                for axis, size in enumerate(squeezed.shape)
+                if squeezed.ndim > 1 and size in widths
+            ]
+            matrices += found
+            if squeezed.ndim > 3 and not found:
+                unused.update(dict.fromkeys(names, "no axis is as wide as an input or the output"))
+        if not matrices:
+            shown = ", ".join(map(str, sorted(widths)))
+            raise SpecError(f"no array has an axis as wide as an input or the output of the record ({shown})")
+        return cls(matrices, vectors, zeros, unused)
+
+    def slices(self, role: str, width: int, group_limit: int = 16) -> Iterator[Slice]:
+        """Every slice that could be the projection `role` of inputs `width` wide."""
+        for source in self.matrices:
+            if source.inputs != width:
+                continue
+            yield Slice(source)
+            for parts in (3, 2):
+                if source.count % parts == 0:
+                    for kind in ("blocks", "middle", "inner"):
+                        for part in range(parts):
+                            yield Slice(source, kind, parts, part)
+            for group in range(2, group_limit + 1):
+                if source.count % (group + 2) == 0:
+                    for roles in permutations(ROLES):
+                        for kind in ("grouped", "per group"):
+                            yield Slice(source, kind, 3, roles.index(role), "".join(roles), group)
+
+    def biases(self, weight: Slice) -> list[Slice]:
+        """Every slice of a vector that could be the bias of `weight`: cut as that is, or on its own."""
+        key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.roles, weight.group
+        if key not in self._biases:
+            self._biases[key] = list(self._find_biases(weight))
+        return self._biases[key]
+
+    def _find_biases(self, weight: Slice) -> Iterator[Slice]:
+        for vector in self.vectors:
+            if vector.count == weight.count:
+                yield Slice(vector)
+            if weight.parts > 1 and vector.count == weight.source.count:
+                yield Slice(vector, weight.kind, weight.parts, weight.part, weight.roles, weight.group)
+            elif weight.parts == 1 and vector.count == 3 * weight.count:
+                for part in range(3):
+                    yield Slice(vector, "blocks", 3, part)
+
+
+def _flat(array: NDArray, axis: int) -> tuple[NDArray, tuple[int, ...]]:
+    moved = np.moveaxis(array, axis, -1)
+    return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1])), moved.shape[:-1]
+
+
+def _distinct(arrays: Mapping[str, NDArray], unused: dict[str, str]) -> Iterator[tuple[tuple[str, ...], NDArray]]:
+    """Each array once, with all of its names."""
+    found: dict[tuple, tuple[list[str], NDArray]] = {}
+    for name, given in arrays.items():
+        array = np.asarray(given)
+        if str(array.dtype) == "bfloat16":
+            array = array.astype(np.float32)
+        if array.dtype.kind != "f" or not array.size:
+            unused[name] = f"{array.dtype} {array.shape} holds no weights"
+        elif not np.isfinite(array).all():
+            unused[name] = "it is not finite"
+        else:
+            found.setdefault((array.shape, array.tobytes()), ([], array))[0].append(name)
+    for names, array in found.values():
+        yield tuple(names), array

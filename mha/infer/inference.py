@@ -1,0 +1,230 @@
+"""Inference: search, judge, look around what fits, and say what is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.infer.around import around
+from mha.infer.candidates import Candidates, Slice
+from mha.infer.evidence import Fit, Judge
+from mha.infer.families import RAREST
+from mha.infer.hypothesis import Hypothesis
+from mha.infer.key_bias import key_bias
+from mha.infer.observed import Observed
+from mha.infer.sample import Sample, furthest, usable_rows
+from mha.infer.search import CHEAP, Search
+from mha_core import AttentionConfig, SpecError
+from mha_core.config import PROJECTIONS, check_size
+from mha_core.weights import Weights, check_weights
+
+REFINED_ROWS, REFINED_KEYS = 24, 256
+"""Sizes of the sample that the best of a sketch are ranked by again."""
+
+WORTH_JUDGING = 0.1
+"""Misfit on that sample up to which a hypothesis is held against the bound."""
+
+ALIKE = 30.0
+"""How many times the least misfit another one may be and still be judged."""
+
+MOST_JUDGED = 40
+"""Hypotheses held against the bound; where more would be, the record tells next to nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """What is known of the arrays.
+
+    Attributes:
+        fits: every hypothesis within the bound, each a function of its own; best first.
+        closest: the best hypothesis, fitting or not; None if nothing could be compared.
+        searched: how many hypotheses were considered.
+        exhausted: whether all of them were, up to the last tier begun; False if time ran out.
+        more: how many more may fit that were not judged, because the record tells next to nothing.
+        key_bias: the most plausible key bias, and why; it has no influence on the output.
+        candidates, observed: what there was.
+        seconds: how long it took.
+    """
+
+    fits: tuple[Fit, ...]
+    closest: Fit | None
+    searched: int
+    exhausted: bool
+    more: int
+    key_bias: tuple[Slice | None, str]
+    candidates: Candidates = field(repr=False)
+    observed: Observed = field(repr=False)
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """How many mappings fit: "unique", "ambiguous" or "none"."""
+        return "none" if not self.fits else "unique" if len(self.fits) == 1 and not self.more else "ambiguous"
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        """The mapping, with the key bias. Raises SpecError unless it is unique."""
+        if self.verdict != "unique":
+            raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
+        return replace(self.fits[0].hypothesis, bk=self.key_bias[0])
+
+    def weights(self) -> tuple[AttentionConfig, Weights]:
+        """Config and canonical weights, in the dtypes that the arrays have (bfloat16 as float32); none is changed.
+
+        Raises:
+            SpecError: the mapping is not unique.
+        """
+        hypothesis = self.hypothesis
+        config, arrays = hypothesis.canonical()
+        parts = dict(zip(PROJECTIONS, zip(hypothesis.weights, hypothesis.biases, strict=True), strict=True))
+        found = {}
+        for name, array in arrays.items():
+            projection, kind = name.split(".")
+            part = parts[projection][kind == "bias"]
+            assert part is not None
+            found[name] = array.astype(part.source.dtype)
+        return config, check_weights(config, found)
+
+
+def infer(
+    arrays: Mapping[str, NDArray],
+    recorded: Mapping[str, Any] | Observed,
+    *,
+    num_heads: int | None = None,
+    time_limit: float = 60.0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Inference:
+    """Find which arrays are the weights of the attention layer that was recorded.
+
+    Args:
+        arrays: name -> array; names mean nothing, and there may be arrays of other layers among them.
+        recorded: one call of the layer, by the names of observed.NAMES: `queries`, `output`; `keys` and `values`
+            if they differ from that; `valid_lens`, `allowed`, `bias`, `causal`, `query_offset` if there was a mask.
+        num_heads: H, if it is known.
+        time_limit: seconds after which no further hypotheses are considered.
+        progress: is told, in words, what is being done.
+
+    Raises:
+        SpecError: the record or the arrays can't be read, or no arrays of fitting sizes are there.
+
+    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = init_weights(config, seed=0)
+    >>> x = np.random.default_rng(1).normal(size=(2, 5, 6))
+    >>> output = reference.run(config, weights, AttentionInputs(x, x, x)).output
+    >>> names = dict(zip("badc", weights, strict=True))
+    >>> found = infer({new: weights[old] for new, old in names.items()}, {"queries": x, "output": output})
+    >>> found.verdict, found.hypothesis.q.source.names, found.hypothesis.heads
+    ('unique', ('b',), 2)
+    """
+    started = time.monotonic()
+    observed = recorded if isinstance(recorded, Observed) else Observed.of(recorded)
+    if not usable_rows(observed):
+        raise SpecError("a record needs a query with a key that it may attend to. Got none under its mask.")
+    if num_heads is not None:
+        num_heads = check_size("num_heads", num_heads)
+    widths = {x.shape[-1] for x in (observed.queries, observed.keys, observed.values, observed.output)}
+    candidates = Candidates.of(arrays, widths)
+    search = Search(candidates, observed, num_heads, started + time_limit)
+    court = _Court(candidates, observed)
+    searched = 0
+    for tier in range(RAREST + 1):
+        if court.settled and search.cost(tier) > CHEAP:
+            break
+        progress(f"tier {tier} of {RAREST}: {'ordinary' if not tier else 'rarer'} ways to read the arrays")
+        hits = search.run(tier, court.finds)
+        searched += hits.searched
+        court.hear(hits.ranked())
+        if search.timed_out:
+            break
+    if not searched and not search.timed_out:
+        given = "" if num_heads is None else f" with num_heads={num_heads}"
+        raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}")
+    if court.fitting:
+        progress("looking at what is similar to the hypothesis that fits")
+        neighbours = list(around(court.best.hypothesis, search.families, candidates, observed, num_heads))
+        searched += len(neighbours)
+        court.hear(neighbours)
+    return Inference(
+        fits=tuple(court.fitting),
+        closest=court.best if court.judged else None,
+        searched=searched,
+        exhausted=not search.timed_out,
+        more=court.more if court.fitting else 0,
+        key_bias=key_bias(court.best.hypothesis, candidates) if court.fitting else (None, ""),
+        candidates=candidates,
+        observed=observed,
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Court:
+    """Ranks hypotheses on a larger sample, and judges those that come close."""
+
+    def __init__(self, candidates: Candidates, observed: Observed) -> None:
+        self.judge = Judge(candidates, observed)
+        self.sample = Sample.of(observed, _refined_rows(observed))
+        self.judged: list[Fit] = []
+        self.more = 0
+        self.least = np.inf
+        self._seen: set[bytes] = set()
+        self._functions: set[bytes] = set()
+
+    @property
+    def best(self) -> Fit:
+        return min(self.judged, key=lambda fit: (not fit.fits, not fit.constant, fit.ratio))
+
+    @property
+    def settled(self) -> bool:
+        """Whether one fits, or would with biases that are not there."""
+        return any(fit.fits or fit.constant for fit in self.judged)
+
+    @property
+    def fitting(self) -> list[Fit]:
+        return sorted((fit for fit in self.judged if fit.fits), key=lambda fit: fit.ratio)
+
+    def finds(self, hypotheses: Iterable[Hypothesis]) -> bool:
+        """Whether one of them settles it."""
+        self.hear(hypotheses)
+        return self.settled
+
+    def hear(self, hypotheses: Iterable[Hypothesis]) -> None:
+        misfits = ((self.sample.misfit(h, self.judge.candidates), i, h) for i, h in enumerate(hypotheses))
+        ranked = sorted(misfits, key=lambda one: one[:2])
+        if not ranked:
+            return
+        self.least = min(self.least, ranked[0][0])
+        worth = [(m, h) for m, _, h in ranked if m <= min(WORTH_JUDGING, max(ALIKE * self.least, 1e-9))]
+        if not worth and not self.judged:
+            worth = [(ranked[0][0], ranked[0][2])]
+        for _, hypothesis in worth:
+            key = hypothesis.function()
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            if len(self.judged) >= MOST_JUDGED:
+                self.more += 1
+                continue
+            for fit in self.judge.fits(hypothesis):
+                function = fit.hypothesis.function()
+                if function not in self._functions:
+                    self._functions.add(function)
+                    self.judged.append(fit)
+
+
+def _refined_rows(observed: Observed) -> list[tuple[int, int]]:
+    rows = usable_rows(observed)
+    keys: dict[int, int] = {}
+    for item, _, count in rows:
+        keys[item] = max(keys.get(item, 0), count)
+    chosen: list[int] = []
+    for item in sorted(keys, key=lambda item: keys[item]):
+        if chosen and sum(keys[one] for one in (*chosen, item)) > REFINED_KEYS:
+            break
+        chosen.append(item)
+    return furthest(observed, [(b, i) for b, i, _ in rows if b in chosen], REFINED_ROWS)

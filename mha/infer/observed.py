@@ -1,0 +1,142 @@
+"""Observed: one recorded call of a layer whose weights are to be recognised."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from mha_core import AttentionMask, SpecError
+from mha_core.checks import check_call, check_valid_lens
+from mha_core.dtypes import DTYPES, check_dtype, round_to
+
+NAMES = ("queries", "keys", "values", "output", "valid_lens", "allowed", "bias", "causal", "query_offset", "dtype")
+"""What a record can hold; `queries` and `output` are required."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What a layer was given, and what it gave.
+
+    Args:
+        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
+        output: (B, Lq, Do).
+        masks: what the mask may have been, by a name in words: the one that the record states; or, where the
+            record does not say whether the layer is causal, without and with that.
+        dtype: what the layer computed in.
+    """
+
+    queries: NDArray
+    keys: NDArray
+    values: NDArray
+    output: NDArray
+    masks: Mapping[str, AttentionMask]
+    dtype: str
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Observed:
+        """From arrays by the names of NAMES: `keys` default to `queries`, `values` to `keys`.
+
+        `dtype` (a string) is what the layer computed in; by default, that of `output`.
+
+        Raises:
+            SpecError: an array is missing, unknown, or does not fit the others.
+
+        >>> x = np.ones((1, 3, 4))
+        >>> list(Observed.of({"queries": x, "output": x}).masks)
+        ['no mask', 'causal']
+        """
+        unknown = [name for name in recorded if name not in NAMES]
+        if unknown:
+            raise SpecError(f"a record has no array {unknown[0]!r} (it may have: {', '.join(NAMES)})")
+        missing = [name for name in ("queries", "output") if name not in recorded]
+        if missing:
+            raise SpecError(f"a record needs {missing[0]!r} (it needs queries and output; keys default to queries)")
+        dtype = check_dtype(str(np.asarray(recorded.get("dtype", _dtype_of("output", recorded["output"])))))
+        queries, output = (_rounded(name, recorded[name], dtype) for name in ("queries", "output"))
+        keys = _rounded("keys", recorded["keys"], dtype) if "keys" in recorded else queries
+        values = _rounded("values", recorded["values"], dtype) if "values" in recorded else keys
+        masks = _masks(recorded, queries.shape, keys.shape, dtype)
+        for mask in masks.values():
+            heads = max((np.shape(a)[-3] for a in (mask.allowed, mask.bias) if np.ndim(a) > 2), default=1)
+            check_call(queries=queries, keys=keys, values=values, mask=mask, num_heads=heads)
+            if mask.valid_lens is not None:
+                check_valid_lens(mask.valid_lens, keys.shape[1])
+        if output.ndim != 3 or output.shape[:2] != queries.shape[:2]:
+            raise SpecError(
+                f"output must have shape (B, Lq, Do) with (B, Lq)={queries.shape[:2]}, as queries. Got {output.shape}."
+            )
+        if not np.isfinite(output).all(axis=-1).any():
+            raise SpecError("output must have a row of finite numbers. Got none.")
+        return cls(queries, keys, values, output, masks, dtype)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Observed:
+        """From an .npz or a safetensors file of arrays by the names of NAMES.
+
+        Raises:
+            SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
+        """
+        return cls.of(_loaded(Path(path)))
+
+
+def _loaded(file: Path) -> dict[str, NDArray]:
+    """Every array of the file; Python objects in it are never executed."""
+    if not file.is_file():
+        raise SpecError(f"there is no file {file}")
+    try:
+        with file.open("rb") as opened:
+            is_zip = opened.read(2) == b"PK"
+        if is_zip:
+            # zipfile leaves a file open that it has opened itself and can't read.
+            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # it has keys() alone
+    except (SafetensorError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise SpecError(f"{file} is not a whole .npz or safetensors file of arrays: {error}") from error
+
+
+def _dtype_of(name: str, array: Any) -> str:
+    dtype = str(np.asarray(array).dtype)
+    if dtype not in DTYPES:
+        raise SpecError(f"{name} must be floating-point ({', '.join(DTYPES)}). Got {dtype}.")
+    return dtype
+
+
+def _rounded(name: str, array: Any, dtype: str) -> NDArray:
+    _dtype_of(name, array)
+    return round_to(np.asarray(array), dtype)
+
+
+def _masks(
+    recorded: Mapping[str, Any], queries: tuple[int, ...], keys: tuple[int, ...], dtype: str
+) -> dict[str, AttentionMask]:
+    """What the mask may have been. A record that does not say `causal` may come from a layer that is."""
+    given = {name: np.asarray(recorded[name]) for name in ("valid_lens", "allowed") if name in recorded}
+    if "bias" in recorded:
+        given["bias"] = _rounded("bias", recorded["bias"], dtype)
+    stated = AttentionMask(given.get("valid_lens"), given.get("allowed"), given.get("bias"))
+    words = " and ".join(given) or "no mask"
+    also_causal = f"{words} and causal" if given else "causal"
+    offset = np.asarray(recorded.get("query_offset", 0))
+    position = int(offset) if offset.ndim == 0 else offset
+    if "causal" in recorded or "query_offset" in recorded:
+        if bool(np.asarray(recorded.get("causal", True)).reshape(())):
+            return {also_causal: replace(stated, causal=True, query_offset=position)}
+        return {words: stated}
+    masks = {words: stated}
+    if len(queries) == 3 and len(keys) == 3 and queries[1] > 1:
+        masks[also_causal] = replace(stated, causal=True)
+        if keys[1] != queries[1]:
+            masks[f"{also_causal}, aligned at the last key"] = replace(
+                stated, causal=True, query_offset=keys[1] - queries[1]
+            )
+    return masks

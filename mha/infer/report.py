@@ -1,0 +1,210 @@
+"""An Inference in words, and as JSON can hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mha.infer.candidates import KINDS, ORDERS, Slice
+from mha.infer.evidence import Fit
+from mha.infer.hypothesis import DEFAULT_SCALE, Hypothesis
+from mha.infer.inference import Inference
+from mha.infer.sample import usable_rows
+from mha_core.config import PROJECTIONS
+
+ROLES = dict(zip(("q", "k", "v", "o"), PROJECTIONS, strict=True))
+
+SHOWN = 8
+"""How many hypotheses are written out."""
+
+
+def describe(found: Inference) -> str:
+    """The answer as one would give it to a colleague; several lines."""
+    return "\n".join([_head(found), *_body(found), *_notes(found)])
+
+
+def to_dict(found: Inference) -> dict[str, Any]:
+    """The same for a program."""
+    return {
+        "verdict": found.verdict,
+        "searched": found.searched,
+        "exhausted": found.exhausted,
+        "seconds": round(found.seconds, 3),
+        "dtype": found.observed.dtype,
+        "fits": [_fit_dict(found, fit) for fit in found.fits],
+        "closest": None if found.closest is None else _fit_dict(found, found.closest),
+        "not_judged": found.more,
+        "notes": list(_notes(found)),
+    }
+
+
+def _head(found: Inference) -> str:
+    effort = f"{found.searched:,} hypotheses, {found.seconds:.1f} s"
+    if found.verdict == "unique":
+        return f"One mapping fits the recorded output ({effort}):"
+    if found.verdict == "ambiguous":
+        count = f"{len(found.fits)}" + (f" or more (up to {len(found.fits) + found.more})" if found.more else "")
+        return f"Ambiguous: {count} mappings fit the recorded output, which can't tell them apart ({effort})."
+    stopped = "" if found.exhausted else "; stopped by the time limit before all were tried"
+    return f"No mapping fits the recorded output ({effort}{stopped})."
+
+
+def _body(found: Inference) -> Iterator[str]:
+    if found.verdict == "unique":
+        yield from mapping_lines(found)
+    elif found.verdict == "ambiguous":
+        alike, different = _compared([_facts(fit.hypothesis) for fit in found.fits])
+        if alike:
+            yield "What all of them have:"
+            yield from (f"  {name:<16} {text}" for name, text in alike.items())
+        for number, fit in enumerate(found.fits[:SHOWN], start=1):
+            yield f"Mapping {number} (error / allowed {fit.ratio:.2g}):"
+            yield from (f"  {name:<16} {_facts(fit.hypothesis)[name]}" for name in different)
+        if len(found.fits) > SHOWN:
+            yield f"... and {len(found.fits) - SHOWN} more."
+    elif found.closest is not None:
+        fit = found.closest
+        yield f"The closest is off by {fit.error:.3g}, which is {_times(fit.ratio)} what is allowed:"
+        yield from (f"  {name:<16} {text}" for name, text in _facts(fit.hypothesis).items())
+        if fit.constant:
+            yield (
+                "But it is off by the same vector in every row (largest element "
+                f"{fit.constant:.3g}): the weights are right, and the output or value bias is not among the arrays."
+            )
+
+
+def mapping_lines(found: Inference) -> list[str]:
+    """The unique mapping, a line for each fact."""
+    lines = [f"  {name:<16} {text}" for name, text in _facts(found.hypothesis).items()]
+    bias, why = found.key_bias
+    if bias is None and why:
+        lines.append(f"  {'k_proj.bias':<16} undetermined by outputs: {why}")
+    elif bias is not None:
+        at = next(i for i, line in enumerate(lines) if line.startswith("  k_proj.bias"))
+        lines[at] += f"; undetermined by outputs, chosen {why}"
+    return [*lines, f"Its worst error is {found.fits[0].ratio:.2g} of what {found.observed.dtype} allows."]
+
+
+def _facts(h: Hypothesis) -> dict[str, str]:
+    """What a hypothesis says, by what it says it of."""
+    facts = {}
+    for letter, projection in ROLES.items():
+        part: Slice = getattr(h, letter)
+        facts[f"{projection}.weight"] = f"{_place(part)}, {_orientation(part, letter)}, {_order(h, letter)}"
+        bias: Slice | None = getattr(h, f"b{letter}")
+        if bias is not None:
+            facts[f"{projection}.bias"] = _place(bias)
+        elif letter != "k":
+            facts[f"{projection}.bias"] = "none"
+    facts["heads"] = f"{h.heads} of width {h.head_dim}" + (
+        f", values {h.value_head_dim}" if h.value_head_dim != h.head_dim else ""
+    )
+    if h.kv_heads != h.heads:
+        reads = "h % G (tiled)" if h.tiled else "h // (H / G) (repeated)"
+        facts["key heads"] = f"{h.kv_heads}" + ("" if h.kv_heads == 1 else f"; query head h reads key head {reads}")
+    value = "" if h.scale == DEFAULT_SCALE else f" = {h.scale_value:.6g}, not the usual {DEFAULT_SCALE}"
+    facts["scale"] = f"{h.scale}{value}"
+    facts["mask"] = h.mask
+    return facts
+
+
+def _place(part: Slice) -> str:
+    """Which array, and which of its rows."""
+    names = " or the equal ".join(repr(name) for name in part.source.names)
+    shape = f"({', '.join(map(str, part.source.shape))}{',' if len(part.source.shape) == 1 else ''})"
+    if part.kind == "whole":
+        return f"{names} {shape}"
+    what = f"of its {part.parts} parts"
+    if part.roles:
+        what = f"of {part.roles} ({part.group} query heads to a key head)"
+    return f"{names} {shape}, {_ordinal(part.part)} {what}, packed {KINDS[part.kind]}"
+
+
+def _orientation(part: Slice, letter: str) -> str:
+    """(out, in), or what is the other way round."""
+    shape, axis = part.source.shape, part.source.axis
+    if len(shape) > 2:
+        return f"axis {axis} is the {'output' if letter == 'o' else 'input'}"
+    is_canonical = axis == (0 if letter == "o" else 1)
+    return "(out, in)" if is_canonical else "transposed: (in, out)"
+
+
+def _order(h: Hypothesis, letter: str) -> str:
+    what = "columns" if letter == "o" else "rows"
+    return "one head" if h.heads == 1 else f"{what} {ORDERS[h.orders['qkvo'.index(letter)]]}"
+
+
+def _compared(all_facts: list[dict[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """The facts that all have, and the names of the others."""
+    names = list(dict.fromkeys(name for facts in all_facts for name in facts))
+    for facts in all_facts:
+        for name in names:
+            facts.setdefault(name, "none")
+    alike = {name: all_facts[0][name] for name in names if len({facts[name] for facts in all_facts}) == 1}
+    return alike, [name for name in names if name not in alike]
+
+
+def _notes(found: Inference) -> Iterator[str]:
+    """What limits what can be known."""
+    observed, candidates = found.observed, found.candidates
+    rows = usable_rows(observed)
+    if rows and max(count for _, _, count in rows) < 2:
+        yield (
+            "Every query of the record has one key only, so its weight is 1 whatever queries and keys are: "
+            "the record says nothing of q_proj, k_proj, the scale and the mask."
+        )
+    elif observed.keys.shape[1] > 1 and (observed.keys == observed.keys[:, :1]).all():
+        yield "All keys of the record are equal, so all weights are: the record says nothing of q_proj and k_proj."
+    if len(rows) == 1:
+        yield "The record has one row of output: biases and weights are hard to tell apart by it."
+    if candidates.zeros:
+        names = ", ".join(map(repr, candidates.zeros))
+        yield f"All zeros, so that a bias made of it is as none: {names}."
+    if not found.exhausted:
+        yield "The search is shorter if num_heads is given, or arrays that can't belong to the layer are left out."
+    if found.verdict == "none":
+        yield (
+            "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales and, if the "
+            "record does not say, a causal mask. Not tried: rotary positions, norms of queries or keys, masks "
+            "that the record lacks."
+        )
+
+
+def _fit_dict(found: Inference, fit: Fit) -> dict[str, Any]:
+    h = fit.hypothesis
+    if found.verdict == "unique" and found.fits and fit is found.fits[0]:
+        h = found.hypothesis
+    parts = {}
+    for letter, projection in ROLES.items():
+        for kind, part in (("weight", getattr(h, letter)), ("bias", getattr(h, f"b{letter}"))):
+            if part is not None:
+                parts[f"{projection}.{kind}"] = {
+                    "arrays": list(part.source.names),
+                    "shape": list(part.source.shape),
+                    "axis": part.source.axis,
+                    "packed": part.kind,
+                    "part": part.part,
+                    "parts": part.parts,
+                    "order": None if kind == "bias" and letter == "o" else h.orders["qkvo".index(letter)],
+                }
+    return {
+        "arrays": parts,
+        "num_heads": h.heads,
+        "num_kv_heads": h.kv_heads,
+        "tiled": h.tiled,
+        "scale": h.scale,
+        "mask": h.mask,
+        "ratio": fit.ratio if np.isfinite(fit.ratio) else None,
+        "error": fit.error,
+        "missing_constant": fit.constant,
+    }
+
+
+def _ordinal(index: int) -> str:
+    return ("first", "second", "third")[index]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.3g} times" if np.isfinite(ratio) else "infinitely more than"

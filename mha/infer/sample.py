@@ -1,0 +1,190 @@
+"""Sample: some query rows of a record, with the keys that they may attend to; what a hypothesis gives for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.precision import UNIT_ROUNDOFF
+from mha.infer.candidates import Candidates, Slice, Source
+from mha.infer.constants import constants
+from mha.infer.hypothesis import Hypothesis
+from mha.infer.observed import Observed
+from mha_core.checks import CallSizes
+from mha_core.masks import additive_bias, allowed_keys, padding_keys
+
+NOISE = 1e3
+"""Differences of rows that are smaller than so many roundings say nothing."""
+
+
+@dataclass(eq=False)
+class Sample:
+    """Query rows (n of them), and all keys (L) of the batch items that they stand in.
+
+    Attributes:
+        q, y: (n, Dq) and (n, Do): inputs and outputs of the rows.
+        k, v: (L, Dk) and (L, Dv); padding is 0.
+        allowed: name of a mask -> bool (1 or H, n, L).
+        bias: name of a mask -> (1 or H, n, L), or None.
+        mask_heads: H where a mask is given per head; else 1.
+        unit: unit roundoff of the record.
+    """
+
+    q: NDArray
+    y: NDArray
+    k: NDArray
+    v: NDArray
+    allowed: dict[str, NDArray]
+    bias: dict[str, NDArray | None]
+    mask_heads: int
+    unit: float
+    _projected: dict[tuple[Source, str], NDArray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, observed: Observed, rows: list[tuple[int, int]]) -> Sample:
+        """The sample of `rows`, each (batch item, query)."""
+        items = sorted({b for b, _ in rows})
+        batch, query_len, _ = observed.queries.shape
+        key_len = observed.keys.shape[1]
+        sizes = CallSizes(batch, query_len, key_len)
+        masks = observed.masks
+        heads = mask_heads(observed)
+        open_keys = {name: allowed_keys(mask, sizes, heads) for name, mask in masks.items()}
+        padding = padding_keys(next(iter(masks.values())), sizes)
+        anyone = np.any([keys.any(axis=(1, 2)) for keys in open_keys.values()], axis=0)  # (B, Lk)
+        kept = [(b, j) for b in items for j in range(key_len) if anyone[b, j]]
+        at_b, at_j = (np.array([pair[i] for pair in kept], dtype=int) for i in (0, 1))
+        row_b, row_i = (np.array([pair[i] for pair in rows], dtype=int) for i in (0, 1))
+        same_item = row_b[:, None] == at_b[None, :]
+        zero = padding[at_b, at_j][:, None]
+
+        def gathered(full: NDArray) -> NDArray:
+            return full[at_b[None, :], :, row_i[:, None], at_j[None, :]].transpose(2, 0, 1)
+
+        bias: dict[str, NDArray | None] = {}
+        for name, mask in masks.items():
+            bias[name] = None
+            if mask.bias is not None:
+                full = np.broadcast_to(additive_bias(mask), (batch, heads, query_len, key_len))
+                bias[name] = gathered(full).astype(np.float64)
+        return cls(
+            q=observed.queries[row_b, row_i].astype(np.float64),
+            y=observed.output[row_b, row_i].astype(np.float64),
+            k=np.where(zero, 0.0, observed.keys[at_b, at_j].astype(np.float64)),
+            v=np.where(zero, 0.0, observed.values[at_b, at_j].astype(np.float64)),
+            allowed={name: gathered(keys) & same_item for name, keys in open_keys.items()},
+            bias=bias,
+            mask_heads=heads,
+            unit=UNIT_ROUNDOFF[observed.dtype],
+        )
+
+    def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
+        """(n or L, heads, width): the inputs of `role` in {"q", "k", "v"} through some rows of a source."""
+        key = part.source, role
+        if key not in self._projected:
+            self._projected[key] = getattr(self, role) @ part.source.flat.T
+        return self._projected[key][:, rows]
+
+    def attend(self, scores: NDArray, mask: str) -> NDArray:
+        """Weights (..., H, n, L) from scores without the additive bias; in place."""
+        bias, allowed = self.bias[mask], self.allowed[mask]
+        if bias is not None:
+            scores += bias
+        np.copyto(scores, -np.inf, where=~allowed)
+        highest = scores.max(axis=-1, keepdims=True)
+        scores -= np.where(np.isfinite(highest), highest, 0.0)
+        np.exp(scores, out=scores)
+        total = scores.sum(axis=-1, keepdims=True)
+        scores /= np.where(total == 0.0, 1.0, total)
+        return scores
+
+    def output(self, h: Hypothesis) -> NDArray:
+        """(n, Do): what the hypothesis gives, without the biases of values and output."""
+        rows = {role: h.rows(role) for role in "qkvo"}
+        kv = h.kv_of()
+        queries = self.project(h.q, rows["q"], "q")
+        if h.bq is not None:
+            queries = queries + h.bq.source.flat[h.rows("bq")]
+        keys = self.project(h.k, rows["k"], "k")[:, kv]
+        values = self.project(h.v, rows["v"], "v")[:, kv]
+        scores = np.matmul(queries.transpose(1, 0, 2), keys.transpose(1, 2, 0)) * h.scale_value
+        heads = np.matmul(self.attend(scores, h.mask), values.transpose(1, 0, 2))  # (H, n, dv)
+        return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[rows["o"].reshape(-1)]
+
+    def misfit(self, h: Hypothesis, candidates: Candidates) -> float:
+        """How far the hypothesis is off, relative to how much the outputs vary; up to a constant vector.
+
+        Biases of values and output add the same vector to every row, so rows are compared with their mean. Rows
+        that are all alike are compared as they are, with the best choice of biases.
+        """
+        wanted, got = self.y, self.output(h)
+        if self.varies:
+            wanted, got = wanted - wanted.mean(axis=0), got - got.mean(axis=0)
+            return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+        size = np.linalg.norm(wanted) or 1.0
+        return min(float(np.linalg.norm(got + added - wanted) / size) for _, added in constants(h, candidates))
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether rows differ by more than rounding."""
+        return vary(self.y, self.unit)
+
+
+def vary(outputs: NDArray, unit: float) -> bool:
+    """Whether rows (n, Do) differ by more than rounding."""
+    size = np.linalg.norm(outputs, axis=1).max(initial=0.0)
+    return bool(np.linalg.norm(outputs - outputs[:1], axis=1).max(initial=0.0) > NOISE * unit * size)
+
+
+def mask_heads(observed: Observed) -> int:
+    """H where a mask is given per head; else 1."""
+    shapes = [np.shape(a) for mask in observed.masks.values() for a in (mask.allowed, mask.bias) if np.ndim(a) > 2]
+    return max((shape[-3] for shape in shapes), default=1)
+
+
+def usable_rows(observed: Observed) -> list[tuple[int, int, int]]:
+    """(item, query, number of keys) of every row with a key under each mask, and with a finite output."""
+    batch, query_len, _ = observed.queries.shape
+    sizes = CallSizes(batch, query_len, observed.keys.shape[1])
+    heads = mask_heads(observed)
+    counts = [allowed_keys(mask, sizes, heads).sum(axis=-1).min(axis=1) for mask in observed.masks.values()]
+    fewest = np.min(counts, axis=0)  # (B, Lq)
+    finite = np.isfinite(observed.output).all(axis=-1) & np.isfinite(observed.queries).all(axis=-1)
+    return [(int(b), int(i), int(fewest[b, i])) for b, i in np.argwhere((fewest > 0) & finite)]
+
+
+def telling_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
+    """Up to `count` rows of the item that is cheapest to search: different outputs, few keys, but several."""
+    rows = usable_rows(observed)
+    if not rows:
+        return []
+    by_item: dict[int, list[tuple[int, int, int]]] = {}
+    for row in rows:
+        by_item.setdefault(row[0], []).append(row)
+
+    def price(item: int) -> tuple[bool, bool, int]:
+        keys = max(row[2] for row in by_item[item])
+        return len([row for row in by_item[item] if row[2] > 1]) < count, keys < 4, keys
+
+    best = min(by_item, key=price)
+    pool = [row for row in by_item[best] if row[2] > 1] or by_item[best]
+    outputs = np.array([observed.output[b, i] for b, i, _ in pool], dtype=np.float64)
+    alike = not vary(outputs, UNIT_ROUNDOFF[observed.dtype])
+    if len(pool) < min(count, len(rows)) or alike:  # as in decoding, or with uniform weights: rows of several items
+        pool = sorted(rows, key=lambda row: (row[2] < 2, row[1]))[: 4 * count]
+    return furthest(observed, [row[:2] for row in pool], count)
+
+
+def furthest(observed: Observed, pool: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """`count` rows of `pool` whose outputs lie far from each other's; greedily."""
+    outputs = np.array([observed.output[b, i] for b, i in pool], dtype=np.float64)
+    picked = [int(np.argmax(np.linalg.norm(outputs - outputs.mean(axis=0), axis=1)))]
+    distance = np.linalg.norm(outputs - outputs[picked[0]], axis=1)
+    while len(picked) < min(count, len(pool)):
+        picked.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, np.linalg.norm(outputs - outputs[picked[-1]], axis=1))
+        distance[picked] = -1.0
+    return [pool[i] for i in picked]

@@ -1,0 +1,300 @@
+"""Search: rank every hypothesis by a sketch of what it gives.
+
+A layer's output is linear in products of two things that are known apart: the weights of a pair (q, k), and what
+a pair (v, o) makes of each key. For a few query rows and output channels, one matrix product of all the former
+with all the latter is therefore the output of every quadruple. Rows are compared by their differences, which do
+not depend on the biases of values and output; the key bias never counts; the query bias is searched.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.infer.candidates import Candidates, Slice
+from mha.infer.constants import constants
+from mha.infer.families import Job, families, jobs
+from mha.infer.hypothesis import SCALES, Hypothesis, kv_of
+from mha.infer.observed import Observed
+from mha.infer.sample import Sample, telling_rows
+
+ROWS = 3
+"""Query rows of the sketch."""
+
+NUMBERS = 8
+"""How many numbers each hypothesis is ranked by."""
+
+KEPT = 400
+"""How many hypotheses go on from the sketch."""
+
+PROMISING = 0.7
+"""A sketch's misfit, relative to the outputs' differences, from which on a hypothesis is as good as chance."""
+
+STRIKING = 1e-2
+"""A sketch's misfit that chance does not reach, in any number of hypotheses that there is time for."""
+
+CHEAP = 1.5e9
+"""Multiplications up to which a tier is searched to its end, whatever has been found."""
+
+PER_JOB = 2e7
+"""What a job costs however small it is, in multiplications."""
+
+DEAR = 1.5e11
+"""Multiplications of one tier above which query biases are searched only for the best without one."""
+
+GROWN = 60
+"""How many of the best without a query bias are then tried with each."""
+
+
+@dataclass
+class Hits:
+    """The best hypotheses so far; and those that came strikingly close, until somebody takes them."""
+
+    best: list[tuple[float, int, Hypothesis]] = field(default_factory=list)
+    searched: int = 0
+    striking: list[Hypothesis] = field(default_factory=list)
+    nearest: tuple[float, Hypothesis | None] = (np.inf, None)
+    _ticket: Iterator[int] = field(default_factory=count)
+
+    @property
+    def cutoff(self) -> float:
+        return PROMISING if len(self.best) < KEPT else -self.best[0][0]
+
+    def add(self, misfit: float, hypothesis: Hypothesis) -> None:
+        entry = (-misfit, next(self._ticket), hypothesis)
+        if misfit < STRIKING:
+            self.striking.append(hypothesis)
+        if len(self.best) < KEPT:
+            heapq.heappush(self.best, entry)
+        else:
+            heapq.heappushpop(self.best, entry)
+
+    def ranked(self) -> list[Hypothesis]:
+        """Best first; if all are as good as chance, the nearest one."""
+        if not self.best and self.nearest[1] is not None:
+            return [self.nearest[1]]
+        return [hypothesis for _, _, hypothesis in sorted(self.best, key=lambda entry: -entry[0])]
+
+
+class Search:
+    """All hypotheses about one file and one record, tier by tier.
+
+    Args:
+        candidates, observed: what there is.
+        num_heads: H, if it is known.
+        deadline: the time.monotonic() after which the search gives up.
+    """
+
+    def __init__(
+        self, candidates: Candidates, observed: Observed, num_heads: int | None = None, deadline: float = np.inf
+    ) -> None:
+        self.candidates, self.observed, self.deadline = candidates, observed, deadline
+        rows = telling_rows(observed, ROWS)
+        self.sample = Sample.of(observed, rows)
+        self.families = families(candidates, observed)
+        self.num_heads = num_heads
+        n = len(rows)
+        # Differences to the last row; rows that are all alike are compared as they are, with every choice of biases.
+        self.combine = np.eye(n)[:-1] - np.eye(n)[-1] if self.sample.varies else np.eye(n)[:1]
+        differences = self.combine @ self.sample.y
+        channels = max(1, NUMBERS // len(differences))
+        self.channels = np.sort(np.argsort(-np.square(differences).sum(axis=0))[:channels])
+        self.target = differences[:, self.channels].astype(np.float32)
+        self.size = float(np.square(self.target).sum()) or 1.0
+        self.timed_out = False
+
+    def jobs(self, tier: int) -> list[Job]:
+        """The ways to read the arrays that belong to a tier, those with heads of usual widths first."""
+        found = jobs(self.families, self.observed, self.num_heads, tier)
+        return sorted(found, key=lambda job: _unusual_width(job.family.q[0].count // job.heads))
+
+    def cost(self, tier: int) -> float:
+        """Multiplications of a tier, roughly; each job has its price besides."""
+        keys = len(self.sample.k)
+        biases = 1 + len(self.candidates.vectors)
+        total = 0.0
+        for job in self.jobs(tier):
+            quadruples = prod(len(slices) for slices in (job.family.q, job.family.k, job.family.v, job.family.o))
+            total += PER_JOB + float(quadruples) * biases * job.heads * keys * self.target.size
+        return total * len(self.observed.masks)
+
+    def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Hits:
+        """The best hypotheses of one tier. Sets `timed_out` if there was no time for all of them.
+
+        A tier that is dear is left as soon as `is_found` says so of hypotheses that can't come close by chance.
+        """
+        hits = Hits()
+        cost = self.cost(tier)
+        for job in self.jobs(tier):
+            if time.monotonic() > self.deadline:
+                self.timed_out = True
+                break
+            if cost <= DEAR:
+                self._run_job(job, hits, biased=True)
+            else:
+                self._run_unbiased(job, hits)
+            striking, hits.striking = hits.striking, []
+            if striking and cost > CHEAP and is_found(striking):
+                break
+        return hits
+
+    def _run_unbiased(self, job: Job, hits: Hits) -> None:
+        """The best of a job without a query bias, and each of them with every query bias."""
+        plain = Hits()
+        self._run_job(job, plain, biased=False)
+        hits.searched += plain.searched
+        hits.nearest = min(hits.nearest, plain.nearest, key=lambda near: near[0])
+        for hypothesis in plain.ranked()[:GROWN]:
+            for bias in (None, *self.candidates.biases(hypothesis.q)):
+                changed = replace(hypothesis, bq=bias)
+                if changed.is_readable():
+                    hits.searched += bias is not None
+                    misfit = self.sample.misfit(changed, self.candidates)
+                    if misfit < hits.cutoff:
+                        hits.add(misfit, changed)
+
+    def _run_job(self, job: Job, hits: Hits, *, biased: bool) -> None:
+        family = job.family
+        pairs = [
+            (v, o)
+            for v in _readable(family.v, job.kv_heads, job.orders[2])
+            for o in _readable(family.o, job.heads, job.orders[3])
+            if _apart(v, o, tied=False)
+        ]
+        queries = _readable(family.q, job.heads, job.orders[0])
+        keys = _readable(family.k, job.kv_heads, job.orders[1])
+        if not pairs or not queries or not keys:
+            return
+        made = self._made_of_keys(job, pairs)  # (pairs * channels, H * L)
+        added = self._added(job, keys[0], pairs)
+        for key in keys:
+            for mask in self.observed.masks:
+                found = [
+                    (query, bias)
+                    for query in queries
+                    if _apart(query, key, job.tied)
+                    for bias in [None, *(self.candidates.biases(query) if biased else ())]
+                    if bias is None or bias.rows(job.heads, job.orders[0]) is not None
+                ]
+                if not found:
+                    continue
+                weights = self._weights(job, key, found, mask)  # (found * differences, H * L)
+                given = (weights @ made.T).reshape(len(found), len(self.target), len(pairs), len(self.channels))
+                given -= self.target[None, :, None, :]
+                misfit = np.sqrt(self._squares(given, added) / self.size)
+                hits.searched += misfit.size
+                self._keep(job, key, mask, found, pairs, misfit, hits)
+
+    def _squares(self, given: NDArray, added: list[NDArray]) -> NDArray:
+        """(found, pairs): the sum of squares of the errors (found, differences, pairs, channels)."""
+        if self.sample.varies:
+            return np.einsum("adpc,adpc->ap", given, given)
+        squares = [
+            np.square(given[:, 0, p][:, None] + vectors).sum(axis=-1).min(axis=1) for p, vectors in enumerate(added)
+        ]
+        return np.stack(squares, axis=1)
+
+    def _added(self, job: Job, key: Slice, pairs: list[tuple[Slice, Slice]]) -> list[NDArray]:
+        """For each pair (v, o), what each choice of biases adds to the channels; empty where it can't be seen."""
+        if self.sample.varies:
+            return []
+        found = []
+        for value, out in pairs:
+            bare = Hypothesis(out, key, value, out, job.orders, job.heads, job.kv_heads, job.scale, "", job.tiled)
+            vectors = [vector[self.channels] for _, vector in constants(bare, self.candidates)]
+            found.append(np.array(vectors, dtype=np.float32))
+        return found
+
+    def _keep(
+        self,
+        job: Job,
+        key: Slice,
+        mask: str,
+        found: list[tuple[Slice, Slice | None]],
+        pairs: list[tuple[Slice, Slice]],
+        misfit: NDArray,
+        hits: Hits,
+    ) -> None:
+        good = np.argwhere(misfit < hits.cutoff)
+        if len(good) > KEPT:
+            flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
+            good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
+        if not len(good) and misfit.min() < hits.nearest[0]:
+            good = np.argwhere(misfit == misfit.min())[:1]
+        for a, p in good:
+            query, bias = found[a]
+            value, out = pairs[p]
+            hypothesis = Hypothesis(
+                query, key, value, out, job.orders, job.heads, job.kv_heads, job.scale, mask, job.tiled, bq=bias
+            )
+            if not (job.tied or hypothesis.is_plain()):
+                continue
+            if misfit[a, p] < hits.cutoff:
+                hits.add(float(misfit[a, p]), hypothesis)
+            elif misfit[a, p] < hits.nearest[0]:
+                hits.nearest = float(misfit[a, p]), hypothesis
+
+    def _made_of_keys(self, job: Job, pairs: list[tuple[Slice, Slice]]) -> NDArray:
+        """(pairs * channels, H * L): what each pair (v, o) makes of each key in each head."""
+        kv = kv_of(job.heads, job.kv_heads, job.tiled)
+        values = {
+            v: self.sample.project(v, v.read(job.kv_heads, job.orders[2]), "v")[:, kv].transpose(1, 2, 0)
+            for v in dict.fromkeys(v for v, _ in pairs)
+        }  # (H, dv, L)
+        outs = {
+            o: o.source.flat[o.read(job.heads, job.orders[3])][:, :, self.channels].transpose(0, 2, 1)
+            for o in dict.fromkeys(o for _, o in pairs)
+        }  # (H, channels, dv)
+        made = [np.matmul(outs[o], values[v]).transpose(1, 0, 2) for v, o in pairs]
+        return np.array(made, dtype=np.float32).reshape(len(pairs) * len(self.channels), -1)
+
+    def _weights(self, job: Job, key: Slice, found: list[tuple[Slice, Slice | None]], mask: str) -> NDArray:
+        """(found * differences, H * L): the differences of the rows' attention weights."""
+        sample, heads, order = self.sample, job.heads, job.orders[0]
+        kv = kv_of(heads, job.kv_heads, job.tiled)
+        keys = sample.project(key, key.read(job.kv_heads, job.orders[1]), "k")[:, kv].transpose(1, 2, 0)  # (H, d, L)
+        scale = SCALES[job.scale](
+            Hypothesis(found[0][0], key, key, job.family.o[0], job.orders, heads, job.kv_heads, job.scale, mask)
+        )
+        plain: dict[Slice, NDArray] = {}
+        shift: dict[tuple, NDArray] = {}
+        scores = np.empty((len(found), heads, len(sample.q), len(sample.k)), dtype=np.float32)
+        for i, (query, bias) in enumerate(found):
+            if query not in plain:
+                rows = query.read(heads, order)
+                plain[query] = np.matmul(sample.project(query, rows, "q").transpose(1, 0, 2), keys) * scale
+            scores[i] = plain[query]
+            if bias is not None:
+                name = (bias.source, bias.kind, bias.part)
+                if name not in shift:
+                    vector = bias.source.flat[bias.read(heads, order)]  # (H, d)
+                    shift[name] = np.matmul(vector[:, None, :], keys) * scale
+                scores[i] += shift[name]
+        weights = sample.attend(scores, mask)
+        combined = np.matmul(self.combine.astype(np.float32), weights)  # (found, H, differences, L)
+        return combined.transpose(0, 2, 1, 3).reshape(len(found) * len(self.combine), -1)
+
+
+def _unusual_width(width: int) -> tuple[int, int]:
+    """A key that puts 64 first, as most models have it, then what is near to it and round."""
+    return (0 if width in (64, 32, 128) else 1 if width % 16 == 0 else 2, abs(width - 64))
+
+
+def _readable(slices: tuple[Slice, ...], heads: int, order: str) -> list[Slice]:
+    return [part for part in slices if part.rows(heads, order) is not None]
+
+
+def _apart(a: Slice, b: Slice, tied: bool) -> bool:
+    """Whether two projections use different rows, or copies of them, or may use the same ones."""
+    if a.source.names != b.source.names:
+        return True
+    if a.home == b.home and a.kind != "whole":
+        return a.part != b.part
+    return len(a.source.names) > 1 or (tied and a.kind == b.kind == "whole")

@@ -1,0 +1,324 @@
+"""Recording: calls of attention layers, with weights, inputs, masks and outputs, in one safetensors file.
+
+`mha.capture` makes it where the layers live; `mha replay` and `mha diagnose` read it anywhere else. In the
+file, equal arrays are stored once: what one layer gives and the next one takes, the weights of all its calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case import Case
+from conformance.problem import Problem
+from mha.array_pool import ArrayPool, array_of, read
+from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.dtypes import check_dtype, round_to, storage_dtype
+from mha_core.stages import stage_shapes
+from mha_core.weights import Weights, check_weights
+
+FORMAT = 1
+"""Of the file; what an older reader would misread raises it."""
+
+METADATA_KEY = "mha_recording"
+"""Where the file holds everything but the arrays, as JSON."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLayer:
+    """One layer, as it was when it was called.
+
+    Args:
+        name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
+        kind: its class, such as "torch.nn.MultiheadAttention".
+        dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
+        config, weights: the layer in terms of the definition.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    config: AttentionConfig
+    weights: Weights
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedCall:
+    """One call of a layer.
+
+    Args:
+        layer: its position among the recording's layers.
+        inputs: what it was given, in terms of the definition.
+        outputs: what it gave, by stage: `output`, and `weights` where it returned them per head.
+    """
+
+    layer: int
+    inputs: AttentionInputs
+    outputs: Mapping[str, NDArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Calls of one or several layers.
+
+    Args:
+        layers: every layer that was called; twice, if its weights changed between calls.
+        calls: in the order in which they were made.
+        versions: package -> version of what computed.
+
+    Raises:
+        SpecError: there is no call; a layer or a call contradicts itself.
+
+    >>> import tempfile
+    >>> from mha_core import init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
+    >>> inputs = AttentionInputs(*(np.ones((1, length, 6)) for length in (3, 4, 4)))
+    >>> call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Recording((layer,), (call,), {"mine": "1.0"}).save(folder + "/one.safetensors")
+    ...     loaded = Recording.load(folder + "/one.safetensors")
+    >>> loaded.names, bool((loaded.calls[0].outputs["output"] == call.outputs["output"]).all())
+    (('layer',), True)
+    """
+
+    layers: tuple[RecordedLayer, ...]
+    calls: tuple[RecordedCall, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            raise SpecError("a recording needs at least one call. Got none.")
+        for layer in self.layers:
+            check_dtype(layer.dtype)
+            check_weights(layer.config, layer.weights)
+        for name, call in zip(self.names, self.calls, strict=True):
+            _check_call(name, self.layers[call.layer], call)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each call is called: its layer's name, numbered where that was called more than once.
+
+        It stands for a case id, so it holds no wildcard.
+        """
+        plain = [self.layers[call.layer].name or "layer" for call in self.calls]
+        often, seen = Counter(plain), Counter[str]()
+        names = []
+        for name in plain:
+            seen[name] += 1
+            names.append(f"{name}#{seen[name]}" if often[name] > 1 else name)
+        return tuple(names)
+
+    @property
+    def made_with(self) -> str:
+        """The versions in words: "torch 2.13.0"."""
+        return ", ".join(f"{package} {version}" for package, version in self.versions.items()) or "unknown software"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the calls, each once."""
+        return tuple(dict.fromkeys(self.layers[call.layer].dtype for call in self.calls))
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """Each call as a Problem, with what the layer gave as `recorded`."""
+        return tuple(self._problem(call) for call in self.calls)
+
+    def cases(self, dtype: str | None = None) -> list[Case]:
+        """Each call as a case, of all calls or of those in `dtype`; to be judged as any other case is."""
+        found = []
+        for name, call, problem in zip(self.names, self.calls, self.problems, strict=True):
+            layer = self.layers[call.layer]
+            if dtype is None or layer.dtype == dtype:
+                sizes = problem.inputs.check(layer.config)
+                found.append(
+                    Case(
+                        name,
+                        f"what {layer.kind} was asked",
+                        layer.config,
+                        batch=sizes.batch,
+                        query_len=sizes.query_len,
+                        key_len=sizes.key_len,
+                        same_sizes="it was recorded",
+                        trivial_mask="it was recorded",
+                        source=partial(_itself, problem),
+                    )
+                )
+        return found
+
+    def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
+        """The same calls of layers that hold other weights: those that they were meant to hold.
+
+        What was recorded is then judged by what should have come out, and so a wrong port by the model that
+        was ported. The weights are rounded to the dtype of the layer.
+
+        Args:
+            intended: name of a layer -> config and canonical weights. Layers that it lacks stay as they are.
+
+        Raises:
+            SpecError: no layer has such a name; the calls do not fit the config.
+        """
+        names = dict.fromkeys(layer.name for layer in self.layers)
+        unknown = [name for name in intended if name not in names]
+        if unknown:
+            raise SpecError(f"no layer is named {unknown[0]!r} (there are: {', '.join(map(repr, names))})")
+        layers = []
+        for layer in self.layers:
+            config, weights = intended.get(layer.name, (layer.config, layer.weights))
+            rounded = {name: round_to(array, layer.dtype) for name, array in weights.items()}
+            layers.append(replace(layer, config=config, weights=check_weights(config, rounded)))
+        return replace(self, layers=tuple(layers))
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the file, whole or not at all. SpecError if it is there already, unless `overwrite`."""
+        check_target(path, overwrite=overwrite)
+        pool = ArrayPool()
+        description = {
+            "format": FORMAT,
+            "versions": dict(self.versions),
+            "layers": [_describe_layer(pool, layer) for layer in self.layers],
+            "calls": [_describe_call(pool, f"calls.{i}", call, self.layers) for i, call in enumerate(self.calls)],
+        }
+        pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Read what `save` wrote.
+
+        Raises:
+            SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
+                lacks or contradicts something. The message says which.
+            FileNotFoundError: there is no such file.
+        """
+        arrays, text = read(path, METADATA_KEY, what="recording")
+        try:
+            return _recording(arrays, _parsed(path, text))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # SpecError is a ValueError
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise SpecError(f"{path} is a recording that can't be used: {reason}") from error
+
+    def _problem(self, call: RecordedCall) -> Problem:
+        layer = self.layers[call.layer]
+        return Problem(layer.config, layer.weights, call.inputs, call.outputs)
+
+
+def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """SpecError if a file can't be written there, or is there already and may not be replaced."""
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise SpecError(f"a recording needs a file in an existing folder. Got {target}.")
+    if target.exists() and not overwrite:
+        raise SpecError(f"{target} is there already; give overwrite=True to replace it")
+
+
+def _itself(problem: Problem) -> Problem:
+    return problem
+
+
+def _check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
+    sizes = call.inputs.check(layer.config)
+    storage = storage_dtype(layer.dtype)
+    shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)
+    if "output" not in call.outputs:
+        raise SpecError(f"call {name!r} has no output")
+    floats = {"queries": call.inputs.queries, **call.outputs}
+    for stage, array in floats.items():
+        if stage not in STAGES:
+            raise SpecError(f"call {name!r} has an output {stage!r}, which is not known (known: {', '.join(STAGES)})")
+        if stage in call.outputs and array.shape != shapes[stage]:
+            raise SpecError(f"call {name!r}: {stage} must have shape {shapes[stage]}. Got {array.shape}.")
+        if array.dtype != storage:
+            raise SpecError(f"call {name!r}: {stage} of a layer in {layer.dtype} must be {storage}. Got {array.dtype}.")
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _describe_layer(pool: ArrayPool, layer: RecordedLayer) -> dict[str, Any]:
+    start = f"{layer.name}." if layer.name else ""
+    weights = {name: pool.add(f"{start}{name}", array, layer.dtype) for name, array in layer.weights.items()}
+    about = {"name": layer.name, "kind": layer.kind, "dtype": layer.dtype}
+    return {**about, "config": layer.config.to_dict(), "weights": weights}
+
+
+def _describe_call(
+    pool: ArrayPool, prefix: str, call: RecordedCall, layers: tuple[RecordedLayer, ...]
+) -> dict[str, Any]:
+    dtype = layers[call.layer].dtype
+
+    def add(name: str, value: Any) -> Any:
+        return pool.add(f"{prefix}.{name}", np.asarray(value), dtype) if hasattr(value, "dtype") else value
+
+    return {
+        "layer": call.layer,
+        "inputs": {name: add(name, value) for name, value in _given(call.inputs).items() if name != "mask"},
+        "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
+        "outputs": {name: add(name, value) for name, value in call.outputs.items()},
+    }
+
+
+def _given(instance: Any) -> dict[str, Any]:
+    """The fields that have another value than their default: what a reader must know."""
+    values = ((own, getattr(instance, own.name)) for own in fields(instance))
+    return {own.name: value for own, value in values if not _is_default(own, value)}
+
+
+def _is_default(own: Field[Any], value: Any) -> bool:
+    return own.default is not MISSING and not hasattr(value, "dtype") and value == own.default
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _parsed(path: str | os.PathLike[str], text: str) -> dict[str, Any]:
+    description = json.loads(text)
+    known = description["format"]
+    if not isinstance(known, int) or known < 1:
+        raise SpecError(f"its format must be a positive integer. Got {known!r}.")
+    if known > FORMAT:
+        raise SpecError(f"it has format {known}, and this version reads up to {FORMAT}; install a newer mha-parity")
+    return description
+
+
+def _recording(arrays: Mapping[str, NDArray], description: Mapping[str, Any]) -> Recording:
+    def find(value: Any) -> Any:
+        """The array that the description refers to, or the value itself."""
+        return (
+            array_of(value, arrays) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+        )
+
+    layers = []
+    for layer in description["layers"]:
+        config = AttentionConfig.from_dict(layer["config"])
+        weights = check_weights(config, {name: find(value) for name, value in layer["weights"].items()})
+        layers.append(RecordedLayer(layer["name"], layer["kind"], layer["dtype"], config, weights))
+    calls = []
+    for call in description["calls"]:
+        mask = _made(AttentionMask, call["mask"], find)
+        inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
+        outputs = {name: find(value) for name, value in call["outputs"].items()}
+        calls.append(RecordedCall(_position(call["layer"], len(layers)), inputs, outputs))
+    return Recording(tuple(layers), tuple(calls), dict(description["versions"]))
+
+
+def _made(cls: type, values: Mapping[str, Any], find: Callable[[Any], Any], **more: Any) -> Any:
+    known = {own.name for own in fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r} (it has: {', '.join(sorted(known))})")
+    return cls(**{name: find(value) for name, value in values.items()}, **more)
+
+
+def _position(value: Any, count: int) -> int:
+    if not isinstance(value, int) or not 0 <= value < count:
+        raise SpecError(f"a call must name one of {count} layers by position. Got {value!r}.")
+    return value

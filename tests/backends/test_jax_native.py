@@ -1,0 +1,397 @@
+"""Flax's own attention layers: to canonical weights and back, as subjects, and what the probes see."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="belongs to the extra jax")
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import flatten_dict
+
+from backends.jax import native, native_subjects, probes
+from backends.jax.framework import JAX_DTYPES, device_of, scope
+from backends.jax.native_seed import SeedMultiHeadAttention
+from conformance.cases import select
+from conformance.runner import run_case
+from conformance.subjects import load_subject
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, layouts
+from mha_core.dtypes import round_to
+from mha_core.masks import allowed_keys
+
+CONFIG = AttentionConfig(
+    12, 3, head_dim=5, query_dim=7, key_dim=11, value_dim=11, output_dim=15, bias=True, dropout=0.25
+)
+"""What all three layers can hold: H * d = Do, Dk = Dv."""
+
+CONVERTERS = {
+    "linen": (native.to_linen, lambda made: native.from_linen(*made)),
+    "nnx": (native.to_nnx, native.from_nnx),
+    "d2l-jax": (native.to_seed, lambda made: native.from_seed(*made)),
+}
+
+
+def weights_of(config, dtype="float32"):
+    return {name: round_to(array, dtype) for name, array in init_weights(config, 0, bias_scale=1.0).items()}
+
+
+def params_of(made):
+    params = nnx.to_pure_dict(nnx.state(made, nnx.Param)) if isinstance(made, nnx.Module) else made[1]["params"]
+    return flatten_dict(params, sep="/")
+
+
+@pytest.fixture(params=CONVERTERS)
+def layout(request):
+    return request.param
+
+
+# Weights ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", JAX_DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_round_trip_is_exact(layout, dtype, bias):
+    config = replace(CONFIG, bias=bias)
+    weights = weights_of(config, dtype)
+    to, back = CONVERTERS[layout]
+    with scope("float64", device_of("cpu")) if dtype == "float64" else nullcontext():
+        made = to(config, weights, dtype=JAX_DTYPES[dtype])
+        assert {str(array.dtype) for array in params_of(made).values()} == {dtype}
+        found, out = back(made)
+    assert found == replace(config, embed_dim=config.output_dim)
+    assert list(out) == list(weights)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(out[name], array, strict=True)
+        assert not out[name].flags.writeable
+
+
+def test_the_arrays_are_those_of_the_layout(layout):
+    weights = weights_of(CONFIG)
+    held = params_of(CONVERTERS[layout][0](CONFIG, weights))
+    written = layouts.get(layout).write(CONFIG, weights)
+    assert held.keys() == written.keys()
+    for name, array in written.items():
+        np.testing.assert_array_equal(np.asarray(held[name]), array, strict=True)
+
+
+def test_a_fresh_layer_has_the_same_arrays(layout):
+    """What the framework itself makes for these sizes, nothing of ours."""
+    made = CONVERTERS[layout][0](CONFIG, weights_of(CONFIG))
+    if isinstance(made, nnx.Module):
+        options = {"qkv_features": 15, "out_features": 15, "in_kv_features": 11, "decode": False}
+        fresh = params_of(nnx.eval_shape(lambda: nnx.MultiHeadAttention(3, 7, **options, rngs=nnx.Rngs(1))))
+    else:
+        inputs = [jnp.ones((2, length, width)) for length, width in ((4, 7), (6, 11), (6, 11))]
+        inputs += [None] if layout == "d2l-jax" else []
+        init = partial(made[0].init, **({"deterministic": True} if layout == "linen" else {}))
+        fresh = flatten_dict(jax.eval_shape(init, jax.random.key(1), *inputs)["params"], sep="/")
+    assert {name: array.shape for name, array in fresh.items()} == {n: a.shape for n, a in params_of(made).items()}
+
+
+def test_the_layer_holds_copies(layout):
+    to, back = CONVERTERS[layout]
+    weights = weights_of(CONFIG)
+    made = to(CONFIG, weights)
+    before = weights["out_proj.bias"].copy()
+    weights["out_proj.bias"][:] = 7.0
+    np.testing.assert_array_equal(back(made)[1]["out_proj.bias"], before)
+
+
+def test_a_bias_that_is_not_there_becomes_zeros(layout):
+    config = replace(CONFIG, bias={"q_proj": True, "v_proj": True, "out_proj": True})
+    made = CONVERTERS[layout][0](config, weights_of(config))
+    key = {"d2l-jax": "W_k/bias"}.get(layout, "key/bias")
+    assert not np.asarray(params_of(made)[key]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value_head_dim": 4}, "value_head_dim=4"),
+        ({"num_kv_heads": 1}, "num_kv_heads=1|Got 1"),
+        ({"scale": 0.5}, "scale=0.5"),
+    ],
+)
+def test_sizes_that_no_layer_can_hold(layout, changes, message):
+    config = replace(CONFIG, **changes)
+    with pytest.raises(SpecError, match=message if layout != "d2l-jax" else "Got"):
+        CONVERTERS[layout][0](config, weights_of(config))
+
+
+def test_widths_that_one_layer_can_not_hold():
+    wide = replace(CONFIG, value_dim=9)
+    with pytest.raises(SpecError, match="key_dim=11, value_dim=9"):
+        native.to_nnx(wide, weights_of(wide))
+    other = replace(CONFIG, output_dim=16)
+    with pytest.raises(SpecError, match=r"output_dim=15 .*Got 16"):
+        native.to_seed(other, weights_of(other))
+
+
+def test_float64_is_refused_while_jax_would_narrow_it(layout):
+    with pytest.raises(SpecError, match="JAX turns into float32"):
+        CONVERTERS[layout][0](CONFIG, weights_of(CONFIG, "float64"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalize_qk": True}, "normalize_qk must be False"),
+        ({"decode": True}, "decode must be False"),
+        ({"num_heads": 5}, "num_heads must be 3"),
+        ({"qkv_features": 30}, "qkv_features must be 15"),
+        ({"out_features": 16}, "out_features must be 15"),
+        ({"attention_fn": lambda q, k, v: q}, "attention_fn must be flax"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["linen", "nnx"], indirect=True)
+def test_layers_whose_weights_do_not_say_it_all(layout, changes, message):
+    to, back = CONVERTERS[layout]
+    made = to(CONFIG, weights_of(CONFIG))
+    if layout == "linen":
+        made = (made[0].clone(**changes), made[1])
+    else:
+        for name, value in changes.items():
+            setattr(made, name, value)
+    with pytest.raises(SpecError, match=message):
+        back(made)
+
+
+def test_a_normalising_layer_is_refused_by_its_arrays_too():
+    layer = nn.MultiHeadDotProductAttention(2, normalize_qk=True)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 3, 6)))
+    variables = jax.tree.map(lambda array: np.zeros(array.shape, array.dtype), shapes)
+    with pytest.raises(SpecError, match="has no array 'key_ln/scale'|has no array 'query_ln/scale'"):
+        native.from_linen(nn.MultiHeadDotProductAttention(2), variables)
+
+
+@pytest.mark.parametrize("changes", [{"in_features": 8}, {"in_kv_features": 9}])
+def test_an_nnx_layer_that_contradicts_its_arrays(changes):
+    layer = native.to_nnx(CONFIG, weights_of(CONFIG))
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    with pytest.raises(SpecError, match=f"{next(iter(changes))} must be"):
+        native.from_nnx(layer)
+
+
+def test_a_seed_layer_that_contradicts_its_arrays():
+    layer, variables = native.to_seed(CONFIG, weights_of(CONFIG))
+    with pytest.raises(SpecError, match="num_hiddens must be 15"):
+        native.from_seed(layer.clone(num_hiddens=30), variables)
+    with pytest.raises(SpecError, match="collection 'params'"):
+        native.from_seed(layer, {})
+
+
+def test_gradients_keep_what_is_not_finite():
+    arrays = layouts.get("linen").write(CONFIG, weights_of(CONFIG))
+    arrays["key/kernel"][2, 1, 3] = np.nan  # channel 1 * 5 + 3
+    gradients = native.canonical_gradients(native.LINEN, CONFIG, jax.tree.map(jnp.asarray, _nested(arrays)))
+    assert np.argwhere(np.isnan(gradients["k_proj.weight"])).tolist() == [[8, 2]]
+    np.testing.assert_array_equal(gradients["v_proj.weight"], weights_of(CONFIG)["v_proj.weight"])
+
+
+def test_gradients_leave_out_a_bias_that_the_config_does_not_have():
+    config = replace(CONFIG, bias={"out_proj": True})
+    tree = jax.tree.map(jnp.asarray, _nested(layouts.get("nnx").write(config, weights_of(config))))
+    tree["key"]["bias"] += 1.0
+    assert list(native.canonical_gradients(native.NNX, config, tree)) == list(weights_of(config))
+
+
+def _nested(arrays):
+    nested = {}
+    for name, array in arrays.items():
+        part, kind = name.split("/")
+        nested.setdefault(part, {})[kind] = array
+    return nested
+
+
+# Subjects ---------------------------------------------------------------------------------------------
+
+LAYERS = (
+    "LinenMultiHeadDotProductAttention",
+    "LinenMultiHeadDotProductAttentionSowed",
+    "NnxMultiHeadAttention",
+    "NnxMultiHeadAttentionSowed",
+    "NnxMultiHeadAttentionDropout",
+)
+
+
+def judged(name, case_id, dtype="float32", **changes):
+    """A case of the table, in sizes that the layers can have, on one subject."""
+    (case,) = select((case_id,))
+    hiddens = case.config.num_heads * case.config.head_dim
+    sizes = {"value_head_dim": case.config.head_dim, "key_dim": 19, "value_dim": 19, "output_dim": hiddens}
+    changed = replace(case, config=replace(case.config, **{**sizes, **changes}), same_sizes="what the layers can have")
+    return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}", dtype))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("case", ["no-key-bias", "allowed-per-head"])
+def test_layers_follow_the_definition(name, case):
+    result = judged(name, case)
+    assert result.status == "equal", result
+    assert "gradients.k_proj.weight" in result.judged
+    assert ("weights" in result.judged) == ("Sowed" in name)
+
+
+@pytest.mark.parametrize("case", ["valid-lens", "causal-padding", "causal-bottom-right"])
+def test_the_seed_is_told_every_mask_that_lengths_can_say(case):
+    result = judged("SeedMultiHeadAttention", case)
+    assert result.status == "equal", result
+    assert "weights" in result.judged
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("LinenDotProductAttention", "bias-per-head"),
+        ("LinenDotProductAttention", "past"),
+        ("DotProductAttention", "grouped-heads"),
+        ("DotProductAttention", "bias-per-head"),
+        ("DotProductAttention", "scale"),
+        ("DotProductAttention", "decoding-step"),
+        ("DotProductAttentionCausal", "causal-more-queries"),
+        ("DotProductAttentionCausal", "nan-in-disallowed"),
+        ("DotProductAttentionLengths", "causal-padding"),
+    ],
+)
+def test_operations_follow_the_definition(name, case):
+    result = judged(name, case)
+    assert result.status == ("different" if case.startswith("nan") else "equal"), result
+    assert {"heads", "output", "gradients.queries", "gradients.out_proj.weight"} <= set(result.judged)
+
+
+def test_without_projections_an_operation_is_given_the_heads():
+    result = judged("DotProductAttention", "heads-given-short-cache", key_dim=33, value_dim=33)
+    assert {m.stage for m in result.mismatches} <= {"heads", "output", "gradients.values"}  # it has an empty row
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "argument", "value"),
+    [
+        ("Causal", AttentionMask(causal=True), "is_causal", True),
+        ("Window", AttentionMask(window=(2, 1)), "local_window_size", (2, 1)),
+        ("Lengths", AttentionMask(valid_lens=np.array([4])), "key_value_seq_lengths", [4]),
+    ],
+)
+def test_an_argument_of_its_own_says_its_part_alone(name, mask, argument, value):
+    subject = getattr(native_subjects, f"DotProductAttention{name}")("float32")
+    inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
+    told = subject.tell(AttentionConfig(8, 2), inputs)
+    assert told.keys() == {argument, "mask"}
+    assert np.array_equal(told[argument], value)
+    assert told["mask"] is None
+    allowed = np.arange(7) != 3
+    told = subject.tell(AttentionConfig(8, 2), replace(inputs, mask=replace(mask, allowed=allowed)))
+    assert (told["mask"] == allowed).all()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(window=(2, 1)),
+        AttentionMask(window=(2, 1), query_offset=2),
+        AttentionMask(window=(1, None), causal=True, query_offset=-1),
+        AttentionMask(window=(None, 0), query_offset=1),
+    ],
+    ids=["plain", "offset", "causal", "one-sided"],
+)
+def test_a_window_is_told_as_jax_counts_it(mask):
+    """What local_window_size lets through, with a mask beside it that lets everything through."""
+    config = AttentionConfig(8, 2)
+    inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
+    told = native_subjects.DotProductAttentionWindow("float32").tell(config, inputs)
+    assert told["mask"] is None
+    values = jnp.eye(7)[None, :, None]  # heads are then the weights
+    zeros = jnp.zeros((1, 5, 1, 7)), jnp.zeros((1, 7, 1, 7))
+    everything = jnp.ones((1, 1, 5, 7), bool)
+    weights = jax.nn.dot_product_attention(*zeros, values, mask=everything, local_window_size=told["local_window_size"])
+    allowed = allowed_keys(mask, inputs.check(config), 1)[:, 0]
+    has_key = allowed.any(axis=-1)
+    np.testing.assert_array_equal(np.asarray(weights[:, :, 0] > 0)[has_key], allowed[has_key])
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("LinenMultiHeadDotProductAttention", "bias-per-head", "an additive bias"),
+        ("NnxMultiHeadAttention", "grouped-heads", "fewer key heads than query heads"),
+        ("SeedMultiHeadAttention", "window", "a mask that valid_lens can't say"),
+        ("SeedMultiHeadAttention", "allowed-per-head", "a mask that valid_lens can't say"),
+        ("DotProductAttentionCausal", "causal-bottom-right", "a query_offset other than 0"),
+        ("DotProductAttentionCausal", "window", "a mask that is not causal"),
+        ("DotProductAttentionWindow", "causal", "a mask without a window"),
+        ("DotProductAttentionWindow", "every-source", "a query_offset for each item"),
+        ("DotProductAttentionLengths", "valid-lens-per-query", "a mask without one length for each item"),
+        ("DotProductAttention", "additive", "score 'additive'"),
+    ],
+)
+def test_what_can_not_be_told(name, case, reason):
+    result = judged(name, case)
+    assert result.status == "unsupported"
+    assert reason in result.message
+
+
+def test_float64_comes_and_goes_with_the_run():
+    result = judged("LinenMultiHeadDotProductAttention", "causal", "float64")
+    assert result.status == "equal", result
+    assert jnp.ones(1).dtype == np.float32
+
+
+def test_nnx_is_precise_in_float64_only_off_its_fast_path():
+    assert judged("NnxMultiHeadAttention", "causal", "float64").status == "different"
+    assert judged("NnxMultiHeadAttentionDropout", "causal", "float64").status == "equal"
+
+
+def test_an_empty_row_is_uniform_in_the_seed():
+    result = judged("SeedMultiHeadAttention", "valid-lens-per-query")
+    (weights,) = (mismatch for mismatch in result.mismatches if mismatch.stage == "weights")
+    assert weights.actual == pytest.approx(1 / 7)
+    assert weights.expected == 0.0
+
+
+# Probes -----------------------------------------------------------------------------------------------
+
+ALWAYS = (
+    "linen_additive_mask",
+    "jax_infinite_bias_row",
+    "jax_finite_fill",
+    "linen_dropout_shared",
+    "nnx_precision_ignored",
+    "jax_float16_compiled",
+    "seed_low_scores",
+    "jax_narrows_float64",
+)
+"""What does not depend on the installed versions, as far as they were tried."""
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_probes_see_it(name):
+    seen = getattr(probes, name)()
+    assert isinstance(seen, str)
+    assert seen
+
+
+def test_probes_see_nothing_where_nothing_is():
+    def attend(x, mask):
+        """Takes an additive mask for what it is."""
+        return jax.nn.dot_product_attention(x, x, x, mask=mask if mask.dtype == bool else mask == 0.0)
+
+    assert probes._inverted(attend) is None
+    assert probes._outscored(lambda x, mask, bias: jnp.broadcast_to(x[:, :1], x.shape), -3e38) is None
+
+
+def test_the_seed_folds_heads_into_the_batch():
+    layer = SeedMultiHeadAttention(15, 3, 0.5, True)
+    queries, keys = jnp.ones((2, 4, 7)), jnp.ones((2, 6, 11))
+    (output, weights), _ = layer.init_with_output(jax.random.key(0), queries, keys, keys, jnp.array([3, 2]))
+    assert output.shape == (2, 4, 15)
+    assert weights.shape == (6, 4, 6)
+    assert (weights > 0).sum(axis=-1)[:, 0].tolist() == [3, 3, 3, 2, 2, 2]
