@@ -15,8 +15,10 @@ from conformance.runner import Result, run_case
 from conformance.subjects import load_subject
 from mha_core import SpecError
 
-Outcome = Literal["happens", "gone", "not installed", "other version", "failed"]
-"""What came of an entry: seen, not seen, not to be expected of what is installed, or it could not be run."""
+Outcome = Literal["happens", "gone", "not here", "not installed", "other version", "failed"]
+"""What came of an entry: seen, not seen, not seen and not to be expected everywhere (`only_where`), not to be
+expected of what is installed, or it could not be run.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ def _probe(entry: Deviation, results: dict[tuple[str, str, str], Result]) -> Fin
         outcome: Outcome = "not installed" if absent.startswith("not installed") else "other version"
         return Finding(entry, outcome, absent.partition(": ")[2])
     try:
-        return _by_function(entry) if entry.probe else _by_cases(entry, results)
+        finding = _by_function(entry) if entry.probe else _by_cases(entry, results)
+        if finding.outcome == "gone" and entry.only_where:
+            return Finding(entry, "not here", f"happens only where {entry.only_where}")
+        return finding
     except (Exception, SystemExit) as error:  # whatever a framework raises: the other entries are probed all the same
         return Finding(entry, "failed", str(error) if isinstance(error, SpecError) else one_line(error) + place(error))
 

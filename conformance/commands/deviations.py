@@ -152,6 +152,7 @@ def _full(entry: Deviation) -> Any:
         "what the definition says": entry.definition,
         "why": entry.reason,
         "shows in": shows,
+        **({"only where": entry.only_where} if entry.only_where else {}),
         "versions": ", ".join(entry.versions),
         "installed": entry.why_not_here() or "yes",
         "link": entry.link,

@@ -11,12 +11,11 @@ import pytest
 import tensorflow as tf
 
 from backends.tf import from_weights
-from backends.tf.native import canonical_gradients, from_native, layout_of, to_native, variables, window_of
+from backends.tf.native import from_native, layout_of, to_native, variables, window_of
 from backends.tf.native_seed import SeedMultiHeadAttention
-from backends.tf.native_subjects import as_valid_lens, per_item, told_to_keras
+from backends.tf.native_subjects import per_item, told_to_keras
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, reference
 from mha_core.masks import allowed_keys
-from mha_core.weights import weight_shapes
 
 WIDTHS = AttentionConfig(30, 3, head_dim=7, value_head_dim=8, query_dim=11, key_dim=13, value_dim=10, bias=True)
 GROUPED = AttentionConfig(30, 6, num_kv_heads=2, head_dim=7, query_dim=11, key_dim=13, value_dim=10, output_dim=11)
@@ -174,27 +173,15 @@ def test_what_can_not_be_held_is_refused(make, said):
         (GROUPED, "keras", "as many key heads as query heads"),
         (replace(SQUARE, scale=0.5), "keras", "scale by 1 / sqrt"),
         (WIDTHS, "keras-gqa", "value heads as wide as key heads"),
-        (replace(GROUPED, output_dim=12), "keras-gqa", "needs output_dim=11. Got 12"),
-        (replace(SEED, output_dim=14), "d2l-tf", "needs head_dim . num_heads=14. Got 12"),
-        (WIDTHS, "d2l-tf", "Got 21"),
-        (replace(SQUARE, num_kv_heads=1), "d2l-tf", "needs num_kv_heads=3. Got 1"),
+        (replace(GROUPED, output_dim=12), "keras-gqa", "needs output_dim=11 .*Got 12"),
+        (replace(SEED, output_dim=14), "d2l-tf", "needs output_dim=12 .*Got 14"),
+        (WIDTHS, "d2l-tf", "needs value_head_dim=7 .*Got 8"),
+        (replace(SQUARE, num_kv_heads=1), "d2l-tf", "needs num_kv_heads=3 .*Got 1"),
     ],
 )
 def test_a_layer_that_can_not_have_the_weights_is_not_made(config, layout, said):
     with pytest.raises(SpecError, match=said):
         to_native(config, init_weights(config, seed=0), layout)
-
-
-def test_gradients_may_be_nan():
-    layout = layout_of(keras.layers.GroupQueryAttention(7, 6, 2))
-    weights = weights_of(GROUPED)
-    gradients = layout.write(GROUPED, weights)
-    for array in gradients.values():
-        array[array < 0.0] = np.nan
-    found = canonical_gradients(layout, GROUPED, gradients)
-    assert list(found) == list(weight_shapes(GROUPED))
-    for name, array in weights.items():
-        np.testing.assert_array_equal(found[name], np.where(array < 0.0, np.nan, array))
 
 
 # Masks -----------------------------------------------------------------------------------------------------
@@ -242,16 +229,3 @@ def test_heads_that_disagree_keep_their_axis():
     allowed = np.random.default_rng(4).random((B, 3, LQ, LK)) < 0.5
     assert per_item(allowed).shape == (B, 3, LQ, LK)
     np.testing.assert_array_equal(per_item(np.repeat(allowed[:, :1], 3, axis=1)), allowed[:, 0])
-
-
-def test_what_comes_to_lengths_is_told_as_lengths():
-    def lens(**sources):
-        return as_valid_lens(SQUARE, AttentionInputs(*inputs_of(SQUARE), AttentionMask(**sources)))
-
-    given = np.array([3, 0])
-    assert lens(valid_lens=given) is given
-    np.testing.assert_array_equal(lens(causal=True), [[1, 2, 3, 4, 5]] * 2)
-    np.testing.assert_array_equal(lens(causal=True, valid_lens=given), [[1, 2, 3, 3, 3], [0] * 5])
-    np.testing.assert_array_equal(lens(), [[LK] * LQ] * 2)
-    assert lens(window=(1, 0)) is None
-    assert lens(allowed=np.arange(3)[:, None, None] < np.array([2])) is None

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformance.calibrate import Figures, calibrate, parse_case, quantiles, replay
+from conformance.calibrate import Figures, calibrate, judge, parse_case, quantiles, replay
 from conformance.cli import main
+from conformance.draws import DRAWS_PER_LAYER, draw_layer
+from conformance.expected import answer
 from conformance.formulations import FORMULATIONS, formulation
+from conformance.problem import Problem
 from conformance.runner import BackendSubject
-from mha_core import SpecError
+from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import load
 from mha_core.dtypes import round_to
 
@@ -25,6 +32,84 @@ def test_correct_formulations_are_not_rejected(dtype):
         figures.add(wanted, outcome)
     assert len(figures.outcomes) == 200
     assert [outcome.message for outcome in figures.outcomes if outcome.message] == []
+
+
+FEATURES = {
+    "softcap": lambda layer: layer.config.softcap is not None,
+    "past": lambda layer: layer.past_len > 0,
+    "without projections": lambda layer: not layer.config.projections,
+    "split": lambda layer: layer.split,
+}
+
+
+def layers_with(feature, seed, count):
+    return list(islice((n for n in range(2000) if FEATURES[feature](draw_layer(seed, n))), count))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_correct_formulations_of_decoding_and_bare_attention_are_not_rejected(feature, dtype):
+    outcomes = [
+        outcome
+        for number in layers_with(feature, seed=9, count=2)
+        for _, outcome in replay(f"9-{number * DRAWS_PER_LAYER}", dtype, every_formulation(dtype))
+    ]
+    assert len(outcomes) == 2 * len(FORMULATIONS)
+    assert [outcome.message for outcome in outcomes if outcome.message] == []
+
+
+def test_how_often_each_feature_is_drawn():
+    layers = [draw_layer(10, number) for number in range(400)]
+    rates = {name: sum(map(has, layers)) / len(layers) for name, has in FEATURES.items()}
+    assert 0.10 < rates["softcap"] < 0.20
+    assert 0.10 < rates["past"] < 0.20
+    assert 0.02 < rates["without projections"] < 0.09
+    assert 0.0 < rates["split"] < rates["without projections"]
+
+
+def without_softcap(config, inputs):
+    return replace(config, softcap=None), inputs
+
+
+def forgotten_past(config, inputs):
+    past = {name: 0.0 * getattr(inputs, name) for name in ("past_keys", "past_values")}
+    return config, replace(inputs, **past)
+
+
+@pytest.mark.parametrize(("feature", "wrong"), [("softcap", without_softcap), ("past", forgotten_past)])
+def test_what_ignores_a_feature_is_rejected(feature, wrong):
+    right = formulation("plain", "float64")
+
+    class Wrong:
+        name, dtype, precision = "wrong", "float64", right.precision
+
+        def prepare(self, config, weights):
+            def run(inputs):
+                changed, given = wrong(config, inputs)
+                return right.prepare(changed, weights)(given)
+
+            return run
+
+    cases = [f"9-{number * DRAWS_PER_LAYER}" for number in layers_with(feature, seed=9, count=8)]
+    rejected = [outcome.rejected for case in cases for _, outcome in replay(case, "float64", [Wrong()])]
+    assert sum(rejected) >= 6
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e-2])
+def test_small_gradients_through_a_small_softcap(limit):
+    """In float16 c dS loses digits as a subnormal number before it is divided by c again."""
+    rng = np.random.default_rng(0)
+    config = AttentionConfig(8, 1, projections=False, softcap=limit)
+    inputs = AttentionInputs(
+        limit * rng.normal(size=(2, 4, 8)),
+        rng.normal(size=(2, 6, 8)),
+        rng.normal(size=(2, 6, 8)),
+        cotangent=2.0**-14 * rng.normal(size=(2, 4, 8)),
+    )
+    for name in ("plain", "reciprocal", "groups-in-queries", "online-flash"):
+        subject = formulation(name, "float16")
+        outcome = judge("", answer(Problem(config, {}, inputs), subject.precision), subject, {})
+        assert not outcome.message
 
 
 def test_a_backend_takes_part(backend_names):
@@ -49,8 +134,6 @@ class Imprecise:
         self.precision = self.right.precision
 
     def prepare(self, config, weights):
-        from dataclasses import replace
-
         run = self.right.prepare(config, weights)
 
         def imprecise(inputs):

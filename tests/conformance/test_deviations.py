@@ -145,6 +145,15 @@ def test_a_listed_deviation_that_no_longer_happens_is_a_difference(table):
     assert message in text
 
 
+def test_what_happens_only_somewhere_may_be_absent(table):
+    path = table({**ENTRY, "cases": ["prime", "one-key"], "only_where": "the processor has no fused product"})
+    here = result_of("prime", path)
+    assert (here.status, here.deviations, here.gone) == ("equal", (), ())
+    assert result_of("one-key", path).status == "deviates"
+    (found,) = probe_all([entry for entry in load(path).entries if entry.id == ENTRY["id"]])
+    assert (found.outcome, found.seen) == ("not here", "happens only where the processor has no fused product")
+
+
 def test_one_array_of_several_is_enough_to_happen(table):
     assert result_of("one-key", table({**ENTRY, "arrays": ["weights", "output", "heads"]})).status == "deviates"
 
@@ -292,7 +301,7 @@ def test_every_layer_and_probe_in_the_projects_table_exists():
 def test_the_projects_table_says_enough():
     for entry in load().entries:
         assert entry.frameworks
-        assert entry.subject.startswith("backends."), entry.id
+        assert entry.subject.startswith(("backends.", "mha.recipes.")), entry.id
         assert len(entry.summary) > 20, entry.id
         assert len(entry.definition) > 10, entry.id
 

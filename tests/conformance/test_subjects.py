@@ -329,7 +329,7 @@ BAD_FUNCTIONS = {
     "return {'weights': output}": "gave no output; it may leave out every other stage, but not that one",
     "return {'output': output, 'gradients': [output]}": "gradients is a list; it must be a dict by name",
     "return {'output': output, 'gradients': {'wq': output}}": "gradients holds 'wq', which is not known "
-    "(known: queries, keys, values, bias, q_proj.weight,",
+    "(known: queries, keys, values, past_keys, past_values, bias, q_proj.weight,",
     "return {'output': output, 'gradients': {'keys': [1]}}": "gradients.keys is a list, not a NumPy array",
     "keys[0, 0, 0] = 7; return output": "wrote into its inputs: keys",
     "queries[0, 0, 0] = np.nan; return output": "wrote into its inputs: queries",
