@@ -76,6 +76,11 @@ class AttentionMask:
         )
 
     @property
+    def has_sources(self) -> bool:
+        """Whether it has any source at all; without one every key is allowed."""
+        return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
+
+    @property
     def has_positions(self) -> bool:
         """Whether the mask depends on where queries and keys stand."""
         return self.causal or self.window is not None
@@ -93,6 +98,26 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
     if mask.has_positions:
         combined &= _within_reach(mask, sizes)
     return combined
+
+
+def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
+    """The mask as `valid_lens`, or None if it leaves some query other keys than its first ones, or not all heads alike.
+
+    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself where there is no other
+    source. Of the bias only -inf counts: what else it holds, lengths can't say.
+
+    >>> from mha_core.checks import CallSizes
+    >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
+    >>> as_valid_lens(AttentionMask(causal=True, query_offset=1), sizes, num_heads=4)
+    array([[2, 3]])
+    >>> print(as_valid_lens(AttentionMask(window=(0, 0)), sizes, num_heads=4))
+    None
+    """
+    if mask.valid_lens is not None and not replace(mask, valid_lens=None).has_sources:
+        return mask.valid_lens
+    allowed = allowed_keys(mask, sizes, num_heads)
+    lens = allowed[:, 0].sum(axis=-1)
+    return lens if np.array_equal(allowed, np.broadcast_to(_first_keys(lens, sizes), allowed.shape)) else None
 
 
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
@@ -118,7 +143,11 @@ def additive_bias(mask: AttentionMask) -> NDArray:
 
 def _within_valid_lens(valid_lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
     """(B, 1, 1 or Lq, Lk)."""
-    lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
+    return _first_keys(valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens, sizes)
+
+
+def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
+    """Lengths (B, 1 or Lq) -> (B, 1, 1 or Lq, Lk): True for so many first keys."""
     return np.arange(sizes.key_len) < lens[:, None, :, None]
 
 

@@ -106,7 +106,10 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
 
 
 def common_dtype(weights: Weights) -> str:
-    """The dtype that all the arrays have; "float32" if there are none. Raises SpecError if they differ, which is for the caller to settle."""
+    """The dtype that all the arrays have; "float32" if there are none.
+
+    Raises SpecError if they differ, which is for the caller to settle.
+    """
     dtypes = sorted({str(array.dtype) for array in weights.values()})
     if len(dtypes) > 1:
         raise SpecError(f"weights must share one dtype unless dtype is given. Got {', '.join(dtypes)}.")

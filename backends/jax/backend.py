@@ -24,7 +24,7 @@ FLOATS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
 
 # Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
 # its fusions and the library calls in it are the same.
-_COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
+COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
 
 
 class JaxBackend(Backend):
@@ -68,7 +68,7 @@ class JaxBackend(Backend):
             return stages, pull_back(cotangent)
 
         if path == "compiled":
-            compiler_options = _COMPILER_OPTIONS.get(jax_device.platform)
+            compiler_options = COMPILER_OPTIONS.get(jax_device.platform)
             compute = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
 
         def run(inputs: AttentionInputs) -> Trace:

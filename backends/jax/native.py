@@ -12,7 +12,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import DTypeLike, NDArray
@@ -25,7 +24,8 @@ from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
 from mha_core.layouts import Layout
-from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
+from mha_core.native import one_width
+from mha_core.weights import Weights, check_weights, common_dtype
 
 LINEN, NNX, SEED = (layouts.get(name) for name in ("linen", "nnx", "d2l-jax"))
 
@@ -81,7 +81,7 @@ def from_linen(layer: nn.MultiHeadDotProductAttention, variables: Variables) -> 
             none of which the weights can tell; or the variables do not fit it.
     """
     _refuse_linen(layer)
-    config, weights = LINEN.read(_flat_params(variables), num_heads=layer.num_heads)
+    config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)
     _check_features("out_features", layer.out_features, config.output_dim)
     return replace(config, dropout=layer.dropout_rate), weights
@@ -146,7 +146,7 @@ def from_nnx(layer: nnx.MultiHeadAttention) -> tuple[AttentionConfig, Weights]:
     if layer.attention_fn is not nnx.dot_product_attention:
         raise SpecError(f"attention_fn must be flax.nnx.dot_product_attention. Got {layer.attention_fn!r}.")
     params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
-    config, weights = NNX.read(_flat_params({"params": params}), num_heads=layer.num_heads)
+    config, weights = NNX.read(flat_arrays(params), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)
     _check_features("out_features", layer.out_features, config.output_dim)
     _check_features("in_features", layer.in_features, config.query_dim)
@@ -166,14 +166,7 @@ def to_seed(
     Raises:
         SpecError: as `to_linen`; or a width is not num_hiddens, which all four projections make.
     """
-    hiddens = config.num_heads * config.head_dim
-    wanted = {"num_kv_heads": config.num_heads, "value_head_dim": config.head_dim, "output_dim": hiddens}
-    for name, size in wanted.items():
-        if getattr(config, name) != size:
-            raise SpecError(
-                f"the seed's layer needs {name}={size} (num_heads={config.num_heads}, num_hiddens={hiddens}). "
-                f"Got {getattr(config, name)}."
-            )
+    hiddens = one_width("d2l.ai's layer", config)
     arrays, param_dtype = _layer_arrays(SEED, config, weights, dtype)
     use_bias = "W_q/bias" in arrays
     layer = SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias, param_dtype)
@@ -182,7 +175,7 @@ def to_seed(
 
 def from_seed(layer: SeedMultiHeadAttention, variables: Variables) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of the seed's layer, as read-only NumPy copies. SpecError if they do not fit."""
-    config, weights = SEED.read(_flat_params(variables), num_heads=layer.num_heads)
+    config, weights = SEED.read(_arrays_of(variables), num_heads=layer.num_heads)
     for projection in PROJECTIONS:
         _check_features("num_hiddens", layer.num_hiddens, weights[f"{projection}.weight"].shape[0])
     return replace(config, dropout=layer.dropout), weights
@@ -191,23 +184,9 @@ def from_seed(layer: SeedMultiHeadAttention, variables: Variables) -> tuple[Atte
 # Between ----------------------------------------------------------------------------------------------
 
 
-def canonical_gradients(layout: Layout, config: AttentionConfig, gradients: Any) -> dict[str, NDArray]:
-    """A layer's gradients, a tree as its parameters are, under canonical names; NaN and infinity too.
-
-    A layout moves numbers, and each to one place: writing the number of every element tells where it
-    went. What stands for a bias that the config does not have is left out.
-    """
-    flat = _flat_params({"params": gradients})
-    numbered, start = {}, 1
-    for name, shape in weight_shapes(config).items():
-        size = int(np.prod(shape))
-        numbered[name] = np.arange(start, start + size, dtype=np.float64).reshape(shape)
-        start += size
-    dtype = next(iter(flat.values())).dtype
-    everything = np.zeros(start, dtype)
-    for name, places in layout.write(config, numbered).items():
-        everything[places.astype(int)] = flat[name]
-    return {name: everything[numbers.astype(int)] for name, numbers in numbered.items()}
+def flat_arrays(tree: Any) -> dict[str, NDArray]:
+    """A tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
+    return {name: to_numpy(array) for name, array in flatten_dict(tree, sep="/").items()}
 
 
 def _layer_arrays(
@@ -227,10 +206,10 @@ def _variables(arrays: Mapping[str, NDArray]) -> Variables:
     return {"params": unflatten_dict(flat, sep="/")}
 
 
-def _flat_params(variables: Variables) -> dict[str, NDArray]:
+def _arrays_of(variables: Variables) -> dict[str, NDArray]:
     if not variables.get("params"):
         raise SpecError("variables must hold the collection 'params', as layer.init returns it")
-    return {name: to_numpy(array) for name, array in flatten_dict(variables["params"], sep="/").items()}
+    return flat_arrays(variables["params"])
 
 
 def _refuse(layer: Any, **wanted: Any) -> None:

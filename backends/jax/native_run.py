@@ -12,13 +12,13 @@ from jax import Array
 from numpy.typing import NDArray
 
 from backends.jax import framework
-from backends.jax.backend import _COMPILER_OPTIONS as COMPILER_OPTIONS
+from backends.jax.backend import COMPILER_OPTIONS
 from backends.jax.framework import JAX_DTYPES, to_array, to_numpy
 from mha_core.backend import Run
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask, allowed_keys
-from mha_core.native import NativeSubject
+from mha_core.native import NativeSubject, leaves_of
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
@@ -26,10 +26,7 @@ Stages = dict[str, Array]
 """What a layer shows, by the name of the stage; "output" is always there."""
 
 Forward = Callable[..., Stages]
-"""(parameters, floats, **told) -> Stages, where floats holds what of FLOATS the inputs have."""
-
-FLOATS = ("queries", "keys", "values", "past_keys", "past_values")
-"""The inputs that have a gradient; the mask's bias is another."""
+"""(parameters, floats, **told) -> Stages, where floats holds what `leaves_of` the inputs gives."""
 
 
 class JaxSubject(NativeSubject):
@@ -69,12 +66,11 @@ class JaxSubject(NativeSubject):
 
         def run(inputs: AttentionInputs) -> Trace:
             told = self.tell(config, inputs)
-            given = {**{name: getattr(inputs, name) for name in FLOATS}, "bias": inputs.mask.bias}
             cotangent = None if inputs.cotangent is None else inputs.cotangent.astype(dtype)
             with framework.scope(self.dtype, device):
                 stages, gradients = compiled(
                     params,
-                    {name: to_array(name, array.astype(dtype)) for name, array in given.items() if array is not None},
+                    {name: to_array(name, array.astype(dtype)) for name, array in leaves_of(inputs).items()},
                     {name: to_array(name, value) for name, value in told.items() if isinstance(value, np.ndarray)},
                     None if cotangent is None else to_array("cotangent", cotangent),
                     tuple((name, value) for name, value in told.items() if not isinstance(value, np.ndarray)),

@@ -21,16 +21,14 @@ from jax import Array
 from numpy.typing import NDArray
 
 from backends.jax.framework import JAX_DTYPES, to_array, to_numpy
-from backends.jax.native import LINEN, NNX, SEED, canonical_gradients, to_linen, to_nnx, to_seed
+from backends.jax.native import LINEN, NNX, SEED, flat_arrays, to_linen, to_nnx, to_seed
 from backends.jax.native_run import Forward, JaxSubject, Stages, bool_mask
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
-from mha_core.masks import allowed_keys
-from mha_core.native import Capabilities
+from mha_core.layouts import canonical_gradients
+from mha_core.masks import as_valid_lens
+from mha_core.native import OPERATION, WIDTHS, Capabilities
 from mha_core.weights import Weights
-
-WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
-
 
 # Layers -----------------------------------------------------------------------------------------------
 
@@ -54,7 +52,7 @@ class LinenMultiHeadDotProductAttention(JaxSubject):
         return {"output": output}
 
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        return canonical_gradients(LINEN, config, gradients)
+        return canonical_gradients(LINEN, config, flat_arrays(gradients))
 
 
 class LinenMultiHeadDotProductAttentionSowed(LinenMultiHeadDotProductAttention):
@@ -93,7 +91,7 @@ class NnxMultiHeadAttention(JaxSubject):
         return params, forward
 
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        return canonical_gradients(NNX, config, nnx.to_pure_dict(gradients))
+        return canonical_gradients(NNX, config, flat_arrays(nnx.to_pure_dict(gradients)))
 
 
 def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
@@ -123,26 +121,17 @@ class SeedMultiHeadAttention(JaxSubject):
     """The layer of `backends.jax.native_seed`, told everything as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
-    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False)
+    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False, only_lengths=True)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         why_not = super().supports(config, inputs)
         if why_not is None and config.output_dim != config.num_heads * config.head_dim:
             return "an output of another width than num_heads * head_dim"
-        return why_not or (None if self._is_lengths(config, inputs) else "a mask that valid_lens can't say")
+        return why_not
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        mask, own = inputs.mask, inputs.mask.valid_lens
-        if own is not None and not mask.has_positions and mask.allowed is None:
-            return {"valid_lens": own}
-        allowed = bool_mask(config, inputs)
-        return {"valid_lens": None if allowed is None else allowed[:, 0].sum(axis=-1)}
-
-    @staticmethod
-    def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-        """Whether each query may attend to the first so many keys, in all heads."""
-        allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
-        return bool((allowed == (np.arange(allowed.shape[3]) < allowed[:, :1].sum(axis=-1)[..., None])).all())
+        lens = as_valid_lens(inputs.mask, inputs.check(config), config.num_heads)
+        return {"valid_lens": lens if inputs.mask.has_sources else None}
 
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
         layer, variables = to_seed(config, weights, dtype=self.dtype)
@@ -155,7 +144,7 @@ class SeedMultiHeadAttention(JaxSubject):
         return variables["params"], forward
 
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        return canonical_gradients(SEED, config, gradients)
+        return canonical_gradients(SEED, config, flat_arrays(gradients))
 
 
 # Operations -------------------------------------------------------------------------------------------
@@ -218,15 +207,7 @@ class DotProductAttention(_Operation):
     """jax.nn.dot_product_attention, told the mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
-    capabilities = Capabilities(
-        scores=("scaled_dot", "dot"),
-        scale=True,
-        head_dim=True,
-        grouped=True,
-        widths=WIDTHS,
-        past=True,
-        bare=True,
-    )
+    capabilities = replace(OPERATION, value_head_dim=False, past=True)
 
     def call(self, queries: Array, keys: Array, values: Array, bias: Array | None, **told: Any) -> Array:
         return jax.nn.dot_product_attention(queries, keys, values, bias, **told)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from backends.mxnet.framework import check_computes, mx, to_array, to_numpy
@@ -20,7 +19,8 @@ from mha_core import layouts
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.layouts import Layout
-from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
+from mha_core.native import one_width
+from mha_core.weights import Weights, check_weights, common_dtype
 
 LAYOUTS = ("d2l-mxnet", "mxnet-selfatt", "mxnet-encdec")
 """The layouts that a Gluon block can have here."""
@@ -144,23 +144,6 @@ def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx
         parameter.set_data(values if mx.util.is_np_array() else values.as_nd_ndarray())
 
 
-def canonical_gradients(
-    layout: Layout, config: AttentionConfig, gradients: Mapping[str, NDArray]
-) -> dict[str, NDArray]:
-    """Gradients of a layer's own parameters under the canonical names; they may be NaN, which weights may not.
-
-    A layout moves numbers and never changes one, so it is asked where each place of the layer goes.
-    """
-    flat = np.concatenate([gradient.ravel() for gradient in gradients.values()])
-    ends = np.cumsum([gradient.size for gradient in gradients.values()])
-    places = {
-        name: np.arange(end - gradient.size, end, dtype=np.float64).reshape(gradient.shape)
-        for (name, gradient), end in zip(gradients.items(), ends, strict=True)
-    }
-    _, moved = layout.read(places, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
-    return {name: flat[moved[name].astype(np.int64)] for name in weight_shapes(config)}
-
-
 def parameter_gradients(layer: mx.gluon.Block) -> dict[str, NDArray]:
     """Name -> gradient of each parameter of a block."""
     return {name: to_numpy(parameter.grad()) for name, parameter in _parameters(layer).items()}
@@ -175,16 +158,8 @@ Maker = Callable[[AttentionConfig, set[str]], mx.gluon.Block]
 
 
 def _seed(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
-    width = config.num_heads * config.head_dim
-    sizes = {
-        "num_heads * value_head_dim": config.num_heads * config.value_head_dim,
-        "output_dim": config.output_dim,
-        "num_kv_heads * head_dim": config.num_kv_heads * config.head_dim,
-    }
-    for name, size in sizes.items():
-        if size != width:
-            raise SpecError(f"d2l.ai's layer needs {name}={width}, as num_heads * head_dim. Got {size}.")
-    return SeedMultiHeadAttention(width, config.num_heads, config.dropout, use_bias=bool(biases))
+    hiddens = one_width("d2l.ai's layer", config)
+    return SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias=bool(biases))
 
 
 def _dense(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:

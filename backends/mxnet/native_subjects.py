@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.mxnet.framework import mx, to_array, to_numpy
-from backends.mxnet.native import LAYOUT_OF, canonical_gradients, parameter_gradients, to_native
+from backends.mxnet.native import LAYOUT_OF, parameter_gradients, to_native
 from backends.mxnet.native_cells import LARGE, legacy
 from mha_core import layouts
 from mha_core.backend import Run
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
-from mha_core.masks import AttentionMask, additive_bias, allowed_keys
-from mha_core.native import Capabilities, NativeSubject
+from mha_core.masks import additive_bias, allowed_keys, as_valid_lens
+from mha_core.native import WIDTHS, Capabilities, NativeSubject, leaves_of
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
@@ -60,9 +61,10 @@ class GluonSubject(NativeSubject):
         block = to_native(config, weights, self.layer, dtype=self.dtype, ctx=mx.cpu())
 
         def run(inputs: AttentionInputs) -> Trace:
-            leaves = {name: self.array(getattr(inputs, name)) for name in ("queries", "keys", "values")}
-            if inputs.mask.bias is not None:
-                leaves["bias"] = self.array(additive_bias(inputs.mask))
+            given = leaves_of(inputs)
+            if "bias" in given:
+                given["bias"] = additive_bias(inputs.mask)
+            leaves = {name: self.array(array) for name, array in given.items()}
             if inputs.cotangent is None:
                 with mx.autograd.pause(train_mode=False):
                     output = self.call(block, config, inputs, leaves)
@@ -91,7 +93,7 @@ class GluonSubject(NativeSubject):
         if "bias" in found:
             found["bias"] = found["bias"].reshape(inputs.mask.bias.shape)
         layout = layouts.get(LAYOUT_OF[self.layer])
-        return {**found, **canonical_gradients(layout, config, parameter_gradients(block))}
+        return {**found, **layouts.canonical_gradients(layout, config, parameter_gradients(block))}
 
 
 def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.bool_]:
@@ -120,39 +122,15 @@ class SeedMultiHeadAttention(FoldedSubject):
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
     semantics = staticmethod(mx.util.use_np)
-    capabilities: ClassVar[Capabilities] = Capabilities(widths=("query_dim", "key_dim", "value_dim"), bias=False)
-
-    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        reason = super().supports(config, inputs)
-        if reason is None and _lengths(_allowed(config, inputs)) is None:
-            return "a mask that is no number of first keys, the same for all heads"
-        return reason
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        widths=("query_dim", "key_dim", "value_dim"), bias=False, only_lengths=True
+    )
 
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        mask = inputs.mask
-        if mask.valid_lens is None and mask.allowed is None and not mask.has_positions:
-            lengths = None
-        elif mask.valid_lens is not None and mask.allowed is None and not mask.has_positions:
-            lengths = mask.valid_lens
-        else:
-            lengths = _lengths(_allowed(config, inputs))
+        lens: Any = as_valid_lens(inputs.mask, inputs.check(config), config.num_heads)
         # npx.sequence_mask takes lengths of the scores' dtype.
-        return block(
-            leaves["queries"], leaves["keys"], leaves["values"], lengths if lengths is None else self.array(lengths)
-        )
-
-
-def _lengths(allowed: NDArray[np.bool_]) -> NDArray[np.int64] | None:
-    """Integers (B, Lq): how many first keys each query may attend to; None if some row is no such number.
-
-    >>> _lengths(np.array([[[[True, False], [True, True]]]])), _lengths(np.array([[[[False, True]]]]))
-    (array([[1, 2]]), None)
-    """
-    lengths = allowed.sum(axis=-1)
-    first = np.arange(allowed.shape[-1]) < lengths[..., None]
-    if not np.array_equal(first, allowed) or not (lengths == lengths[:, :1]).all():
-        return None
-    return lengths[:, 0]
+        told = self.array(lens) if inputs.mask.has_sources else None
+        return block(leaves["queries"], leaves["keys"], leaves["values"], told)
 
 
 class DenseAttention(FoldedSubject):
@@ -163,7 +141,7 @@ class DenseAttention(FoldedSubject):
     capabilities: ClassVar[Capabilities] = Capabilities(
         head_dim=True,
         value_head_dim=True,
-        widths=("query_dim", "key_dim", "value_dim", "output_dim"),
+        widths=WIDTHS,
         bias=False,
     )
 
@@ -184,9 +162,7 @@ class InterleavedSubject(GluonSubject):
     """
 
     dtypes = ("float32",)
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        head_dim=True, widths=("query_dim", "key_dim", "value_dim", "output_dim")
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(head_dim=True, widths=WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
         """Lengths int32 (B * H, Lq) of valid_lens, and what to add to (B * H, Lq, Lk) for the other sources."""
@@ -197,14 +173,7 @@ class InterleavedSubject(GluonSubject):
             per_query = mask.valid_lens[:, None] if mask.valid_lens.ndim == 1 else mask.valid_lens
             whole = np.broadcast_to(per_query[:, None], (batch, heads, query_len))
             lengths = self.array(whole.reshape(batch * heads, query_len), dtype="int32")
-        others = AttentionMask(
-            allowed=mask.allowed,
-            bias=mask.bias,
-            causal=mask.causal,
-            query_offset=mask.query_offset,
-            window=mask.window,
-        )
-        allowed = allowed_keys(others, inputs.check(config), heads)
+        allowed = allowed_keys(replace(mask, valid_lens=None), inputs.check(config), heads)
         added = None
         if not allowed.all():
             added = self.array(np.where(allowed, 0.0, -LARGE).reshape(-1, *allowed.shape[2:]))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
@@ -22,7 +21,8 @@ from mha_core import layouts
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.layouts import Layout
-from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
+from mha_core.native import one_width
+from mha_core.weights import Weights, check_weights, common_dtype
 
 LAYOUT_OF: dict[type[keras.Layer], str] = {
     keras.layers.MultiHeadAttention: "keras",
@@ -155,23 +155,6 @@ def variables(layer: keras.Layer) -> dict[str, keras.Variable]:
     return {"/".join(variable.path.split("/")[-2:]): variable for variable in layer.weights}
 
 
-def canonical_gradients(
-    layout: Layout, config: AttentionConfig, gradients: Mapping[str, NDArray]
-) -> dict[str, NDArray]:
-    """Gradients of a layer's own parameters under the canonical names; they may be NaN, which weights may not.
-
-    A layout moves numbers and never changes one, so it is asked where each place of the layer goes.
-    """
-    flat = np.concatenate([gradient.ravel() for gradient in gradients.values()])
-    ends = np.cumsum([gradient.size for gradient in gradients.values()])
-    places = {
-        name: np.arange(end - gradient.size, end, dtype=np.float64).reshape(gradient.shape)
-        for (name, gradient), end in zip(gradients.items(), ends, strict=True)
-    }
-    _, moved = layout.read(places, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
-    return {name: flat[moved[name].astype(np.int64)] for name in weight_shapes(config)}
-
-
 def _multi_head_attention(config: AttentionConfig, use_bias: bool, options: dict[str, Any]) -> keras.Layer:
     return keras.layers.MultiHeadAttention(
         config.num_heads,
@@ -185,17 +168,15 @@ def _multi_head_attention(config: AttentionConfig, use_bias: bool, options: dict
 
 
 def _group_query_attention(config: AttentionConfig, use_bias: bool, options: dict[str, Any]) -> keras.Layer:
-    _check_equal("keras-gqa", "output_dim", config.output_dim, config.query_dim)
+    if config.output_dim != config.query_dim:
+        raise SpecError(f"layout 'keras-gqa' needs output_dim={config.query_dim} (query_dim). Got {config.output_dim}.")
     return keras.layers.GroupQueryAttention(
         config.head_dim, config.num_heads, config.num_kv_heads, dropout=config.dropout, use_bias=use_bias, **options
     )
 
 
 def _seed_attention(config: AttentionConfig, use_bias: bool, options: dict[str, Any]) -> keras.Layer:
-    hiddens = config.output_dim
-    _check_equal("d2l-tf", "head_dim * num_heads", config.head_dim * config.num_heads, hiddens)
-    _check_equal("d2l-tf", "value_head_dim", config.value_head_dim, config.head_dim)
-    _check_equal("d2l-tf", "num_kv_heads", config.num_kv_heads, config.num_heads)
+    hiddens = one_width("d2l.ai's layer", config)
     sizes = config.key_dim, config.query_dim, config.value_dim
     return SeedMultiHeadAttention(*sizes, hiddens, config.num_heads, config.dropout, use_bias, **options)
 
@@ -206,11 +187,6 @@ MAKERS: dict[str, Callable[[AttentionConfig, bool, dict[str, Any]], keras.Layer]
     "d2l-tf": _seed_attention,
 }
 """Layout -> what makes an empty layer of it."""
-
-
-def _check_equal(layout: str, name: str, given: int, needed: int) -> None:
-    if given != needed:
-        raise SpecError(f"layout {layout!r} needs {name}={needed}. Got {given}.")
 
 
 def _heads_of(layer: keras.Layer) -> int:

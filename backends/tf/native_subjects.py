@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 
 from backends.tf import framework
 from backends.tf.framework import TF_DTYPES, to_numpy, to_tensor
-from backends.tf.native import canonical_gradients, layout_of, to_native, variables
+from backends.tf.native import layout_of, to_native, variables
 from mha_core.backend import Run
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
-from mha_core.masks import allowed_keys
-from mha_core.native import Capabilities, NativeSubject
+from mha_core.layouts import canonical_gradients
+from mha_core.masks import allowed_keys, as_valid_lens
+from mha_core.native import OPERATION, WIDTHS, Capabilities, NativeSubject, leaves_of
 from mha_core.stages import Trace
 from mha_core.weights import Weights
-
-ALL_WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
 
 Tensors = Mapping[str, tf.Tensor]
 """Stage or leaf by name."""
@@ -60,9 +59,8 @@ class TfSubject(NativeSubject):
             layer = self.make(config, weights)
 
         def run(inputs: AttentionInputs) -> Trace:
-            given = {"queries": inputs.queries, "keys": inputs.keys, "values": inputs.values, "bias": inputs.mask.bias}
             with framework.full_precision(), tf.device(device):
-                leaves = {name: to_tensor(array, dtype) for name, array in given.items() if array is not None}
+                leaves = {name: to_tensor(array, dtype) for name, array in leaves_of(inputs).items()}
                 wanted = leaves, self.parameters(layer)
                 with tf.GradientTape() as tape:
                     tape.watch(wanted)
@@ -137,9 +135,7 @@ class MultiHeadAttention(_LayerSubject):
 
     name: ClassVar[str] = "keras.layers.MultiHeadAttention"
     layout: ClassVar[str] = "keras"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        head_dim=True, value_head_dim=True, widths=ALL_WIDTHS, bias=False
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(head_dim=True, value_head_dim=True, widths=WIDTHS, bias=False)
     scores: ClassVar[bool] = False
 
     def call(self, layer: keras.Layer, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -206,15 +202,7 @@ class DotProductAttention(TfSubject):
     """keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
 
     name = "keras.ops.dot_product_attention"
-    capabilities = Capabilities(
-        scores=("scaled_dot", "dot"),
-        scale=True,
-        head_dim=True,
-        value_head_dim=True,
-        grouped=True,
-        widths=ALL_WIDTHS,
-        bare=True,
-    )
+    capabilities = OPERATION
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         if config.num_kv_heads == 1 < config.num_heads:
@@ -268,7 +256,7 @@ class Seed(_LayerSubject):
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"
-    capabilities = Capabilities(head_dim=True, widths=ALL_WIDTHS, bias=False)
+    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False, only_lengths=True)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -278,24 +266,11 @@ class Seed(_LayerSubject):
             return "output_dim other than num_heads * head_dim"
         if 0 in (*inputs.queries.shape, *inputs.keys.shape):
             return "empty inputs: its reshape to -1 can't tell their sizes"
-        if as_valid_lens(config, inputs) is None:
-            return "a mask that is not the first keys of each query, the same in all heads"
         return None
 
     def call(self, layer: keras.Layer, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        lens = as_valid_lens(config, inputs)
-        everything = lens is not None and bool((lens == inputs.keys.shape[1]).all())
-        told = None if everything else tf.constant(lens)
-        output = layer(leaves["queries"], leaves["keys"], leaves["values"], told)
+        mask = inputs.mask
+        lens = tf.constant(as_valid_lens(mask, inputs.check(config), config.num_heads)) if mask.has_sources else None
+        output = layer(leaves["queries"], leaves["keys"], leaves["values"], lens)
         weights = layer.attention.attention_weights
         return {"weights": tf.reshape(weights, (-1, config.num_heads, *weights.shape[1:])), "output": output}
-
-
-def as_valid_lens(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
-    """valid_lens (B,) as given, or (B, Lq) for any mask that leaves each query its first keys; else None."""
-    mask, sizes = inputs.mask, inputs.check(config)
-    if mask.valid_lens is not None and mask.allowed is None and mask.bias is None and not mask.has_positions:
-        return np.asarray(mask.valid_lens)
-    allowed = allowed_keys(mask, sizes, config.num_heads)
-    lens = allowed[:, 0].sum(axis=-1)
-    return lens if (allowed == (np.arange(sizes.key_len) < lens[:, None, :, None])).all() else None

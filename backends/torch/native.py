@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -21,7 +20,8 @@ from mha_core import layouts
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.layouts import Layout
-from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
+from mha_core.native import one_width
+from mha_core.weights import Weights, check_weights, common_dtype
 
 
 def to_native(
@@ -120,23 +120,6 @@ given ones, which the definition does not have
     return layouts.get("torch" if layer.in_proj_weight is not None else "torch-separate")
 
 
-def canonical_gradients(
-    layout: Layout, config: AttentionConfig, gradients: Mapping[str, NDArray]
-) -> dict[str, NDArray]:
-    """Gradients of a layer's own parameters under the canonical names; they may be NaN, which weights may not.
-
-    A layout moves numbers and never changes one, so it is asked where each place of the layer goes.
-    """
-    flat = np.concatenate([gradient.ravel() for gradient in gradients.values()])
-    ends = np.cumsum([gradient.size for gradient in gradients.values()])
-    places = {
-        name: np.arange(end - gradient.size, end, dtype=np.float64).reshape(gradient.shape)
-        for (name, gradient), end in zip(gradients.items(), ends, strict=True)
-    }
-    _, moved = layout.read(places, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
-    return {name: flat[moved[name].astype(np.int64)] for name in weight_shapes(config)}
-
-
 TORCH = ("torch", "torch-separate")
 """Both layouts of torch.nn.MultiheadAttention."""
 
@@ -162,15 +145,9 @@ def _multihead_attention(config: AttentionConfig, bias: bool, options: Mapping[s
 
 
 def _seed_attention(config: AttentionConfig, bias: bool, options: Mapping[str, Any]) -> nn.Module:
-    for name, given, needed in (
-        ("head_dim * num_heads", config.head_dim * config.num_heads, config.output_dim),
-        ("value_head_dim", config.value_head_dim, config.head_dim),
-        ("num_kv_heads", config.num_kv_heads, config.num_heads),
-    ):
-        if given != needed:
-            raise SpecError(f"layout 'd2l-torch' needs {name}={needed}. Got {given}.")
+    hiddens = one_width("d2l.ai's layer", config)
     with torch.device("meta"):
-        return SeedMultiHeadAttention(config.output_dim, config.num_heads, config.dropout, bias, **options)
+        return SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, bias, **options)
 
 
 MAKERS: dict[str, Callable[[AttentionConfig, bool, Mapping[str, Any]], nn.Module]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,11 +21,11 @@ from torch.nn.attention.bias import causal_lower_right
 
 from backends.torch.framework import TORCH_DTYPES, to_tensor
 from backends.torch.heads import merge_heads, split_heads
-from backends.torch.native_subjects import CPU, Tensors, TorchSubject, excludes, only_causal
+from backends.torch.native_subjects import CPU, Tensors, TorchSubject, only_causal
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import allowed_keys
-from mha_core.native import Capabilities
+from mha_core.native import OPERATION, Capabilities
 from mha_core.weights import Weights
 
 
@@ -32,16 +33,7 @@ class ScaledDotProduct(TorchSubject):
     """The operator as it is called by default: it picks a kernel by what it is given."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        scores=("scaled_dot", "dot"),
-        scale=True,
-        head_dim=True,
-        value_head_dim=True,
-        grouped=True,
-        widths=("query_dim", "key_dim", "value_dim", "output_dim"),
-        past=True,
-        bare=True,
-    )
+    capabilities: ClassVar[Capabilities] = replace(OPERATION, past=True)
 
     def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
         module = nn.ModuleDict()
@@ -86,7 +78,7 @@ class ScaledDotProduct(TorchSubject):
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
         """attn_mask (B, H, Lq, Lk): bool with True for "attend", or the bias with -inf where that is False."""
-        if not excludes(inputs.mask):
+        if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
         bias = leaves.get("bias")

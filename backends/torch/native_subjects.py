@@ -16,20 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
-from backends.torch.native import canonical_gradients, layout_of, to_native
+from backends.torch.native import layout_of, to_native
 from mha_core.backend import Run
 from mha_core.checks import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
-from mha_core.masks import AttentionMask, allowed_keys, padding_keys
-from mha_core.native import Capabilities, NativeSubject
+from mha_core.layouts import canonical_gradients
+from mha_core.masks import AttentionMask, allowed_keys, as_valid_lens, padding_keys
+from mha_core.native import Capabilities, NativeSubject, leaves_of
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 CPU = torch.device("cpu")
-
-FLOATS = ("queries", "keys", "values", "past_keys", "past_values")
-"""The inputs, besides the mask's bias, that have a gradient."""
 
 Tensors = Mapping[str, Tensor]
 """Stage or leaf by name."""
@@ -50,7 +48,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run it on `leaves`: those of FLOATS that are given, and bias if there is one. The stages that it shows."""
+        """Run it on `leaves`, as `leaves_of` names them. The stages that it shows."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Whether gradients of such a call can be had, all of them."""
@@ -67,8 +65,7 @@ class TorchSubject(NativeSubject):
         dtype = TORCH_DTYPES[self.dtype]
 
         def run(inputs: AttentionInputs) -> Trace:
-            given = {**{name: getattr(inputs, name) for name in FLOATS}, "bias": inputs.mask.bias}
-            leaves = {name: to_tensor(array, dtype, CPU) for name, array in given.items() if array is not None}
+            leaves = {name: to_tensor(array, dtype, CPU) for name, array in leaves_of(inputs).items()}
             if inputs.cotangent is None or not self.differentiates(inputs):
                 with torch.no_grad():
                     stages = self.call(layer, config, inputs, leaves)
@@ -205,17 +202,12 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
     ignored = torch.tensor(~allowed_keys(mask, sizes, num_heads))
     if bias is not None:
         found["attn_mask"] = bias.expand(ignored.shape).masked_fill(ignored, -torch.inf).flatten(0, 1)
-    elif excludes(mask):
+    elif mask.has_sources:
         found["attn_mask"] = ignored.flatten(0, 1)
     if bias is not None and "key_padding_mask" in found:  # both must be of one kind
         zeros = torch.zeros(found["key_padding_mask"].shape, dtype=bias.dtype)
         found["key_padding_mask"] = zeros.masked_fill(found["key_padding_mask"], -torch.inf)
     return found
-
-
-def excludes(mask: AttentionMask) -> bool:
-    """Whether the mask has any source at all."""
-    return mask.has_positions or any(source is not None for source in (mask.valid_lens, mask.allowed, mask.bias))
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
@@ -237,32 +229,16 @@ class SeedMultiHeadAttention(TorchSubject):
     """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
-    capabilities: ClassVar[Capabilities] = Capabilities(widths=("query_dim", "key_dim", "value_dim"), bias=False)
-
-    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        reason = super().supports(config, inputs)
-        if reason is None and as_valid_lens(inputs, config) is None:
-            reason = "a mask that is not the first keys of each query, the same in all heads"
-        return reason
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        widths=("query_dim", "key_dim", "value_dim"), bias=False, only_lengths=True
+    )
 
     def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
         return to_native(config, weights, "d2l-torch")
 
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        lens = torch.tensor(as_valid_lens(inputs, config)) if excludes(inputs.mask) else None
+        mask = inputs.mask
+        lens = torch.tensor(as_valid_lens(mask, inputs.check(config), config.num_heads)) if mask.has_sources else None
         output = layer(leaves["queries"], leaves["keys"], leaves["values"], lens)
         weights = layer.attention.attention_weights.unflatten(0, (-1, config.num_heads))
         return {"weights": weights, "output": output}
-
-
-def as_valid_lens(inputs: AttentionInputs, config: AttentionConfig) -> np.ndarray | None:
-    """valid_lens (B,) as given, or (B, Lq) for any mask that leaves each query its first keys; else None."""
-    sizes = inputs.check(config)
-    allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
-    lens = allowed[:, 0].sum(axis=-1)
-    if not (allowed == (np.arange(sizes.key_len) < lens[:, None, :, None])).all():
-        return None
-    given = inputs.mask.valid_lens
-    if given is not None and given.ndim == 1 and not excludes(replace(inputs.mask, valid_lens=None)):
-        return np.asarray(given)
-    return lens

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mha_core.errors import SpecError
+from mha_core.layouts.gradients import canonical_gradients
 from mha_core.layouts.kernels import KERNEL_LAYOUTS
 from mha_core.layouts.layout import Layout, config_of
 from mha_core.layouts.matrices import MATRIX_LAYOUTS
 from mha_core.layouts.packed import PACKED_LAYOUTS
 
-__all__ = ["LAYOUTS", "Layout", "config_of", "get"]
+__all__ = ["LAYOUTS", "Layout", "canonical_gradients", "config_of", "get"]
 
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *KERNEL_LAYOUTS)}
 """Every layout by name."""

@@ -48,20 +48,32 @@ class KernelLayout(Layout):
         self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
     ) -> tuple[AttentionConfig, Weights]:
         self._check_names(arrays)
-        weights: dict[str, NDArray] = {}
-        for projection, own in self._projections.items():
-            kernel = np.asarray(arrays[f"{own}/kernel"])
+        kernels = {projection: np.asarray(arrays[f"{own}/kernel"]) for projection, own in self._projections.items()}
+        for projection, kernel in kernels.items():
             if kernel.ndim != 3:
                 axes = "(heads, width, out)" if projection == "out_proj" else "(in, heads, width)"
-                raise SpecError(f"{own}/kernel must have shape {axes}. Got {kernel.shape}.")
-            matrix = (
-                kernel.reshape(-1, kernel.shape[2]) if projection == "out_proj" else kernel.reshape(len(kernel), -1)
-            )
-            weights[f"{projection}.weight"] = matrix.T
+                raise SpecError(f"{self._projections[projection]}/kernel must have shape {axes}. Got {kernel.shape}.")
+        heads, width = kernels["q_proj"].shape[1:]
+        groups, value_width = kernels["k_proj"].shape[1], kernels["v_proj"].shape[2]
+        # Flattened, these could be taken for heads of another number and width.
+        split = {"q_proj": (heads, width), "k_proj": (groups, width), "v_proj": (groups, value_width)}
+        split["out_proj"] = (heads, value_width)
+        weights: dict[str, NDArray] = {}
+        for projection, own in self._projections.items():
+            kernel, is_out = kernels[projection], projection == "out_proj"
+            held = kernel.shape[:2] if is_out else kernel.shape[1:]
+            if held != split[projection]:
+                raise SpecError(
+                    f"{own}/kernel must have (heads, width) {split[projection]}, as the other kernels say. Got {held}."
+                )
+            weights[f"{projection}.weight"] = (
+                kernel.reshape(-1, kernel.shape[2]) if is_out else kernel.reshape(len(kernel), -1)
+            ).T
             if f"{own}/bias" in arrays:
-                weights[f"{projection}.bias"] = np.asarray(arrays[f"{own}/bias"]).reshape(-1)
-        heads = np.asarray(arrays["query/kernel"]).shape[1]
-        groups = np.asarray(arrays["key/kernel"]).shape[1]
+                bias, shape = np.asarray(arrays[f"{own}/bias"]), kernel.shape[2:] if is_out else held
+                if bias.shape != shape:
+                    raise SpecError(f"{own}/bias must have shape {shape}, as its kernel says. Got {bias.shape}.")
+                weights[f"{projection}.bias"] = bias.reshape(-1)
         for label, given, found in (("num_heads", num_heads, heads), ("num_kv_heads", num_kv_heads, groups)):
             if given is not None and given != found:
                 raise SpecError(f"{label} must be {found}, the heads that the kernels have. Got {given}.")

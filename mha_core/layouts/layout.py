@@ -103,6 +103,8 @@ def heads_or_error(layout: Layout, num_heads: int | None) -> int:
     """`num_heads`, or SpecError where the arrays can't tell it."""
     if num_heads is None:
         raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads")
+    if num_heads < 1:
+        raise SpecError(f"num_heads must be at least 1. Got {num_heads}.")
     return num_heads
 
 
@@ -151,7 +153,7 @@ def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: i
 
 
 def _per_head(name: str, rows: int, label: str, heads: int) -> int:
-    if rows % heads:
+    if heads < 1 or rows < 1 or rows % heads:
         raise SpecError(f"{name} must have rows for {label}={heads} heads of one width. Got {rows} rows.")
     return rows // heads
 

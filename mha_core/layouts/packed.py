@@ -60,6 +60,8 @@ class PackedLayout(Layout):
             weights.update({f"{p}.weight": part for p, part in zip(projections, parts, strict=True)})
             if self.bias_of[name] in arrays:
                 bias = np.asarray(arrays[self.bias_of[name]])
+                if bias.ndim != 1:
+                    raise SpecError(f"{self.bias_of[name]} must be a vector. Got shape {bias.shape}.")
                 parts = self._unpack(self.bias_of[name], bias, projections, heads)
                 weights.update({f"{p}.bias": part for p, part in zip(projections, parts, strict=True)})
         weights = {
@@ -133,8 +135,8 @@ class TorchSeparateLayout(Layout):
         weights["out_proj.weight"] = np.asarray(arrays["out_proj.weight"])
         if "in_proj_bias" in arrays:
             bias = np.asarray(arrays["in_proj_bias"])
-            if bias.size % 3:
-                raise SpecError(f"in_proj_bias must hold three biases of one size. Got {bias.size} numbers.")
+            if bias.ndim != 1 or bias.size % 3:
+                raise SpecError(f"in_proj_bias must hold three biases of one size in a row. Got shape {bias.shape}.")
             weights.update({f"{p}_proj.bias": part for p, part in zip("qkv", bias.reshape(3, -1), strict=True)})
         if "out_proj.bias" in arrays:
             weights["out_proj.bias"] = np.asarray(arrays["out_proj.bias"])
