@@ -94,7 +94,10 @@ def _softcap_backward(state: State, r: Rounding, b: dict[str, Bounded], d_scores
         x.e / softcap, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u)
     )
     slope = r.store(Bounded(1.0 - inside**2, r.add(2.0 * (np.abs(inside) + e) * e, 2.0 * r.unit(r.precision.u))))
-    error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e)
+    # Automatic differentiation takes c, the slope and 1 / c one after the other: what c dS, or that times the slope,
+    # loses where it is stored below the normal numbers (tau each) is divided by c.
+    flushed = 2.0 * r.precision.tau / min(1.0, softcap)
+    error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e, flushed)
     return r.store(Bounded(state["d_similarity"], np.where(state["allowed"], error, 0.0)))
 
 

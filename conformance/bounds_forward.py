@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,7 @@ def forward_bounds(state: State, r: Rounding) -> dict[str, Bounded]:
     )
     for stage, projection, x, num_heads in sources:
         projected = _project(state, r, projection, Bounded.exact(x))
-        b[stage] = after_past(
-            state, stage, projected.map(lambda array, num_heads=num_heads: split_heads(array, num_heads))
-        )
+        b[stage] = after_past(state, stage, projected.map(partial(split_heads, num_heads=num_heads)))
     b["scores"] = _scores(state, r, b)
     growth, shared = _growth(state, r, b["scores"])
     b["weights"] = _weights(state, r, growth, shared)

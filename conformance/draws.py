@@ -9,7 +9,8 @@ cancelling, repeated and sparse numbers are where errors are not independent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
 from mha_core.dtypes import check_dtype
+from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
 DRAWS_PER_LAYER = 8
@@ -87,6 +89,7 @@ class Layer:
     """What the problems of one layer share: config, weights, lengths, and the kinds of mask.
 
     `masks` names what is there: sources of AttentionMask, with "2" for the larger of two shapes.
+    Of the key_len keys, `past_len` are of the past; `split` inputs are heads already.
     """
 
     number: int
@@ -97,6 +100,8 @@ class Layer:
     key_len: int
     masks: frozenset[str]
     dropout: bool
+    past_len: int = 0
+    split: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -112,6 +117,10 @@ def draw_layer(seed: int, number: int) -> Layer:
         work = np.prod([config.num_heads, *lengths, max(config.value_head_dim, config.score_dim or 0)])
         if work <= MOST_WORK:
             break
+    # A stream of its own, so that layers without these three are what they would be if none had them.
+    extra = np.random.default_rng([seed, number, 2])
+    config = _extended(extra, config)
+    has_past = extra.random() < 0.15
     return Layer(
         number,
         config,
@@ -119,6 +128,8 @@ def draw_layer(seed: int, number: int) -> Layer:
         *lengths,
         masks=_mask_kinds(rng),
         dropout=config.dropout > 0.0,
+        past_len=int(extra.integers(1, lengths[2] + 1)) if has_past else 0,
+        split=not config.projections and extra.random() < 0.5,
     )
 
 
@@ -126,22 +137,36 @@ def _config(rng: Rng) -> AttentionConfig:
     heads = int(rng.choice([1, 2, 3, 4, 6, 8]))
     groups = [g for g in range(1, heads + 1) if heads % g == 0]
     score = str(rng.choice(["scaled_dot", "dot", "additive"], p=[0.7, 0.1, 0.2]))
-    choices: dict[str, object] = {}
+    choices: dict[str, Any] = {}
     if score == "additive":
         choices["score_dim"] = _size(rng, 16)
     elif score == "scaled_dot" and rng.random() < 0.2:
         choices["scale"] = float(np.exp(rng.uniform(-4.0, 1.0)))
-    widths = {f"{name}_dim": _size(rng, 64) for name in ("head", "value_head", "query", "key", "value", "output")}
+    widths: dict[str, Any] = {
+        f"{name}_dim": _size(rng, 64) for name in ("head", "value_head", "query", "key", "value", "output")
+    }
     return AttentionConfig(
         heads,
         heads,
         num_kv_heads=int(rng.choice(groups)),
         bias={name: bool(rng.random() < 0.6) for name in ("q_proj", "k_proj", "v_proj", "out_proj")},
-        score=score,  # type: ignore[arg-type]
+        score=score,  # type: ignore[arg-type]  # one of the three
         dropout=float(rng.choice([0.0, 0.1, 0.5], p=[0.85, 0.1, 0.05])),
         **widths,
-        **choices,  # type: ignore[arg-type]
+        **choices,
     )
+
+
+def _extended(rng: Rng, config: AttentionConfig) -> AttentionConfig:
+    """With a softcap in about 15 of 100, from far below to far above the scores; in about 5, without projections."""
+    capped, bare = rng.random() < 0.15, rng.random() < 0.05
+    limit = float(np.exp(rng.uniform(np.log(0.01), np.log(1000.0))))
+    if capped:
+        config = replace(config, softcap=limit)
+    if bare:
+        widths = dict.fromkeys(("query_dim", "key_dim", "value_dim", "output_dim"))
+        config = replace(config, projections=False, bias=False, **widths)  # type: ignore[arg-type]
+    return config
 
 
 def _lengths(rng: Rng) -> tuple[int, int, int]:
@@ -203,16 +228,25 @@ def draw_problem(seed: int, index: int, dtype: str, layer: Layer | None = None) 
 def _problem(rng: Rng, layer: Layer) -> Problem:
     config = layer.config
     scale = float(np.exp(rng.uniform(np.log(0.03), np.log(20.0)))) if rng.random() < 0.5 else 1.0
-    shapes = {
+    new_len = layer.key_len - layer.past_len
+    shapes: dict[str, Shape] = {
         "queries": (layer.batch, layer.query_len, config.query_dim),
-        "keys": (layer.batch, layer.key_len, config.key_dim),
-        "values": (layer.batch, layer.key_len, config.value_dim),
+        "keys": (layer.batch, new_len, config.key_dim),
+        "values": (layer.batch, new_len, config.value_dim),
         "cotangent": (layer.batch, layer.query_len, config.output_dim),
     }
+    heads = config.head_shapes
+    if layer.past_len:
+        shapes["past_keys"] = (layer.batch, heads.keys[0], layer.past_len, heads.keys[1])
+        shapes["past_values"] = (layer.batch, heads.values[0], layer.past_len, heads.values[1])
     one_style = _style(rng) if rng.random() < 0.5 else None
     arrays = {name: STYLES[one_style or _style(rng)](rng, shape) for name, shape in shapes.items()}
-    for name in ("queries", "keys", "values"):
+    for name in arrays.keys() - {"cotangent"}:
         arrays[name] = scale * arrays[name]
+    if config.softcap is not None and rng.random() < 0.5:  # between c and 1 / c, small gradients may become 0
+        arrays["cotangent"] = np.exp(rng.uniform(np.log(1e-4), 0.0)) * arrays["cotangent"]
+    if layer.split:
+        arrays |= {name: split_heads(arrays[name], shape[0]) for name, shape in heads._asdict().items()}
     return Problem(
         config,
         layer.weights,
@@ -242,7 +276,7 @@ def _mask(rng: Rng, layer: Layer) -> AttentionMask:
         elif kind.startswith("causal"):
             sources["causal"] = True
             sources["query_offset"] = (
-                rng.integers(-2, key_len + 1, size=batch) if larger else max(key_len - query_len, 0)
+                rng.integers(-2, key_len + 1, size=batch) if larger else layer.past_len or max(key_len - query_len, 0)
             )
         elif kind.startswith("window"):
             sources["window"] = (3, 2) if larger else (None, 4)
@@ -269,7 +303,9 @@ def _largest(problem: Problem) -> float:
     for found in state.arrays.values():
         arrays += list(found.values()) if isinstance(found, dict) else [found]
     scale = min(abs(problem.config.softmax_scale), 1.0)
-    unscaled = [state[name] / scale for name in ("scores", "d_queries", "d_keys")]
+    unscaled = [array / scale for array in (reference.similarity(state), state["d_queries"], state["d_keys"])]
+    if problem.config.softcap is not None:  # c tanh(x / c) backwards, factor by factor
+        unscaled.append(problem.config.softcap * state["d_scores"])
     finite = [float(np.abs(array).max(initial=0.0)) for array in (*arrays, *unscaled) if array is not None]
     return max(finite, default=0.0)
 
@@ -277,13 +313,11 @@ def _largest(problem: Problem) -> float:
 def _shrunk(problem: Problem) -> Problem:
     """Half of every input; the additive bias too, which alone could overflow."""
     i = problem.inputs
-    half = AttentionInputs(
-        0.5 * i.queries,
-        0.5 * i.keys,
-        0.5 * i.values,
-        i.mask.map_arrays(lambda name, array: 0.5 * array if name == "bias" else array),
-        i.dropout_keep,
-        None if i.cotangent is None else 0.5 * i.cotangent,
+    arrays = {name: getattr(i, name) for name in ("queries", "keys", "values", "cotangent", "past_keys", "past_values")}
+    half = replace(
+        i,
+        mask=i.mask.map_arrays(lambda name, array: 0.5 * array if name == "bias" else array),
+        **{name: 0.5 * array for name, array in arrays.items() if array is not None},
     )
     weights = {name: 0.7 * array for name, array in problem.weights.items()}
     return Problem(problem.config, weights, half)

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.arithmetic import Arithmetic
+from conformance.arithmetic import Arithmetic, tanh_by_expm1
+from conformance.formulation_softcap import CapWay, SlopeWay, Softcap
 from mha_core import AttentionConfig
 from mha_core.heads import repeat_kv_heads
 from mha_core.weights import Weights
@@ -37,6 +38,9 @@ class Ways:
         row_sum: D of the backward direction, from the weights (sum of P dP) or the heads (sum of dO O).
         backward: P (dP - D); P dP - P D ("split"); or through exp, sum and quotient ("chain").
         additive: tanh itself, through expm1, or added up over the hidden units one by one ("loop").
+        softcap: how scores are capped (see formulation_softcap.py); "folded" needs the scale where it is
+            by itself, on the product.
+        slope: how a capped score is differentiated.
         packed: the three projections in one product.
         output: projected at once, or head by head.
     """
@@ -52,6 +56,8 @@ class Ways:
     row_sum: Literal["weights", "heads"] = "weights"
     backward: Literal["factored", "split", "chain"] = "factored"
     additive: Literal["tanh", "expm1", "loop"] = "tanh"
+    softcap: CapWay = "divide"
+    slope: SlopeWay = "chain"
     packed: bool = False
     output: Literal["concatenated", "per head"] = "concatenated"
 
@@ -169,15 +175,22 @@ class _Piece:
     ) -> None:
         self.ways, self.a, self.config, self.parameters = ways, a, config, parameters
         self.q, self.k, self.v, self.allowed = q, k, v, allowed
+        self.softcap = None if config.softcap is None else Softcap(a, config.softcap, ways.softcap, ways.slope)
+        self.folds_cap = self.softcap is not None and ways.softcap == "folded" and config.score != "additive"
         scale = config.softmax_scale
         on = {"scores": (1.0, 1.0, scale), "queries": (scale, 1.0, 1.0), "keys": (1.0, scale, 1.0)}
         on["both"] = (scale**0.5, scale**0.5, 1.0) if scale > 0.0 else on["scores"]
-        self.on_q, self.on_k, self.on_product = (a.hold(factor) for factor in on[ways.scale])
+        self.on_q, self.on_k, self.on_product = (
+            a.hold(factor) for factor in on["scores" if self.folds_cap else ways.scale]
+        )
 
     def forward(self, bias: NDArray | None, factor: NDArray | None) -> None:
         """Scores, weights, heads."""
         a, self.factor = self.a, factor
         similarity = self._additive() if self.config.score == "additive" else self._dot()
+        if self.softcap is not None:
+            self.cap = self.softcap.cap(similarity if self.folds_cap else self.softcap.inside(similarity))
+            similarity = self.cap.scores
         self.scores = similarity if bias is None else a.store(similarity + bias)
         opened = np.where(self.allowed, self.scores, -np.inf).astype(a.wide)
         highest = opened.max(axis=-1, keepdims=True, initial=-np.inf)
@@ -199,8 +212,12 @@ class _Piece:
         return np.where(self.allowed, x, x.dtype.type(0))
 
     def _dot(self) -> NDArray:
+        """Scaled q k^T, stored; folded into its softcap, q k^T (scale / c), not stored."""
         a = self.a
         self.q_scaled, self.k_scaled = a.store(self.q * self.on_q), a.store(self.k * self.on_k)
+        if self.softcap is not None and self.folds_cap:
+            products = a.sum_of_products(self.q_scaled, self.k_scaled.swapaxes(-1, -2))
+            return products * a.wide.type(self.config.softmax_scale / self.softcap.limit)
         return a.store(a.product(self.q_scaled, self.k_scaled.swapaxes(-1, -2)) * self.on_product)
 
     def _additive(self) -> NDArray:
@@ -217,10 +234,7 @@ class _Piece:
         return a.store(total)
 
     def _tanh(self, x: NDArray) -> NDArray:
-        if self.ways.additive != "expm1":
-            return self.a.store(np.tanh(x))
-        grown = np.expm1(2 * np.minimum(np.abs(x), 30))  # beyond, tanh is 1 in every precision
-        return self.a.store(np.copysign(grown / (grown + 2), x))
+        return self.a.store(tanh_by_expm1(x) if self.ways.additive == "expm1" else np.tanh(x))
 
     def _softmax(self, opened: NDArray, highest: NDArray) -> tuple[NDArray, NDArray, NDArray]:
         """Exponentials, their sum per row (1 in a row without a key), and the weights; not stored."""
@@ -271,9 +285,12 @@ class _Piece:
             d_weights = a.store(d_weights * self.factor)
         d_scores = self._only_allowed(a.store(self._softmax_backward(d_weights, d_heads)))
         d_values = a.sum_of_products(self.kept.swapaxes(-1, -2), d_heads)
+        d_similarity = d_scores
+        if self.softcap is not None:
+            d_similarity = self._only_allowed(self.softcap.backward(d_scores, self.cap))
         if self.config.score == "additive":
-            return {"d_scores": d_scores, "d_values": d_values, **self._additive_backward(d_scores)}
-        scaled = a.store(d_scores * self.on_product)
+            return {"d_scores": d_scores, "d_values": d_values, **self._additive_backward(d_similarity)}
+        scaled = a.store(d_similarity * self.on_product)
         return {
             "d_scores": d_scores,
             "d_values": d_values,
@@ -295,13 +312,13 @@ class _Piece:
             return self.exact * d_weights - self.exact * row_sum
         return self.exact * (d_weights - row_sum)
 
-    def _additive_backward(self, d_scores: NDArray) -> dict[str, NDArray]:
+    def _additive_backward(self, d_similarity: NDArray) -> dict[str, NDArray]:
         a, hidden = self.a, self.hidden
         if self.ways.additive == "expm1":
             slope = a.store((1 - hidden) * (1 + hidden))
         else:
             slope = a.store(1 - a.store(hidden * hidden))
-        inside = a.store(a.store(d_scores[..., None] * self.parameters["score.vector"]) * slope)
+        inside = a.store(a.store(d_similarity[..., None] * self.parameters["score.vector"]) * slope)
         by_query, by_key = a.store(a.total(inside, 3)), a.store(a.total(inside, 2))
 
         def rows(x: NDArray) -> NDArray:
@@ -312,5 +329,5 @@ class _Piece:
             "d_keys": a.sum_of_products(by_key, self.parameters["score.key.weight"]),
             "score.query.weight": a.sum_of_products(rows(by_query).T, rows(self.q)),
             "score.key.weight": a.sum_of_products(rows(by_key).T, rows(self.k)),
-            "score.vector": a.sum_of_products(d_scores.reshape(1, -1), rows(hidden))[0],
+            "score.vector": a.sum_of_products(d_similarity.reshape(1, -1), rows(hidden))[0],
         }

@@ -25,36 +25,44 @@ from mha_core.weights import Weights
 
 FORMULATIONS: Mapping[str, Ways] = {
     "plain": Ways(),
-    "scale-on-queries": Ways(scale="queries"),
-    "scale-on-keys": Ways(scale="keys"),
-    "scale-on-both": Ways(scale="both"),
+    "scale-on-queries": Ways(scale="queries", softcap="multiply"),
+    "scale-on-keys": Ways(scale="keys", slope="factors"),
+    "scale-on-both": Ways(scale="both", slope="capped"),
     "bias-first": Ways(bias="first", scale="queries"),
     "bias-last": Ways(bias="last"),
-    "per-head": Ways(layout="heads", output="per head"),
-    "per-item": Ways(layout="items", row_sum="heads"),
-    "per-query": Ways(layout="queries", softmax="reciprocal"),
+    "per-head": Ways(layout="heads", softcap="multiply", slope="squares", output="per head"),
+    "per-item": Ways(layout="items", slope="cosh", row_sum="heads"),
+    "per-query": Ways(layout="queries", softcap="expm1", slope="capped", softmax="reciprocal"),
     "heads-in-batch": Ways(layout="folded", scale="queries", backward="split"),
-    "groups-in-queries": Ways(groups="folded"),
+    "groups-in-queries": Ways(groups="folded", softcap="folded", slope="squares"),
     "einsum": Ways(order="einsum", additive="loop"),
     "transposed": Ways(order="transposed", scale="keys"),
     "sequential": Ways(order="sequential"),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
     "reversed": Ways(order="reversed", bias="last"),
     "shuffled": Ways(order="shuffled", row_sum="heads"),
-    "pairwise": Ways(order="pairwise", additive="expm1"),
-    "blocks": Ways(order="blocks", scale="queries"),
-    "signs": Ways(order="signs"),
+    "pairwise": Ways(order="pairwise", additive="expm1", softcap="expm1", slope="factors"),
+    "blocks": Ways(order="blocks", scale="queries", softcap="folded", slope="cosh"),
+    "signs": Ways(order="signs", softcap="multiply", slope="capped"),
     "signs-chain": Ways(order="signs", backward="chain", bias="first", groups="folded"),
     "accumulate-in-float64": Ways(order="float64"),
-    "reciprocal": Ways(softmax="reciprocal"),
+    "reciprocal": Ways(softmax="reciprocal", softcap="multiply", slope="factors"),
     "logsumexp": Ways(softmax="logsumexp"),
-    "base-2": Ways(softmax="base 2", scale="queries"),
+    "base-2": Ways(softmax="base 2", scale="queries", softcap="folded", slope="squares"),
     "base-2-logsumexp": Ways(softmax="base 2 logsumexp", row_sum="heads"),
-    "divide-last": Ways(softmax="divide last"),
-    "online": Ways(softmax="online", scale="queries"),
-    "online-flash": Ways(softmax="online", row_sum="heads", layout="queries", groups="folded", order="shuffled"),
+    "divide-last": Ways(softmax="divide last", softcap="expm1"),
+    "online": Ways(softmax="online", scale="queries", softcap="folded", slope="capped"),
+    "online-flash": Ways(
+        softmax="online",
+        row_sum="heads",
+        layout="queries",
+        groups="folded",
+        order="shuffled",
+        softcap="folded",
+        slope="squares",
+    ),
     "row-sum-of-heads": Ways(row_sum="heads"),
-    "split-backward": Ways(backward="split", additive="expm1"),
+    "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
     "chain-rule": Ways(backward="chain"),
     "packed": Ways(packed=True, bias="last"),
     "packed-per-head": Ways(packed=True, layout="heads", scale="both", additive="loop", output="per head"),
@@ -123,10 +131,13 @@ class _Layer:
     def __init__(
         self, ways: Ways, arithmetic: Arithmetic, config: AttentionConfig, weights: Weights, inputs: AttentionInputs
     ) -> None:
-        self.ways, self.a, self.config, self.weights, self.inputs = ways, arithmetic, config, weights, inputs
+        self.ways, self.a, self.config, self.weights = ways, arithmetic, config, weights
         sizes = inputs.check(config)
+        self.is_split, self.past_len = inputs.is_split, sizes.past_len
+        self.inputs = inputs = inputs.merged()
         padding = padding_keys(inputs.mask, sizes)
-        self.padding = padding[:, :, None]
+        self.padding = padding[:, self.past_len :, None]
+        self.past_padding = padding[:, None, : self.past_len, None]
         self.allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
         self.x = {
             "q_proj": arithmetic.hold(inputs.queries),
@@ -137,13 +148,20 @@ class _Layer:
     def trace(self) -> Trace:
         """Every stage, and gradients where the inputs carry a cotangent."""
         config, inputs = self.config, self.inputs
-        projected = self._packed() if self.ways.packed else {name: self._project(name, x) for name, x in self.x.items()}
+        if not config.projections:
+            projected = self.x
+        elif self.ways.packed:
+            projected = self._packed()
+        else:
+            projected = {name: self._project(name, x) for name, x in self.x.items()}
         heads_of = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         queries, keys, values = (split_heads(projected[name], heads) for name, heads in heads_of.items())
+        keys, values = self._after_past(inputs.past_keys, keys), self._after_past(inputs.past_values, values)
         cotangent = None if inputs.cotangent is None else self.a.hold(inputs.cotangent)
         d_heads = None
         if cotangent is not None:
-            d_heads = split_heads(self.a.product(cotangent, self.weights["out_proj.weight"]), config.num_heads)
+            d_merged = self.a.product(cotangent, self.weights["out_proj.weight"]) if config.projections else cotangent
+            d_heads = split_heads(d_merged, config.num_heads)
         bias = None
         if inputs.mask.bias is not None:
             bias = np.broadcast_to(self.a.hold(additive_bias(inputs.mask)), self.allowed.shape)
@@ -161,6 +179,12 @@ class _Layer:
             gradients = self._backward(found, merged, cotangent)
             gradients = {name: round_to(array, self.a.dtype) for name, array in gradients.items()}
         return Trace(**{name: round_to(array, self.a.dtype) for name, array in stages.items()}, gradients=gradients)
+
+    def _after_past(self, past: NDArray | None, new: NDArray) -> NDArray:
+        """(B, G, Lk, d or dv): the past, 0 where it is padding, and the new ones behind it."""
+        if past is None:
+            return new
+        return np.concatenate([self.a.hold(np.where(self.past_padding, 0.0, past)), new], axis=2)
 
     def _project(self, name: str, x: NDArray) -> NDArray:
         """(B, L, in) -> (B, L, out): x W^T + b, stored."""
@@ -203,6 +227,8 @@ class _Layer:
 
     def _output(self, merged: NDArray) -> NDArray:
         """(B, Lq, Do): the heads next to each other and projected, or one head after the other added up."""
+        if not self.config.projections:
+            return merged
         if self.ways.output == "concatenated":
             return self._project("out_proj", merged)
         weight, bias = self.weights["out_proj.weight"], self.weights.get("out_proj.bias")
@@ -217,13 +243,21 @@ class _Layer:
 
     def _backward(self, found: Mapping[str, NDArray], merged: NDArray, cotangent: NDArray) -> dict[str, NDArray]:
         gradients = {name: array for name, array in found.items() if name.startswith("score.")}
+        zero = self.a.wide.type(0)
         inputs = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
         for projection, name in inputs.items():
-            gradient = merge_heads(found[f"d_{name}"])
-            d_x = self.a.product(gradient, self.weights[f"{projection}.weight"])
-            gradients[name] = d_x if name == "queries" else np.where(self.padding, d_x.dtype.type(0), d_x)
-            gradients |= self._parameters(projection, self.x[projection], gradient)
-        gradients |= self._parameters("out_proj", merged, cotangent)
+            of_heads = found[f"d_{name}"]
+            if name != "queries" and self.inputs.past_keys is not None:
+                gradients[f"past_{name}"] = np.where(self.past_padding, zero, of_heads[:, :, : self.past_len])
+                of_heads = of_heads[:, :, self.past_len :]
+            gradient = d_x = merge_heads(of_heads)
+            if self.config.projections:
+                d_x = self.a.product(gradient, self.weights[f"{projection}.weight"])
+                gradients |= self._parameters(projection, self.x[projection], gradient)
+            d_x = d_x if name == "queries" else np.where(self.padding, zero, d_x)
+            gradients[name] = split_heads(d_x, of_heads.shape[1]) if self.is_split else d_x
+        if self.config.projections:
+            gradients |= self._parameters("out_proj", merged, cotangent)
         bias = self.inputs.mask.bias
         if bias is not None:
             shape = (1,) * (4 - bias.ndim) + bias.shape
