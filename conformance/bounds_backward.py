@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounded import Bounded, Rounding
-from conformance.bounds_forward import TANH_ULPS, repeated, scaled_product
+from conformance.bounds_forward import TANH_ULPS, before_cap, moved_through, repeated, scaled_product, within
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference import State, dropout_factor
 
@@ -90,10 +90,10 @@ def _softcap_backward(state: State, r: Rounding, b: dict[str, Bounded], d_scores
         return d_scores
     x = b["similarity"]
     inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
-    e = r.add(
-        x.e / softcap, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u)
-    )
-    slope = r.store(Bounded(1.0 - inside**2, r.add(2.0 * (np.abs(inside) + e) * e, 2.0 * r.unit(r.precision.u))))
+    moved = moved_through(r, np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
+    e = r.add(moved, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u))
+    steepness = np.minimum(2.0 * (np.abs(inside) + e) * e, within(r, 1.0, 1.0))  # the slope stays within 0..1
+    slope = r.store(Bounded(1.0 - inside**2, r.add(steepness, 2.0 * r.unit(r.precision.u))))
     # Automatic differentiation takes c, the slope and 1 / c one after the other: what c dS, or that times the slope,
     # loses where it is stored below the normal numbers (tau each) is divided by c.
     flushed = 2.0 * r.precision.tau / min(1.0, softcap)

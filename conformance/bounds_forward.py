@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -91,14 +92,27 @@ def _scores(state: State, r: Rounding, b: dict[str, Bounded]) -> Bounded:
 
 
 def _capped(state: State, r: Rounding, x: Bounded) -> Bounded:
-    """The score x under a softcap, c tanh(x / c). The slope is at most 1, so an error inside gets no larger outside."""
+    """The score x under a softcap, c tanh(x / c)."""
     softcap = state.config.softcap
     if softcap is None:
         return x
-    capped = reference.cap(state, x.v)
-    # The quotient is rounded before the tanh, the product after it; c itself may be.
-    own = r.add(2.0 * r.unit(r.precision.u) * x.most, 2.0 * (TANH_ULPS + 1.0) * r.unit(r.precision.u) * np.abs(capped))
-    return r.store(Bounded(capped, r.add(x.e, own, max(1.0, softcap) * r.precision.tau)))
+    capped, inside = reference.cap(state, x.v), before_cap(r, x)
+    # The product is rounded after the tanh, and c itself may be.
+    own = 2.0 * (TANH_ULPS + 1.0) * r.unit(r.precision.u) * np.abs(capped)
+    moved = moved_through(r, lambda array: reference.cap(state, array), Bounded(x.v, inside))
+    return r.store(Bounded(capped, r.add(moved, own, max(1.0, softcap) * r.precision.tau)))
+
+
+def before_cap(r: Rounding, x: Bounded) -> NDArray:
+    """The error of a score that a softcap's tanh sees: the quotient by c is rounded, and c may be."""
+    return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
+
+
+def moved_through(r: Rounding, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
+    """The bound on f(x) of a rising f with slopes of at most 1: where it is flat, an error inside vanishes."""
+    middle = rising(x.v)
+    up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
+    return np.minimum(x.e, within(r, np.maximum(up, down), up + down))
 
 
 def scaled_product(state: State, r: Rounding, a: Bounded, b: Bounded) -> Bounded:
@@ -161,10 +175,10 @@ def _extremes(state: State, r: Rounding, growth: NDArray) -> tuple[NDArray, NDAr
     distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
     least = np.exp(distance - growth - _logsumexp(distance + growth))
     most = np.exp(distance + growth - _logsumexp(distance - growth))
-    return least, np.minimum(most, _within(r, 1.0, 1.0))
+    return least, np.minimum(most, within(r, 1.0, 1.0))
 
 
-def _within(r: Rounding, furthest: Any, width: Any) -> Any:
+def within(r: Rounding, furthest: Any, width: Any) -> Any:
     """The bound on the error of a number that stays within an interval: how far its ends are, or how wide it is.
 
     Its standard deviation is at most half the width (Popoviciu), and a probabilistic bound is LAMBDA of
@@ -222,7 +236,7 @@ def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, sh
         moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
     # However wrong the weights, a head stays among the values that it may attend to.
     furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
-    moved = np.minimum(moved, _within(r, furthest, 2.0 * furthest))
+    moved = np.minimum(moved, within(r, furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
     own = _own_roundings(r) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, own * weights.most + r.precision.tau)

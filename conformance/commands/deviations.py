@@ -66,7 +66,8 @@ def deviations(
         findings = _probe(console, selected)
     else:
         findings = []
-        console.print(_full(selected[0]) if identifier and len(selected) == 1 else _table(selected))
+        in_full = identifier and len(selected) == 1
+        console.print(_full(selected[0]) if in_full else _table(selected, wide=console.width >= 110))
     if json_path is not None:
         from conformance.report import write_json
 
@@ -107,18 +108,22 @@ def _selected(
     return selected
 
 
-def _table(selected: Sequence[Deviation]) -> Any:
+def _table(selected: Sequence[Deviation], *, wide: bool) -> Any:
+    """One row per entry, with its link where there is room for it."""
     from textwrap import wrap
 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("id", "layer", "what it does", "what the definition says", "link", show_lines=True)
-    table.columns[1].overflow, table.columns[1].min_width = "fold", ID_WIDTH
+    headers = ["id", "layer", "what it does", "what the definition says"]
+    table = Table(*headers, *(["link"] if wide else []), show_lines=True)
+    for column in table.columns[:2]:
+        column.overflow, column.min_width = "fold", ID_WIDTH
     for entry in selected:
         identifier = "\n".join(wrap(entry.id, ID_WIDTH))
         link = Text(_short(entry.link), style=f"link {entry.link}")
-        table.add_row(identifier, entry.layer, Text(entry.summary), Text(entry.definition), link)
+        cells = (identifier, entry.layer, Text(entry.summary), Text(entry.definition))
+        table.add_row(*cells, *([link] if wide else []))
     table.caption = f"{len(selected)} deviations"
     table.caption_justify = "left"
     return table
