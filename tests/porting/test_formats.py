@@ -319,7 +319,8 @@ def test_keras_2_files_are_refused_in_words(tmp_path):
         read(tmp_path / "file.weights.h5")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")  # Keras'
+# Keras itself converts TensorFlow's variables so while it saves, which NumPy 2 deprecates.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_keras_files_and_models_are_read(tmp_path):
     keras = pytest.importorskip("backends.tf.framework").keras
     inputs = keras.Input((3, 8))
