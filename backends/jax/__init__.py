@@ -10,7 +10,9 @@
 'v_proj': {'kernel': (8, 4)}}
 """
 
-from backends.jax.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, PositionalEncoding
+from backends.jax.layers import MultiHeadAttention
+from backends.jax.positional import PositionalEncoding
+from backends.jax.single_head import AdditiveAttention, DotProductAttention
 from backends.jax.weights import from_weights, to_weights
 
 __all__ = [

@@ -1,23 +1,21 @@
-"""The layers as Flax linen modules, with "kernel" (in, out) where the canonical name is "weight" (out, in)."""
+"""Multi-head attention as a Flax linen module: "kernel" (in, out) where the canonical name is "weight" (out, in)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, fields
-from functools import lru_cache
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype, PrecisionLike
 from jax import Array
 from jax.typing import ArrayLike
 
+from backends.jax.additive import AdditiveScore
 from backends.jax.attention import (
     Stages,
     add_bias,
-    additive_score,
     after_past,
     cap,
     dot_score,
@@ -26,17 +24,13 @@ from backends.jax.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
+from backends.jax.framework import check_fields, in_width, layer_dtype
 from backends.jax.heads import merge_heads, split_heads
 from backends.jax.masks import Widths, Window, build_mask
-from mha_core.checks import check_dropout_keep, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
+from mha_core.checks import check_dropout_keep
+from mha_core.config import AttentionConfig, ProjectionBias, Score
 from mha_core.masks import AttentionMask
-from mha_core.positions import check_positions, sinusoidal_positions
 from mha_core.weights import weight_shapes
-
-# A linen module cannot keep the table from one `apply` to the next.
-_positions = lru_cache(maxsize=8)(sinusoidal_positions)
 
 
 class MultiHeadAttention(nn.Module):
@@ -211,168 +205,3 @@ class MultiHeadAttention(nn.Module):
         declared = {"q_proj": self.query_dim, "k_proj": self.key_dim, "v_proj": self.value_dim}
         query_dim, key_dim, value_dim = (in_width(width, variables, name) for name, width in declared.items())
         return query_dim, key_dim, value_dim
-
-
-class _AttentionWithoutHeads(nn.Module):
-    """What DotProductAttention and AdditiveAttention share: everything but the score and the fields."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_dropout(self.dropout)
-        super().__post_init__()
-
-    def _score(self, queries: Array, keys: Array) -> Array:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _widths(self, variables: Mapping[str, Any]) -> Widths:
-        return None, None, None
-
-    @nn.compact
-    def __call__(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: ArrayLike | None = None,
-        *,
-        allowed: ArrayLike | None = None,
-        bias: ArrayLike | None = None,
-        causal: bool = False,
-        query_offset: int | ArrayLike = 0,
-        window: Window | None = None,
-        dropout_keep: ArrayLike | None = None,
-        return_weights: bool = False,
-        deterministic: bool = True,
-    ) -> Array | tuple[Array, Array]:
-        """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
-
-        The arguments are those of `MultiHeadAttention.__call__`, with weights (B, Lq, Lk): `allowed`
-        and `bias` broadcast to that shape, and `dropout_keep` has it.
-
-        Returns:
-            The output (B, Lq, Dv), or the pair (output, weights).
-        """
-        check_dropout_keep(dropout_keep, training=not deterministic)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        sources = sources.map_arrays(to_array).for_one_head(lambda array: array[:, None])
-        keep = None if dropout_keep is None else to_array("dropout_keep", dropout_keep)[:, None]
-        widths, dtype = self._widths(self.variables), layer_dtype(self)
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=widths, dtype=dtype)
-        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
-        queries, keys, values = promote_dtype(queries, keys, values, dtype=self.dtype)
-        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        kept = drop(weights, mask, self.dropout, deterministic)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(kept, values[:, None], self.precision)  # (B, 1, Lq, Dv)
-        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
-
-
-class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads.
-
-    Attributes:
-        dropout: probability that a weight is dropped unless `deterministic`.
-        scaled: True for scale = 1 / sqrt(d), False for 1.
-        dtype: of the computation. None: that of the inputs.
-        precision: of the matrix products (see `MultiHeadAttention`).
-
-    >>> import jax
-    >>> queries, keys, values = (jax.numpy.ones(shape) for shape in [(2, 4, 3), (2, 6, 3), (2, 6, 5)])
-    >>> DotProductAttention().apply({}, queries, keys, values).shape
-    (2, 4, 5)
-    """
-
-    dropout: float = 0.0
-    scaled: bool = True
-    _: KW_ONLY
-    dtype: Dtype | None = None
-    precision: PrecisionLike = "highest"
-
-    def _score(self, queries: Array, keys: Array) -> Array:
-        check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0, self.precision)
-
-
-class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
-
-    Attributes:
-        score_dim: S, the width of the hidden layer.
-        dropout: probability that a weight is dropped unless `deterministic`.
-        query_dim, key_dim: input widths. None: the first call decides.
-        dtype, param_dtype, precision: see `MultiHeadAttention`.
-
-    >>> import jax
-    >>> attention = AdditiveAttention(8)
-    >>> queries, keys, values = (jax.numpy.ones(shape) for shape in [(2, 4, 20), (2, 6, 3), (2, 6, 5)])
-    >>> output, variables = attention.init_with_output(jax.random.key(0), queries, keys, values)
-    >>> output.shape
-    (2, 4, 5)
-    """
-
-    score_dim: int
-    dropout: float = 0.0
-    _: KW_ONLY
-    query_dim: int | None = None
-    key_dim: int | None = None
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    precision: PrecisionLike = "highest"
-
-    def __post_init__(self) -> None:
-        check_size("score_dim", self.score_dim)
-        super().__post_init__()
-
-    def _score(self, queries: Array, keys: Array) -> Array:
-        settings = (self.score_dim, self.dtype, self.param_dtype, self.precision)
-        return AdditiveScore(*settings, name="score")(queries, keys)
-
-    def _widths(self, variables: Mapping[str, Any]) -> Widths:
-        query_dim = in_width(self.query_dim, variables, "score", "query")
-        return query_dim, in_width(self.key_dim, variables, "score", "key"), None
-
-
-class AdditiveScore(nn.Module):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
-
-    score_dim: int
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    precision: PrecisionLike = "highest"
-
-    @nn.compact
-    def __call__(self, queries: Array, keys: Array) -> Array:
-        settings = (False, self.dtype, self.param_dtype, self.precision)
-        queries = nn.Dense(self.score_dim, *settings, name="query")(queries)
-        keys = nn.Dense(self.score_dim, *settings, name="key")(keys)
-        init = nn.initializers.lecun_normal()  # as nn.Dense(1) draws its kernel
-        vector = self.param("vector", lambda key: init(key, (self.score_dim, 1), self.param_dtype)[:, 0])
-        queries, keys, vector = promote_dtype(queries, keys, vector, dtype=self.dtype)
-        return additive_score(queries, keys, vector, self.precision)
-
-
-class PositionalEncoding(nn.Module):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
-
-    >>> import jax
-    >>> PositionalEncoding(4).apply({}, jax.numpy.zeros((1, 2, 4)))[0, 1].round(4)
-    Array([0.8415, 0.5403, 0.01  , 1.    ], dtype=float32)
-    """
-
-    embed_dim: int
-    dropout: float = 0.0
-    max_len: int = 1000
-
-    def __post_init__(self) -> None:
-        check_dropout(self.dropout)
-        _positions(self.max_len, self.embed_dim)  # SpecError if there is no such table
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(self, x: Array, *, deterministic: bool = True) -> Array:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
-        x = to_array("x", x)
-        check_positions(x.shape[1], x.shape[2], embed_dim=self.embed_dim, max_len=self.max_len)
-        positions = _positions(self.max_len, self.embed_dim)[: x.shape[1]]
-        return nn.Dropout(self.dropout)(x + jnp.asarray(positions, x.dtype), deterministic=deterministic)

@@ -14,7 +14,9 @@ MultiHeadAttention(
 )
 """
 
-from backends.mxnet.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, PositionalEncoding
+from backends.mxnet.layers import MultiHeadAttention
+from backends.mxnet.positional import PositionalEncoding
+from backends.mxnet.single_head import AdditiveAttention, DotProductAttention
 from backends.mxnet.weights import from_weights, to_weights
 
 __all__ = [

@@ -183,3 +183,14 @@ class KeywordBlock(mx.gluon.Block):
         for hook in self._forward_hooks.values():
             hook(self, args, result)
         return result
+
+
+def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any) -> Dense:
+    """A Dense on the last axis; the first call decides its input width where that is None."""
+    check_computes("parameters", dtype)
+    return Dense(units, use_bias=bias, flatten=False, dtype=dtype, in_units=in_units or 0, prefix=prefix)
+
+
+def in_width(layer: Dense) -> int | None:
+    """The input width of a Dense, or None while it does not know it."""
+    return max(layer.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

@@ -1,4 +1,4 @@
-"""The layers as Gluon blocks.
+"""Multi-head attention as a Gluon block.
 
 `save_parameters` writes the parameters under the canonical names of `mha_core.weights`, in its shapes.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backends.mxnet.additive import AdditiveScore
 from backends.mxnet.attention import (
     Stages,
     add_bias,
-    additive_score,
     after_past,
     cap,
     dot_score,
@@ -20,15 +20,12 @@ from backends.mxnet.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.mxnet.framework import Dense, KeywordBlock, as_input, as_source, check_computes, mx
+from backends.mxnet.framework import KeywordBlock, as_input, dense, in_width, mx
 from backends.mxnet.heads import merge_heads, split_heads
-from backends.mxnet.masks import build_mask
-from mha_core.checks import check_dropout_keep, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
+from backends.mxnet.masks import Widths, Window, build_mask
+from mha_core.checks import check_dropout_keep
+from mha_core.config import AttentionConfig, ProjectionBias, Score
 from mha_core.masks import AttentionMask
-from mha_core.positions import check_positions, sinusoidal_positions
-
-Window = tuple[int | None, int | None]
 
 
 @mx.util.use_np
@@ -100,10 +97,10 @@ class MultiHeadAttention(KeywordBlock):
         head_width, value_width = config.num_heads * config.value_head_dim, config.num_kv_heads * config.value_head_dim
         with self.name_scope():
             if config.projections:
-                self.q_proj = _dense("q_proj_", query_dim, query_width, config.bias.q_proj, dtype)
-                self.k_proj = _dense("k_proj_", key_dim, key_width, config.bias.k_proj, dtype)
-                self.v_proj = _dense("v_proj_", value_dim, value_width, config.bias.v_proj, dtype)
-                self.out_proj = _dense("out_proj_", head_width, config.output_dim, config.bias.out_proj, dtype)
+                self.q_proj = dense("q_proj_", query_dim, query_width, config.bias.q_proj, dtype)
+                self.k_proj = dense("k_proj_", key_dim, key_width, config.bias.k_proj, dtype)
+                self.v_proj = dense("v_proj_", value_dim, value_width, config.bias.v_proj, dtype)
+                self.out_proj = dense("out_proj_", head_width, config.output_dim, config.bias.out_proj, dtype)
             else:
                 unchanged: Any = _unchanged
                 self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
@@ -197,188 +194,16 @@ class MultiHeadAttention(KeywordBlock):
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
 
-    def _widths(self) -> tuple[int | None, int | None, int | None]:
+    def _widths(self) -> Widths:
         if not self._config.projections:
             return self._config.query_dim, self._config.key_dim, self._config.value_dim
-        return _in_width(self.q_proj), _in_width(self.k_proj), _in_width(self.v_proj)
+        return in_width(self.q_proj), in_width(self.k_proj), in_width(self.v_proj)
 
     def _expected(self) -> dict[str, Any]:
         dtypes = [parameter.dtype for parameter in self.collect_params().values()]
         return {"widths": self._widths(), "layer_dtype": dtypes[0] if dtypes else None}
 
 
-@mx.util.use_np
-class _AttentionWithoutHeads(KeywordBlock):
-    """What DotProductAttention and AdditiveAttention share: everything but the score."""
-
-    def __init__(self, dropout: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.dropout = check_dropout(dropout)
-
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _expected(self) -> dict[str, Any]:
-        """The `widths` and `layer_dtype` that `build_mask` expects of the inputs, where they are fixed."""
-        return {}
-
-    def forward(
-        self,
-        queries: mx.np.ndarray,
-        keys: mx.np.ndarray,
-        values: mx.np.ndarray,
-        valid_lens: Any = None,
-        *,
-        dropout_keep: Any = None,
-        return_weights: bool = False,
-        **sources: Any,
-    ) -> mx.np.ndarray | tuple[mx.np.ndarray, mx.np.ndarray]:
-        """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
-
-        The arguments are those of `MultiHeadAttention.forward`, with weights (B, Lq, Lk): `allowed`
-        and `bias` broadcast to that shape, and `dropout_keep` has it.
-
-        Returns:
-            The output (B, Lq, Dv), or the pair (output, weights).
-        """
-        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
-        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
-        mask = AttentionMask(valid_lens, **sources).map_arrays(lambda _, array: as_source(array, queries.ctx))
-        mask = mask.for_one_head(lambda array: array[:, None])
-        keep = None if dropout_keep is None else as_source(dropout_keep, queries.ctx)[:, None]
-        mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
-        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
-        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask.keep, self.dropout), values[:, None])  # (B, 1, Lq, Dv)
-        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
-
-
-@mx.util.use_np
-class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads.
-
-    Args:
-        dropout: probability that a weight is dropped in training.
-        scaled: True for scale = 1 / sqrt(d), False for 1.
-
-    >>> import mxnet as mx
-    >>> attention = DotProductAttention()
-    >>> random = mx.np.random.normal
-    >>> attention(random(size=(2, 4, 3)), random(size=(2, 6, 3)), random(size=(2, 6, 5))).shape
-    (2, 4, 5)
-    """
-
-    def __init__(self, dropout: float = 0.0, scaled: bool = True, **kwargs: Any) -> None:
-        super().__init__(dropout, **kwargs)
-        self.scaled = scaled
-
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0)
-
-
-@mx.util.use_np
-class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
-
-    Args:
-        score_dim: S, the width of the hidden layer.
-        dropout: probability that a weight is dropped in training.
-        query_dim, key_dim: input widths. None: the first call decides.
-        dtype: of the parameters.
-
-    >>> import mxnet as mx
-    >>> attention = AdditiveAttention(8)
-    >>> attention.initialize()
-    >>> random = mx.np.random.normal
-    >>> attention(random(size=(2, 4, 20)), random(size=(2, 6, 3)), random(size=(2, 6, 5))).shape
-    (2, 4, 5)
-    """
-
-    def __init__(
-        self,
-        score_dim: int,
-        dropout: float = 0.0,
-        *,
-        query_dim: int | None = None,
-        key_dim: int | None = None,
-        dtype: Any = "float32",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(dropout, **kwargs)
-        with self.name_scope():
-            size = check_size("score_dim", score_dim)
-            self.score = AdditiveScore(query_dim, key_dim, size, dtype=dtype, prefix="score_")
-
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        return self.score(queries, keys)
-
-    def _expected(self) -> dict[str, Any]:
-        widths = _in_width(self.score.query), _in_width(self.score.key), None
-        return {"widths": widths, "layer_dtype": self.score.vector.dtype}
-
-
-@mx.util.use_np
-class AdditiveScore(mx.gluon.Block):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
-
-    def __init__(
-        self,
-        query_dim: int | None,
-        key_dim: int | None,
-        score_dim: int,
-        *,
-        dtype: Any = "float32",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.query = _dense("query_", query_dim, score_dim, False, dtype)
-            self.key = _dense("key_", key_dim, score_dim, False, dtype)
-            # Gluon's default initialiser goes by the name, and only knows "weight", "bias" and such.
-            init = mx.init.Uniform(score_dim**-0.5)
-            self.vector = self.params.get("vector", shape=(score_dim,), init=init, dtype=dtype)
-
-    def forward(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        return additive_score(self.query(queries), self.key(keys), self.vector.data(queries.ctx))
-
-
-@mx.util.use_np
-class PositionalEncoding(mx.gluon.Block):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
-
-    >>> import mxnet as mx
-    >>> PositionalEncoding(4)(mx.np.zeros((1, 2, 4))).round(4)[0, 1]
-    array([0.8415, 0.5403, 0.01  , 1.    ])
-    """
-
-    def __init__(self, embed_dim: int, dropout: float = 0.0, max_len: int = 1000, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.dropout = check_dropout(dropout)
-        self.positions = sinusoidal_positions(max_len, embed_dim)  # of NumPy, in float64: rounded to x's dtype
-
-    def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
-        x = as_input("x", x)
-        max_len, embed_dim = self.positions.shape
-        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
-        positions = mx.np.array(self.positions[: x.shape[1]], dtype=x.dtype, ctx=x.ctx)
-        return drop(x + positions, None, self.dropout)
-
-
-def _dense(prefix: str, in_width: int | None, out_width: int, bias: bool, dtype: Any) -> Dense:
-    """A Dense on the last axis; the first call decides its input width where that is None."""
-    check_computes("parameters", dtype)
-    return Dense(out_width, use_bias=bias, flatten=False, dtype=dtype, in_units=in_width or 0, prefix=prefix)
-
-
 def _unchanged(x: mx.np.ndarray) -> mx.np.ndarray:
     """What stands in for the projections of a layer that has none."""
     return x
-
-
-def _in_width(dense: Dense) -> int | None:
-    """The input width of a Dense, or None while it does not know it."""
-    return max(dense.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

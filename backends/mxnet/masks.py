@@ -11,6 +11,9 @@ from mha_core.checks import CallSizes, check_call, check_valid_lens
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
+Window = tuple[int | None, int | None]
+Widths = tuple[int | None, int | None, int | None]
+
 
 class Mask(NamedTuple):
     """What the sources of a mask come to.
@@ -40,7 +43,7 @@ def build_mask(
     past_values: mx.np.ndarray | None = None,
     *,
     num_heads: int,
-    widths: tuple[int | None, int | None, int | None] = (None, None, None),
+    widths: Widths = (None, None, None),
     head_shapes: HeadShapes | None = None,
     split: bool = False,
     layer_dtype: Any = None,

@@ -9,7 +9,9 @@ TensorShape([3, 5, 8])
 ['mha/q_proj/kernel', 'mha/k_proj/kernel']
 """
 
-from backends.tf.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, PositionalEncoding
+from backends.tf.layers import MultiHeadAttention
+from backends.tf.positional import PositionalEncoding
+from backends.tf.single_head import AdditiveAttention, DotProductAttention
 from backends.tf.weights import from_weights, to_weights
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The layers as Keras layers.
+"""Multi-head attention as a Keras layer, and the call that it has in common with the layers without heads.
 
 Projections are Dense layers with canonical names; a Dense kernel is the transpose of a canonical weight.
 No layer casts its inputs, as Keras would by default, and none reads Keras' implicit masks: one on the
@@ -8,16 +8,15 @@ queries passes on to the output, as through a Dense layer, and the arguments alo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from backends.tf.additive import AdditiveScore
 from backends.tf.attention import (
     Stages,
     add_bias,
-    additive_score,
     after_past,
     cap,
     dot_score,
@@ -26,19 +25,16 @@ from backends.tf.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.framework import describe, spec_errors_kept
+from backends.tf.framework import spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, input_widths
-from mha_core.checks import check_dropout_keep, check_layer_dtype, check_same_width
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
+from mha_core.checks import check_dropout_keep
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
 from mha_core.errors import SpecError
 from mha_core.masks import AttentionMask
-from mha_core.positions import check_positions, sinusoidal_positions
-
-_insert_head = partial(tf.expand_dims, axis=1)  # (B, ...) -> (B, 1, ...)
 
 
-class _AttentionLayer(keras.Layer):
+class AttentionLayer(keras.Layer):
     """What all attention layers share: all but `_attend`, which returns the output and the weights."""
 
     def __init__(self, dropout: float, widths: Widths = (None, None, None), **kwargs: Any) -> None:
@@ -100,7 +96,7 @@ class _AttentionLayer(keras.Layer):
 
 
 @keras.saving.register_keras_serializable(package="mha")
-class MultiHeadAttention(_AttentionLayer):
+class MultiHeadAttention(AttentionLayer):
     """Multi-head attention as `mha_core` defines it.
 
     Args:
@@ -252,142 +248,3 @@ class MultiHeadAttention(_AttentionLayer):
         if self._config.score == "additive":
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
-
-
-class _AttentionWithoutHeads(_AttentionLayer):
-    """What DotProductAttention and AdditiveAttention share: everything but the score."""
-
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _attend(self, queries, keys, values, sources, dropout_keep, past, training):
-        check_dropout_keep(dropout_keep, training=training)
-        sources = as_tensors(sources, queries).for_one_head(_insert_head)
-        keep = None if dropout_keep is None else _insert_head(dropout_keep)
-        dtype = self.compute_dtype if self.weights else None
-        mask = build_mask(queries, keys, values, sources, keep, *past, num_heads=1, widths=self._widths, dtype=dtype)
-        q = _insert_head(queries)  # (B, 1, Lq, Dq)
-        k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
-        return heads[:, 0], weights[:, 0], None
-
-
-@keras.saving.register_keras_serializable(package="mha")
-class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads, in the dtype of its inputs.
-
-    Args:
-        dropout: probability that a weight is dropped in training.
-        scaled: True for scale = 1 / sqrt(d), False for 1.
-        **kwargs: of every Keras layer.
-
-    >>> import tensorflow as tf
-    >>> attention = DotProductAttention()
-    >>> attention(tf.zeros((2, 4, 3)), tf.zeros((2, 6, 3)), tf.zeros((2, 6, 5))).shape
-    TensorShape([2, 4, 5])
-    """
-
-    def __init__(self, dropout: float = 0.0, scaled: bool = True, **kwargs: Any) -> None:
-        super().__init__(dropout, **kwargs)
-        self.scaled = scaled
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
-
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        check_same_width(queries.shape[-1], keys.shape[-1])
-        width = tf.cast(tf.shape(queries)[-1], tf.float64)  # tracing may not know it as a number
-        return dot_score(queries, keys, tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0)
-
-
-@keras.saving.register_keras_serializable(package="mha")
-class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
-
-    Args:
-        score_dim: S, the width of the hidden layer.
-        dropout: probability that a weight is dropped in training.
-        query_dim, key_dim: input widths. None: the first call decides.
-        **kwargs: of every Keras layer.
-
-    >>> import tensorflow as tf
-    >>> attention = AdditiveAttention(8)
-    >>> attention(tf.zeros((2, 4, 20)), tf.zeros((2, 6, 3)), tf.zeros((2, 6, 5))).shape
-    TensorShape([2, 4, 5])
-    """
-
-    def __init__(
-        self,
-        score_dim: int,
-        dropout: float = 0.0,
-        *,
-        query_dim: int | None = None,
-        key_dim: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(dropout, (query_dim, key_dim, None), **kwargs)
-        self.score = AdditiveScore(check_size("score_dim", score_dim), name="score", dtype=self.dtype_policy)
-
-    @spec_errors_kept()
-    def build(self, queries_shape: Shape = None, keys_shape: Shape = None, values_shape: Shape = None) -> None:
-        """Make the parameters for inputs of these shapes; Keras calls this before the first call."""
-        self._widths = input_widths(queries_shape, keys_shape, values_shape, self._given_widths)
-        self.score.build((None, None, None, self._widths[0]), (None, None, None, self._widths[1]))
-
-    def get_config(self) -> dict[str, Any]:
-        widths = dict(zip(("query_dim", "key_dim"), self._given_widths[:2], strict=True))
-        return {**super().get_config(), "score_dim": self.score.score_dim, "dropout": self.dropout.rate, **widths}
-
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        return self.score(queries, keys)
-
-
-class AdditiveScore(keras.Layer):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
-
-    def __init__(self, score_dim: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.score_dim = score_dim
-        self.query = keras.layers.Dense(score_dim, use_bias=False, name="query", dtype=self.dtype_policy)
-        self.key = keras.layers.Dense(score_dim, use_bias=False, name="key", dtype=self.dtype_policy)
-
-    def build(self, queries_shape: Shape, keys_shape: Shape) -> None:
-        self.query.build(queries_shape)
-        self.key.build(keys_shape)
-        # As keras.layers.AdditiveAttention draws its `scale`.
-        self.vector = self.add_weight(shape=(self.score_dim,), initializer="glorot_uniform", name="vector")
-
-    def call(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        return additive_score(self.query(queries), self.key(keys), self.vector)
-
-
-@keras.saving.register_keras_serializable(package="mha")
-class PositionalEncoding(keras.Layer):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
-
-    >>> import tensorflow as tf
-    >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]
-    array([0.84147096, 0.5403023 , 0.00999983, 0.99995   ], dtype=float32)
-    """
-
-    def __init__(self, embed_dim: int, dropout: float = 0.0, max_len: int = 1000, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self.supports_masking = True
-        self._positions = sinusoidal_positions(max_len, embed_dim)  # (max_len, embed_dim)
-        self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
-
-    @spec_errors_kept()
-    def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence, its width or dtype does not fit."""
-        max_len, embed_dim = self._positions.shape
-        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
-        check_layer_dtype("the input", describe(x).dtype, self.compute_dtype)
-        positions = tf.constant(self._positions[: x.shape[1]], x.dtype)
-        return self.dropout(x + positions[: tf.shape(x)[1]], training=bool(training))
-
-    def get_config(self) -> dict[str, Any]:
-        max_len, embed_dim = self._positions.shape
-        return {**super().get_config(), "embed_dim": embed_dim, "dropout": self.dropout.rate, "max_len": max_len}

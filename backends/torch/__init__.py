@@ -11,7 +11,9 @@ MultiHeadAttention(
 )
 """
 
-from backends.torch.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, PositionalEncoding
+from backends.torch.layers import MultiHeadAttention
+from backends.torch.positional import PositionalEncoding
+from backends.torch.single_head import AdditiveAttention, DotProductAttention
 from backends.torch.weights import from_weights, to_weights
 
 __all__ = [

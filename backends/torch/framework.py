@@ -1,4 +1,4 @@
-"""PyTorch: its dtypes by name, its devices, and full-precision matrix products."""
+"""PyTorch: its dtypes by name, its devices, Linears of open width, and full-precision matrix products."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from mha_core.checks import ArraySpec
 from mha_core.dtypes import DTYPES
@@ -47,6 +49,26 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A copy, so that nothing PyTorch does in place can reach the caller's array."""
     return torch.from_numpy(np.array(array)).to(device=device, dtype=dtype)
+
+
+def linear(
+    in_features: int | None,
+    out_features: int,
+    bias: bool,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Linear:
+    """A Linear; a LazyLinear where the first call decides the width."""
+    if in_features is None:
+        return nn.LazyLinear(out_features, bias, device, dtype)
+    return nn.Linear(in_features, out_features, bias, device, dtype)
+
+
+def in_width(layer: nn.Linear) -> int | None:
+    """The input width of a Linear, or None while a LazyLinear does not know it."""
+    # Not in_features: a LazyLinear that got its weight from a state_dict leaves that at 0 until it is called.
+    return None if isinstance(layer.weight, UninitializedParameter) else layer.weight.shape[1]
 
 
 @contextmanager

@@ -171,5 +171,6 @@ def test_dropout_acts_in_training_alone(driver, normal):
 
 
 def test_every_backend_has_the_same_files(backend_name):
-    for role in ("framework", "heads", "masks", "attention", "layers", "weights", "backend"):
+    roles = ("framework", "heads", "masks", "attention", "additive", "layers", "single_head", "positional")
+    for role in (*roles, "weights", "backend"):
         importlib.import_module(f"backends.{backend_name}.{role}")

@@ -1,0 +1,42 @@
+"""Sinusoidal positions as a Flax linen module."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from backends.jax.framework import to_array
+from mha_core.config import check_dropout
+from mha_core.positions import check_positions, sinusoidal_positions
+
+# A linen module cannot keep the table from one `apply` to the next.
+_positions = lru_cache(maxsize=8)(sinusoidal_positions)
+
+
+class PositionalEncoding(nn.Module):
+    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+
+    >>> import jax
+    >>> PositionalEncoding(4).apply({}, jax.numpy.zeros((1, 2, 4)))[0, 1].round(4)
+    Array([0.8415, 0.5403, 0.01  , 1.    ], dtype=float32)
+    """
+
+    embed_dim: int
+    dropout: float = 0.0
+    max_len: int = 1000
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
+        _positions(self.max_len, self.embed_dim)  # SpecError if there is no such table
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x: Array, *, deterministic: bool = True) -> Array:
+        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
+        x = to_array("x", x)
+        check_positions(x.shape[1], x.shape[2], embed_dim=self.embed_dim, max_len=self.max_len)
+        positions = _positions(self.max_len, self.embed_dim)[: x.shape[1]]
+        return nn.Dropout(self.dropout)(x + jnp.asarray(positions, x.dtype), deterministic=deterministic)

@@ -1,0 +1,33 @@
+"""Sinusoidal positions as a Gluon block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.mxnet.attention import drop
+from backends.mxnet.framework import as_input, mx
+from mha_core.config import check_dropout
+from mha_core.positions import check_positions, sinusoidal_positions
+
+
+@mx.util.use_np
+class PositionalEncoding(mx.gluon.Block):
+    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+
+    >>> import mxnet as mx
+    >>> PositionalEncoding(4)(mx.np.zeros((1, 2, 4))).round(4)[0, 1]
+    array([0.8415, 0.5403, 0.01  , 1.    ])
+    """
+
+    def __init__(self, embed_dim: int, dropout: float = 0.0, max_len: int = 1000, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dropout = check_dropout(dropout)
+        self.positions = sinusoidal_positions(max_len, embed_dim)  # of NumPy, in float64: rounded to x's dtype
+
+    def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
+        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
+        x = as_input("x", x)
+        max_len, embed_dim = self.positions.shape
+        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
+        positions = mx.np.array(self.positions[: x.shape[1]], dtype=x.dtype, ctx=x.ctx)
+        return drop(x + positions, None, self.dropout)

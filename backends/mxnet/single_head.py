@@ -1,0 +1,126 @@
+"""Attention without heads and without projections as Gluon blocks, one for each score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.mxnet.additive import AdditiveScore
+from backends.mxnet.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.mxnet.framework import KeywordBlock, as_input, as_source, in_width, mx
+from backends.mxnet.masks import build_mask
+from mha_core.checks import check_dropout_keep, check_same_width
+from mha_core.config import check_dropout, check_size
+from mha_core.masks import AttentionMask
+
+
+@mx.util.use_np
+class _AttentionWithoutHeads(KeywordBlock):
+    """What DotProductAttention and AdditiveAttention share: everything but the score."""
+
+    def __init__(self, dropout: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dropout = check_dropout(dropout)
+
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _expected(self) -> dict[str, Any]:
+        """The `widths` and `layer_dtype` that `build_mask` expects of the inputs, where they are fixed."""
+        return {}
+
+    def forward(
+        self,
+        queries: mx.np.ndarray,
+        keys: mx.np.ndarray,
+        values: mx.np.ndarray,
+        valid_lens: Any = None,
+        *,
+        dropout_keep: Any = None,
+        return_weights: bool = False,
+        **sources: Any,
+    ) -> mx.np.ndarray | tuple[mx.np.ndarray, mx.np.ndarray]:
+        """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
+
+        The arguments are those of `MultiHeadAttention.forward`, with weights (B, Lq, Lk): `allowed`
+        and `bias` broadcast to that shape, and `dropout_keep` has it.
+
+        Returns:
+            The output (B, Lq, Dv), or the pair (output, weights).
+        """
+        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
+        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
+        mask = AttentionMask(valid_lens, **sources).map_arrays(lambda _, array: as_source(array, queries.ctx))
+        mask = mask.for_one_head(lambda array: array[:, None])
+        keep = None if dropout_keep is None else as_source(dropout_keep, queries.ctx)[:, None]
+        mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
+        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
+        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask.keep, self.dropout), values[:, None])  # (B, 1, Lq, Dv)
+        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
+
+
+@mx.util.use_np
+class DotProductAttention(_AttentionWithoutHeads):
+    """softmax(q.k * scale) v, without projections and heads.
+
+    Args:
+        dropout: probability that a weight is dropped in training.
+        scaled: True for scale = 1 / sqrt(d), False for 1.
+
+    >>> import mxnet as mx
+    >>> attention = DotProductAttention()
+    >>> random = mx.np.random.normal
+    >>> attention(random(size=(2, 4, 3)), random(size=(2, 6, 3)), random(size=(2, 6, 5))).shape
+    (2, 4, 5)
+    """
+
+    def __init__(self, dropout: float = 0.0, scaled: bool = True, **kwargs: Any) -> None:
+        super().__init__(dropout, **kwargs)
+        self.scaled = scaled
+
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+        check_same_width(queries.shape[-1], keys.shape[-1])
+        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0)
+
+
+@mx.util.use_np
+class AdditiveAttention(_AttentionWithoutHeads):
+    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+
+    Args:
+        score_dim: S, the width of the hidden layer.
+        dropout: probability that a weight is dropped in training.
+        query_dim, key_dim: input widths. None: the first call decides.
+        dtype: of the parameters.
+
+    >>> import mxnet as mx
+    >>> attention = AdditiveAttention(8)
+    >>> attention.initialize()
+    >>> random = mx.np.random.normal
+    >>> attention(random(size=(2, 4, 20)), random(size=(2, 6, 3)), random(size=(2, 6, 5))).shape
+    (2, 4, 5)
+    """
+
+    def __init__(
+        self,
+        score_dim: int,
+        dropout: float = 0.0,
+        *,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        dtype: Any = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout, **kwargs)
+        with self.name_scope():
+            size = check_size("score_dim", score_dim)
+            self.score = AdditiveScore(query_dim, key_dim, size, dtype=dtype, prefix="score_")
+
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+        return self.score(queries, keys)
+
+    def _expected(self) -> dict[str, Any]:
+        widths = in_width(self.score.query), in_width(self.score.key), None
+        return {"widths": widths, "layer_dtype": self.score.vector.dtype}
