@@ -165,7 +165,7 @@ def _extended(rng: Rng, config: AttentionConfig) -> AttentionConfig:
         config = replace(config, softcap=limit)
     if bare:
         widths = dict.fromkeys(("query_dim", "key_dim", "value_dim", "output_dim"))
-        config = replace(config, projections=False, bias=False, **widths)  # type: ignore[arg-type]
+        config = replace(config, projections=False, bias=False, **widths)  # type: ignore[arg-type]  # they are all widths
     return config
 
 
@@ -293,7 +293,7 @@ def _mask(rng: Rng, layer: Layer) -> AttentionMask:
         sources["allowed"] = np.logical_and.reduce(np.broadcast_arrays(*allowed)) if len(allowed) > 1 else allowed[0]
     if bias:
         sources["bias"] = sum(bias[1:], bias[0])
-    return AttentionMask(**sources)  # type: ignore[arg-type]
+    return AttentionMask(**sources)  # type: ignore[arg-type]  # each source by its name
 
 
 def _largest(problem: Problem) -> float:

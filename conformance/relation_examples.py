@@ -243,7 +243,7 @@ def chunks_merged(rng: Rng, dtype: str) -> Instance:
     cut = int(rng.integers(1, key_len))
     chunks = [np.arange(cut), np.arange(cut, key_len)]
     weights = answer(problem, Precision.of("float64")).trace.weights
-    shares = [weights[..., chunk].sum(axis=-1, keepdims=True) for chunk in chunks]  # type: ignore[index]
+    shares = [weights[..., chunk].sum(axis=-1, keepdims=True) for chunk in chunks]  # type: ignore[index]  # it is there
     return Instance(
         problem,
         tuple(_keys_taken(problem, chunk) for chunk in chunks),

@@ -34,7 +34,7 @@ def legacy(function: Function) -> Function:
         with mx.util.np_array(False), mx.util.np_shape(False):  # only in this order
             return function(*args, **kwargs)
 
-    return run  # type: ignore[return-value]
+    return run  # type: ignore[return-value]  # it takes and gives what the function does
 
 
 def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:

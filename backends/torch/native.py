@@ -162,4 +162,4 @@ def _dropout_of(layer: nn.Module) -> float:
     """nn.MultiheadAttention has a number, the seed a module inside another."""
     if isinstance(layer, SeedMultiHeadAttention):
         return layer.attention.dropout.p
-    return float(layer.dropout)  # type: ignore[arg-type]
+    return float(layer.dropout)  # type: ignore[arg-type]  # nn.Module types an attribute as a tensor or a module

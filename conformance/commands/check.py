@@ -244,7 +244,7 @@ def _show_smallest(
         with errors.status(f"looking for a small case that {subject.name} fails"):
             small = shrink(
                 case_from_text(wrong[0].case),
-                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023
+                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023  # called before the loop goes on
             )
             result = run_case(small, subject)
         text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
