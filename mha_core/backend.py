@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from numpy.typing import NDArray
@@ -23,6 +24,19 @@ ENTRY_POINT_GROUP = "mha.backends"
 
 Run = Callable[[AttentionInputs], Trace]
 """Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
+
+
+@dataclass(frozen=True)
+class SoftmaxKernel:
+    """How a path computes its softmax, as far as that decides how exact it is.
+
+    Args:
+        exp_ulps: error of one exponential, in units in the last place.
+        key_block: keys of one block of an online softmax; None where each row is seen whole.
+    """
+
+    exp_ulps: float = 4.0
+    key_block: int | None = None
 
 
 class Backend(ABC):
@@ -51,9 +65,16 @@ class Backend(ABC):
     def paths(self) -> tuple[str, ...]:
         """The ways in which the framework can run the same layer: its users' usual one first.
 
-        "eager" runs operation by operation, "compiled" as one program made by the framework's compiler.
+        "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
+        framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
+        holds the output and gradients alone; "fast-compiled" and the like are the same compiled. "blocks" is the
+        fast path in blocks of two queries: as many as a small call can have.
         """
         return ("eager",)
+
+    def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
+        """How `path` computes its softmax on `device`."""
+        return SoftmaxKernel()
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
