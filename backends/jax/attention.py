@@ -14,7 +14,7 @@ from flax.typing import PrecisionLike
 from jax import Array
 
 from backends.jax.heads import repeat_kv_heads
-from backends.jax.masks import Mask
+from backends.jax.masks import Mask, additive_bias, allowed_keys
 
 
 class Stages(NamedTuple):
@@ -34,13 +34,23 @@ def zero_padding(x: Array, mask: Mask) -> Array:
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
-def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
-    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+def with_past(past: Array | None, new: Array, mask: Mask) -> tuple[Array, ...]:
+    """The keys or values of the past, 0 where nobody can attend to them, if there is one; and the new ones."""
     if past is None:
-        return new
+        return (new,)
     if mask.past_padding is not None:
         past = _zero_rows(past, mask.past_padding)
-    return jnp.concatenate([past.astype(new.dtype), new], axis=2)
+    return past.astype(new.dtype), new
+
+
+def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
+    """(B, G, Lk, width): the keys or values of the past, and then the new ones."""
+    return joined(with_past(past, new, mask))
+
+
+def joined(parts: tuple[Array, ...]) -> Array:
+    """(B, G, Lk, width) of the parts that stand one after the other."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 
 def _zero_rows(x: Array, padding: Array) -> Array:
@@ -67,7 +77,8 @@ def cap(scores: Array, softcap: float | None) -> Array:
 
 def add_bias(scores: Array, mask: Mask) -> Array:
     """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
-    return scores if mask.bias is None else scores + mask.bias
+    bias = additive_bias(mask)
+    return scores if bias is None else scores + bias
 
 
 def masked_softmax(scores: Array, mask: Mask) -> Array:
@@ -78,7 +89,7 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
     """
     if scores.shape[-1] == 0:  # the maximum of no keys is an error
         return scores
-    allowed = mask.allowed
+    allowed = allowed_keys(mask, jnp.arange(scores.shape[-1]))
     has_key = allowed.any(axis=-1, keepdims=True)
     # In at least float32: half precision is too coarse for a sum of exponentials.
     exact = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
@@ -86,11 +97,11 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
     return jnp.where(allowed, jax.nn.softmax(exact, axis=-1), 0.0).astype(scores.dtype)
 
 
-def drop(weights: Array, mask: Mask, rate: float, deterministic: bool) -> Array:
+def drop(weights: Array, mask: Mask, dropout: nn.Dropout, deterministic: bool) -> Array:
     """(B, H, Lq, Lk): the weights after dropout, with the mask's keep-mask if it has one."""
     if mask.keep is not None:
-        return weights * mask.keep / (1.0 - rate)
-    return nn.Dropout(rate)(weights, deterministic=deterministic)
+        return weights * mask.keep / (1.0 - dropout.rate)
+    return dropout(weights, deterministic=deterministic)
 
 
 def weighted_sum(weights: Array, values: Array, precision: PrecisionLike = "highest") -> Array:

@@ -10,7 +10,6 @@ import jax
 from jax import Array
 
 from backends.jax import framework
-from backends.jax.attention import Stages
 from backends.jax.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import Backend, Run
@@ -21,6 +20,14 @@ from mha_core.weights import Weights
 
 FLOATS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
 """The arguments that gradients are taken of."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "compiled": {"method": "stages"},
+    "eager": {"method": "stages"},
+    "fast": {"method": "attend"},
+    "blocks": {"method": "attend", "query_block": 2},
+}
+"""What each path calls."""
 
 # Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
 # its fusions and the library calls in it are the same.
@@ -42,7 +49,7 @@ class JaxBackend(Backend):
         return framework.dtypes(device)
 
     def paths(self) -> tuple[str, ...]:
-        return ("compiled", "eager")
+        return ("compiled", "eager", "fast", "blocks")
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]
@@ -55,19 +62,21 @@ class JaxBackend(Backend):
             others: dict[str, Any],
             cotangent: Array | None,
             options: tuple[tuple[str, Any], ...],
-        ) -> tuple[Stages, Any]:
-            """The stages; with a cotangent also the gradients of `variables` and `floats`."""
+        ) -> tuple[dict[str, Array], Any]:
+            """What the path exposes; with a cotangent also the gradients of `variables` and `floats`."""
 
-            def forward(variables: Variables, floats: dict[str, Any]) -> tuple[Array, Stages]:
-                stages: Any = layer.apply(variables, **floats, **others, **dict(options), method="stages")
-                return stages.output, stages
+            def forward(variables: Variables, floats: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
+                result: Any = layer.apply(variables, **floats, **others, **dict(options), **METHODS[path])
+                exposed = result._asdict()
+                exposed.pop("present", None)
+                return result.output, exposed
 
             if cotangent is None:
                 return forward(variables, floats)[1], None
             _, pull_back, stages = jax.vjp(forward, variables, floats, has_aux=True)
             return stages, pull_back(cotangent)
 
-        if path == "compiled":
+        if path != "eager":
             compiler_options = COMPILER_OPTIONS.get(jax_device.platform)
             compute = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
 
@@ -95,7 +104,7 @@ class JaxBackend(Backend):
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
                 stages, gradients = compute(variables, floats, others, cotangent, tuple(options.items()))
-            arrays: Any = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
+            arrays: Any = {name: to_numpy(stage) for name, stage in stages.items()}
             if gradients is None:
                 return Trace(**arrays)
             d_variables, d_floats = gradients

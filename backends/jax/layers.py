@@ -20,13 +20,16 @@ from backends.jax.attention import (
     cap,
     dot_score,
     drop,
+    joined,
     masked_softmax,
     weighted_sum,
+    with_past,
     zero_padding,
 )
+from backends.jax.fast import Attended, additive_parts, attend_in_blocks
 from backends.jax.framework import check_fields, in_width, layer_dtype
 from backends.jax.heads import merge_heads, split_heads
-from backends.jax.masks import Widths, Window, build_mask
+from backends.jax.masks import Mask, Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score
 from mha_core.masks import AttentionMask
@@ -88,7 +91,6 @@ class MultiHeadAttention(nn.Module):
         """The config with the widths that the parameters have. SpecError before `init` decided them."""
         return self._config.with_widths(*self._widths(variables))
 
-    @nn.compact
     def stages(
         self,
         queries: Array,
@@ -108,25 +110,58 @@ class MultiHeadAttention(nn.Module):
     ) -> Stages:
         """All seven stages of one call: `layer.apply(variables, ..., method="stages")`, as for `__call__`."""
         config = self._config
-        check_dropout_keep(dropout_keep, training=not deterministic)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(
-            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
-            num_heads=config.num_heads,
-            widths=self._widths(self.variables),
-            head_shapes=config.head_shapes,
-            split=not config.projections,
-            dtype=layer_dtype(self) if weight_shapes(config) else None,
-        )
-        q = split_heads(self._project("q_proj", queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)
-        v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)
+        past = past_keys, past_values
+        mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
         k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
         scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, config.dropout, deterministic), v, self.precision)  # (B, H, Lq, dv)
+        kept = drop(weights, mask, self._part("Dropout_0"), deterministic)  # (B, H, Lq, Lk)
+        heads = weighted_sum(kept, v, self.precision)  # (B, H, Lq, dv)
         output = self._project("out_proj", merge_heads(heads))  # (B, Lq, Do)
         return Stages(q, k, v, scores, weights, heads, output)
+
+    def attend(
+        self,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        valid_lens: ArrayLike | None = None,
+        *,
+        allowed: ArrayLike | None = None,
+        bias: ArrayLike | None = None,
+        causal: bool = False,
+        query_offset: int | ArrayLike = 0,
+        window: Window | None = None,
+        dropout_keep: ArrayLike | None = None,
+        past_keys: Array | None = None,
+        past_values: Array | None = None,
+        deterministic: bool = True,
+        return_present: bool = False,
+        query_block: int | None = None,
+    ) -> Attended:
+        """The output without the stages before it, block by block: what `__call__` does if weights aren't asked for.
+
+        The arguments are those of `__call__`. `query_block` is how many queries to compute at once; None leaves
+        it to a rule.
+        """
+        config = self._config
+        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        past = past_keys, past_values
+        mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
+        k, v = with_past(past_keys, k, mask), with_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv) in parts
+        present = None
+        if return_present:
+            present = joined(k), joined(v)
+            k, v = present[:1], present[1:]
+        heads = attend_in_blocks(
+            *self._compared(q, k),
+            *(v, mask, self._part("Dropout_0"), deterministic),
+            softcap=config.softcap,
+            precision=self.precision,
+            query_block=query_block,
+        )  # (B, H, Lq, dv)
+        return Attended(self._project("out_proj", merge_heads(heads)), present)  # (B, Lq, Do)
 
     def __call__(
         self,
@@ -168,36 +203,76 @@ class MultiHeadAttention(nn.Module):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        stages = self.stages(
-            queries,
-            keys,
-            values,
-            valid_lens,
-            allowed=allowed,
-            bias=bias,
-            causal=causal,
-            query_offset=query_offset,
-            window=window,
-            dropout_keep=dropout_keep,
-            past_keys=past_keys,
-            past_values=past_values,
-            deterministic=deterministic,
+        sources: dict[str, Any] = {
+            "valid_lens": valid_lens,
+            "allowed": allowed,
+            "bias": bias,
+            "causal": causal,
+            "query_offset": query_offset,
+            "window": window,
+            "dropout_keep": dropout_keep,
+            "past_keys": past_keys,
+            "past_values": past_values,
+            "deterministic": deterministic,
+        }
+        if not return_weights:
+            attended = self.attend(queries, keys, values, **sources, return_present=return_present)
+            return attended if return_present else attended.output
+        stages = self.stages(queries, keys, values, **sources)
+        present = [(stages.keys, stages.values)] if return_present else []
+        return (stages.output, stages.weights, *present)
+
+    def _project_and_split(
+        self,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        sources: AttentionMask,
+        dropout_keep: ArrayLike | None,
+        past_keys: Array | None,
+        past_values: Array | None,
+        deterministic: bool,
+    ) -> tuple[Mask, Array, Array, Array]:
+        """Check the call; the mask, queries (B, H, Lq, d), and the new keys (B, G, L, d) and values (B, G, L, dv)."""
+        config = self._config
+        check_dropout_keep(dropout_keep, training=not deterministic)
+        mask = build_mask(
+            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            widths=self._widths(self.variables),
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            dtype=layer_dtype(self) if weight_shapes(config) else None,
         )
-        extra: list[Any] = [stages.weights] if return_weights else []
-        extra += [(stages.keys, stages.values)] if return_present else []
-        return (stages.output, *extra) if extra else stages.output
+        q = split_heads(self._project("q_proj", queries), config.num_heads)
+        k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)
+        return mask, q, k, v
+
+    @nn.compact
+    def _part(self, name: str) -> Any:
+        """The submodule of this name: a projection, the additive score, or dropout."""
+        if name == "Dropout_0":
+            return nn.Dropout(self.dropout, name=name)
+        settings = self.dtype, self.param_dtype, self.precision
+        if name == "score":
+            return AdditiveScore(self._config.score_dim, *settings, name=name)
+        width, use_bias = weight_shapes(self._config)[f"{name}.weight"][0], getattr(self._config.bias, name)
+        return nn.Dense(width, use_bias, *settings, name=name)
 
     def _project(self, name: str, x: Array) -> Array:
-        if not self._config.projections:
-            return x
-        width, use_bias = weight_shapes(self._config)[f"{name}.weight"][0], getattr(self._config.bias, name)
-        return nn.Dense(width, use_bias, self.dtype, self.param_dtype, self.precision, name=name)(x)
+        return self._part(name)(x) if self._config.projections else x
 
     def _score(self, queries: Array, keys: Array) -> Array:
-        if self._config.score_dim is not None:
-            settings = (self._config.score_dim, self.dtype, self.param_dtype, self.precision)
-            return AdditiveScore(*settings, name="score")(queries, keys)
+        if self._config.score == "additive":
+            return self._part("score")(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale, self.precision)
+
+    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
+        """What the score compares: queries, keys in parts, and the vector of the additive score."""
+        if self._config.score == "additive":
+            return additive_parts(self._part("score"), queries, keys)
+        return queries * self._config.softmax_scale, keys, None
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         if not self._config.projections:

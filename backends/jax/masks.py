@@ -18,20 +18,56 @@ Widths = tuple[int | None, int | None, int | None]
 
 
 class Mask(NamedTuple):
-    """What the sources of a mask come to.
+    """What the sources of a mask come to; None where there is nothing of a kind.
 
-    allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
+    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
+        and window leave to a query. `first` is None where it is 0 for all.
+    allowed: bool, as it was given but of rank 4; True = may attend.
+    bias: as it was given but of rank 4; -inf excludes.
+    keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to; None if there are none.
-    bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
-    keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
+        past, that nobody can attend to.
     """
 
-    allowed: Array
-    padding: Array | None
-    past_padding: Array | None
-    bias: Array | None
-    keep: Array | None
+    first: Array | None = None
+    stop: Array | None = None
+    allowed: Array | None = None
+    bias: Array | None = None
+    keep: Array | None = None
+    padding: Array | None = None
+    past_padding: Array | None = None
+
+    @property
+    def excludes(self) -> bool:
+        """Whether it has any source; without one, every query may attend to every key."""
+        return any(source is not None for source in self[:4])
+
+
+def allowed_keys(mask: Mask, keys: Array) -> Array:
+    """Bool, broadcastable to (..., Lq, Lk): all sources combined, of the keys at these positions (Lk,).
+
+    The mask's arrays are those of all queries and keys, or of one block of them.
+    """
+    allowed = jnp.ones(keys.shape, dtype=bool) if mask.allowed is None else mask.allowed
+    if mask.bias is not None:
+        allowed = allowed & ~jnp.isneginf(mask.bias)
+    if mask.stop is not None:
+        allowed = allowed & (keys < mask.stop)
+    if mask.first is not None:
+        allowed = allowed & (keys >= mask.first)
+    return allowed
+
+
+def has_key(mask: Mask, allowed: Array) -> Array:
+    """Bool, broadcastable to (..., Lq, 1): whether a query has any key, where `allowed_keys` gave this."""
+    if mask.allowed is not None or mask.bias is not None or mask.stop is None:
+        return allowed.any(axis=-1, keepdims=True)
+    return mask.stop > (0 if mask.first is None else mask.first)
+
+
+def additive_bias(mask: Mask) -> Array | None:
+    """The bias to add to the scores: 0 where it only excludes."""
+    return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
 
 
 def build_mask(
@@ -49,7 +85,7 @@ def build_mask(
     split: bool = False,
     dtype: str | None = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
     `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
     parameters, None if it has none or casts to a dtype of its own.
@@ -78,51 +114,48 @@ def build_mask(
     if given_lens is not None and has_values(given_lens):
         check_valid_lens(np.asarray(given_lens), sizes.key_len)
 
-    allowed = jnp.ones((1, 1, 1, sizes.key_len), dtype=bool)
-    padding = None
-    for source in (_within_valid_lens(mask, sizes), mask.allowed):
-        if source is not None:
-            source = _as_rank_4(source)
-            allowed = allowed & source
-            unused = ~source.any(axis=(1, 2))
-            padding = unused if padding is None else padding | unused
-    bias = None
-    if mask.bias is not None:
-        bias = _as_rank_4(mask.bias)
-        excluded = jnp.isneginf(bias)
-        allowed = allowed & ~excluded
-        bias = jnp.where(excluded, 0.0, bias)
-    if mask.has_positions:
-        allowed = allowed & _within_reach(mask, sizes)
+    first, stop = _reach(mask, sizes)
+    padding = _padding(mask, sizes)
     past_padding = None
     if padding is not None and sizes.past_len:
         padding = jnp.broadcast_to(padding, (padding.shape[0], sizes.key_len))
         padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(allowed, padding, past_padding, bias, keep)
+    return Mask(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), keep, padding, past_padding)
 
 
-def _within_valid_lens(mask: AttentionMask, sizes: CallSizes) -> Array | None:
-    """(B, 1, 1 or Lq, Lk)."""
-    if mask.valid_lens is None:
-        return None
-    lens = mask.valid_lens[:, None] if mask.valid_lens.ndim == 1 else mask.valid_lens
-    return jnp.arange(sizes.key_len) < lens[:, None, :, None]
+def _reach(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array | None]:
+    """`Mask.first` and `Mask.stop`; written so that no sum of a position and a reach overflows."""
+    if mask.valid_lens is None and not mask.has_positions:
+        return None, None
+    first, stop = None, jnp.full((1, 1, 1, 1), sizes.key_len)
+    if mask.valid_lens is not None:
+        lens = mask.valid_lens.astype(int)
+        stop = jnp.minimum((lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None], stop)
+    if mask.has_positions:
+        left, right = mask.window or (None, None)
+        right = 0 if mask.causal else right
+        offset = mask.query_offset
+        offset = to_array("query_offset", np.asarray(offset) if isinstance(offset, int) else offset)
+        position = offset.astype(int).reshape(-1, 1, 1, 1) + jnp.arange(sizes.query_len)[:, None]
+        if right is not None:
+            stop = jnp.minimum(stop, jnp.minimum(position, sizes.key_len - 1 - right) + right + 1)
+        if left is not None:
+            first = jnp.maximum(position, left) - left
+    return first, stop
 
 
-def _within_reach(mask: AttentionMask, sizes: CallSizes) -> Array:
-    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
-    offset = mask.query_offset
-    offset = to_array("query_offset", np.asarray(offset) if isinstance(offset, int) else offset)
-    position = offset.astype(int).reshape(-1, 1, 1, 1) + jnp.arange(sizes.query_len)[:, None]
-    ahead = jnp.arange(sizes.key_len) - position  # how far the key stands ahead of the query
-    left, right = mask.window or (None, None)
-    reach = ahead <= 0 if mask.causal else jnp.ones_like(ahead, dtype=bool)
-    if left is not None:
-        reach = reach & (ahead >= -left)
-    if right is not None:
-        reach = reach & (ahead <= right)
-    return reach
+def _padding(mask: AttentionMask, sizes: CallSizes) -> Array | None:
+    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    padding = None
+    if mask.valid_lens is not None:
+        lens = mask.valid_lens
+        longest = lens if lens.ndim == 1 else lens.max(axis=1, initial=0)
+        padding = jnp.arange(sizes.key_len) >= longest[:, None]
+    if mask.allowed is not None:
+        unused = ~_as_rank_4(mask.allowed).any(axis=(1, 2))
+        padding = unused if padding is None else padding | unused
+    return padding
 
 
-def _as_rank_4(array: Array) -> Array:
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+def _as_rank_4(array: Any) -> Any:
+    return None if array is None else array.reshape((1,) * (4 - array.ndim) + array.shape)

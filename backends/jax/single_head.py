@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from backends.jax.additive import AdditiveScore
 from backends.jax.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.jax.fast import additive_parts, attend_in_blocks
 from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
 from backends.jax.masks import Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
@@ -33,6 +34,10 @@ class _AttentionWithoutHeads(nn.Module):
     def _score(self, queries: Array, keys: Array) -> Array:
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
+
+    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
+        """What the score compares: queries, keys in parts, and the vector of the additive score."""
+        raise NotImplementedError
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         return None, None, None
@@ -70,11 +75,16 @@ class _AttentionWithoutHeads(nn.Module):
         mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=widths, dtype=dtype)
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         queries, keys, values = promote_dtype(queries, keys, values, dtype=self.dtype)
-        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
+        q, k, v = queries[:, None], keys[:, None], values[:, None]  # one head
+        dropout = nn.Dropout(self.dropout)
+        if not return_weights:
+            compared = self._compared(q, (k,))
+            heads = attend_in_blocks(*compared, (v,), mask, dropout, deterministic, precision=self.precision)
+            return heads[:, 0]
+        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        kept = drop(weights, mask, self.dropout, deterministic)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(kept, values[:, None], self.precision)  # (B, 1, Lq, Dv)
-        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
+        heads = weighted_sum(drop(weights, mask, dropout, deterministic), v, self.precision)  # (B, 1, Lq, Dv)
+        return heads[:, 0], weights[:, 0]
 
 
 class DotProductAttention(_AttentionWithoutHeads):
@@ -99,8 +109,14 @@ class DotProductAttention(_AttentionWithoutHeads):
     precision: PrecisionLike = "highest"
 
     def _score(self, queries: Array, keys: Array) -> Array:
+        return dot_score(queries, keys, self._scale(queries, keys), self.precision)
+
+    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
+        return queries * self._scale(queries, keys[0]), keys, None
+
+    def _scale(self, queries: Array, keys: Array) -> float:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0, self.precision)
+        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
 
 
 class AdditiveAttention(_AttentionWithoutHeads):
@@ -134,8 +150,13 @@ class AdditiveAttention(_AttentionWithoutHeads):
         super().__post_init__()
 
     def _score(self, queries: Array, keys: Array) -> Array:
-        settings = (self.score_dim, self.dtype, self.param_dtype, self.precision)
-        return AdditiveScore(*settings, name="score")(queries, keys)
+        return self._additive()(queries, keys)
+
+    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
+        return additive_parts(self._additive(), queries, keys)
+
+    def _additive(self) -> AdditiveScore:
+        return AdditiveScore(self.score_dim, self.dtype, self.param_dtype, self.precision, name="score")
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         query_dim = in_width(self.query_dim, variables, "score", "query")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from backends.mxnet.framework import mx, nothing, select
 from backends.mxnet.heads import repeat_kv_heads
-from backends.mxnet.masks import Mask
+from backends.mxnet.masks import Block, Mask, additive_bias, allowed_keys
 
 
 class Stages(NamedTuple):
@@ -33,11 +33,17 @@ def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    return parts_of(past, new, mask, join=True)[0]
+
+
+@mx.util.use_np
+def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> list[mx.np.ndarray]:
+    """`after_past` in its two parts, or in one if they are to be joined, or if there is no past."""
     if past is None:
-        return new
+        return [new]
     if mask.past_padding is not None:
         past = _zero_rows(past, mask.past_padding)
-    return mx.np.concatenate([past, new], axis=2)
+    return [mx.np.concatenate([past, new], axis=2)] if join else [past, new]
 
 
 @mx.util.use_np
@@ -74,7 +80,7 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     if mask.bias is None:
         return scores
-    return scores + (mask.bias if scores.size else nothing(scores.shape, mask.bias))
+    return scores + (additive_bias(mask.bias) if scores.size else nothing(scores.shape, mask.bias))
 
 
 @mx.util.use_np
@@ -88,10 +94,17 @@ def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """
     if scores.size == 0:
         return scores
-    has_key = mx.np.any(mask.allowed, axis=-1, keepdims=True)
-    open_scores = select(has_key, select(mask.allowed, scores, -mx.np.inf), 0.0)
-    exponentials = mx.np.exp(open_scores - mx.np.max(open_scores.detach(), axis=-1, keepdims=True))
-    return select(mask.allowed, exponentials / mx.np.sum(exponentials, axis=-1, keepdims=True), 0.0)
+    allowed = allowed_keys(mask, Block(*(slice(0, size) for size in scores.shape)), scores.ctx)
+    if allowed is None:
+        return _softmax(scores)
+    has_key = mx.np.any(allowed, axis=-1, keepdims=True)
+    return select(allowed, _softmax(select(has_key, select(allowed, scores, -mx.np.inf), 0.0)), 0.0)
+
+
+@mx.util.use_np
+def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
+    exponentials = mx.np.exp(scores - mx.np.max(scores.detach(), axis=-1, keepdims=True))
+    return exponentials / mx.np.sum(exponentials, axis=-1, keepdims=True)
 
 
 @mx.util.use_np

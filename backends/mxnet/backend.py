@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from numpy.typing import NDArray
 
 from backends.mxnet import framework
@@ -13,6 +16,12 @@ from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
+
+
+class Output(NamedTuple):
+    """All that a fast path shows of the stages."""
+
+    output: mx.np.ndarray
 
 
 class MXNetBackend(Backend):
@@ -29,9 +38,13 @@ class MXNetBackend(Backend):
     def dtypes(self, device: str) -> tuple[str, ...]:
         return MXNET_DTYPES
 
+    def paths(self) -> tuple[str, ...]:
+        return ("eager", "fast", "blocks")
+
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         ctx = framework.context_of(device)
         layer = from_weights(config, weights, dtype=dtype, ctx=ctx)
+        call = _calls(layer)[path]
 
         @mx.util.use_np
         def run(inputs: AttentionInputs) -> Trace:
@@ -46,13 +59,13 @@ class MXNetBackend(Backend):
             training = inputs.dropout_keep is not None
             if inputs.cotangent is None:
                 with mx.autograd.pause(train_mode=training):
-                    stages = layer.stages(**arguments)
+                    stages = call(**arguments)
                 gradients = None
             else:
                 for array in leaves.values():
                     array.attach_grad()
                 with mx.autograd.record(train_mode=training):
-                    stages = layer.stages(**arguments)
+                    stages = call(**arguments)
                 stages.output.backward(to_array(inputs.cotangent, dtype, ctx))
                 gradients = _gradients(layer, leaves)
             # Reading the arrays waits for them, so an error that MXNet put off comes out here.
@@ -60,6 +73,15 @@ class MXNetBackend(Backend):
             return Trace(**arrays, gradients=gradients)
 
         return run
+
+
+def _calls(layer: MultiHeadAttention) -> dict[str, Callable[..., Any]]:
+    """What each path calls; its result has the stages that the path shows as attributes."""
+    return {
+        "eager": layer.stages,
+        "fast": lambda **arguments: Output(layer.attend(**arguments).output),
+        "blocks": lambda **arguments: Output(layer.attend(**arguments, query_block=2).output),
+    }
 
 
 def _gradients(layer: MultiHeadAttention, leaves: dict[str, mx.np.ndarray]) -> dict[str, NDArray]:

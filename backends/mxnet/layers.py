@@ -17,12 +17,15 @@ from backends.mxnet.attention import (
     dot_score,
     drop,
     masked_softmax,
+    parts_of,
     weighted_sum,
     zero_padding,
 )
+from backends.mxnet.block import Scoring
+from backends.mxnet.fast import Attended, attend_in_blocks
 from backends.mxnet.framework import KeywordBlock, as_input, dense, in_width, mx
 from backends.mxnet.heads import merge_heads, split_heads
-from backends.mxnet.masks import Widths, Window, build_mask
+from backends.mxnet.masks import Mask, Widths, build_mask
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score
 from mha_core.masks import AttentionMask
@@ -115,42 +118,40 @@ class MultiHeadAttention(KeywordBlock):
         return self._config.with_widths(*self._widths())
 
     def stages(
+        self, queries: mx.np.ndarray, keys: mx.np.ndarray, values: mx.np.ndarray, valid_lens: Any = None, **others: Any
+    ) -> Stages:
+        """All seven stages of one call; the arguments are those of `forward`."""
+        q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
+        k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
+        scores = add_bias(cap(self._score(q, k), self._config.softcap), mask)  # (B, H, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask.keep, self._config.dropout), v)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Stages(q, k, v, scores, weights, heads, output)
+
+    def attend(
         self,
         queries: mx.np.ndarray,
         keys: mx.np.ndarray,
         values: mx.np.ndarray,
         valid_lens: Any = None,
         *,
-        allowed: Any = None,
-        bias: Any = None,
-        causal: bool = False,
-        query_offset: Any = 0,
-        window: Window | None = None,
-        dropout_keep: Any = None,
-        past_keys: mx.np.ndarray | None = None,
-        past_values: mx.np.ndarray | None = None,
-    ) -> Stages:
-        """All seven stages of one call; the arguments are those of `forward`."""
-        config = self._config
-        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
-        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(
-            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
-            num_heads=config.num_heads,
-            head_shapes=config.head_shapes,
-            split=not config.projections,
-            **self._expected(),
-        )
-        q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
-        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
-        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
-        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask.keep, config.dropout), v)  # (B, H, Lq, dv)
+        return_present: bool = False,
+        query_block: int | None = None,
+        **others: Any,
+    ) -> Attended:
+        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+
+        Args:
+            queries to valid_lens, others: those of `forward`.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            query_block: queries that are computed at once. None: as many as are fastest.
+        """
+        q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
+        k, v = (parts_of(before, x, mask, join=return_present) for before, x in zip(past, (k, v), strict=True))
+        heads = attend_in_blocks(*self._scored(q, k), v, mask, self._scoring(), self._config.dropout, query_block)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Stages(q, k, v, scores, weights, heads, output)
+        return Attended(output, (k[0], v[0]) if return_present else None)
 
     def forward(
         self,
@@ -184,15 +185,58 @@ class MultiHeadAttention(KeywordBlock):
             SpecError: before any arithmetic, naming what does not fit.
             BackendError: a dtype that MXNet does not compute in.
         """
+        if not return_weights:
+            output, present = self.attend(
+                queries, keys, values, valid_lens, return_present=return_present, **sources
+            )
+            return (output, present) if return_present else output
         stages = self.stages(queries, keys, values, valid_lens, **sources)
-        extra = [stages.weights] if return_weights else []
-        extra += [(stages.keys, stages.values)] if return_present else []
-        return (stages.output, *extra) if extra else stages.output
+        return (stages.output, stages.weights, *([(stages.keys, stages.values)] if return_present else []))
+
+    def _project(
+        self,
+        queries: mx.np.ndarray,
+        keys: mx.np.ndarray,
+        values: mx.np.ndarray,
+        valid_lens: Any,
+        *,
+        dropout_keep: Any = None,
+        past_keys: mx.np.ndarray | None = None,
+        past_values: mx.np.ndarray | None = None,
+        **sources: Any,
+    ) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray, Mask, tuple[mx.np.ndarray | None, mx.np.ndarray | None]]:
+        """Check the call; queries (B, H, Lq, d), new keys and values (B, G, L, d or dv), mask, past."""
+        config = self._config
+        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
+        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
+        mask = build_mask(
+            *(queries, keys, values, AttentionMask(valid_lens, **sources), dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            **self._expected(),
+        )
+        q = split_heads(self.q_proj(queries), config.num_heads)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
+        return q, k, v, mask, (past_keys, past_values)
 
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         if self._config.score == "additive":
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
+
+    def _scored(
+        self, queries: mx.np.ndarray, keys: list[mx.np.ndarray]
+    ) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
+        """Queries and keys as `attend_in_blocks` takes them: scaled, or as wide as the additive score is."""
+        if self._config.score == "additive":
+            return self.score.query(queries), [self.score.key(part) for part in keys]
+        return queries * self._config.softmax_scale, keys
+
+    def _scoring(self) -> Scoring:
+        vector = self.score.vector.data() if self._config.score == "additive" else None
+        return Scoring(vector, self._config.softcap)
 
     def _widths(self) -> Widths:
         if not self._config.projections:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.mxnet.framework import as_source, describe, mx, select, to_numpy
+from backends.mxnet.framework import as_source, describe, mx, select, to_array, to_numpy
+from mha_core.blocks import Reach, reach
 from mha_core.checks import CallSizes, check_call, check_valid_lens
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
@@ -16,20 +19,73 @@ Widths = tuple[int | None, int | None, int | None]
 
 
 class Mask(NamedTuple):
-    """What the sources of a mask come to.
+    """What the sources of a mask come to, in memory that grows with Lq + Lk; None where there is nothing of a kind.
 
-    allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
+    reach: which keys valid_lens, causal and window leave to a query; numbers of NumPy.
+    allowed: bool, as it was given but of rank 4; True = may attend.
+    bias: as it was given but of rank 4; -inf excludes.
+    keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to; None if there are none.
-    bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
-    keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
+        past, that nobody can attend to.
     """
 
-    allowed: mx.np.ndarray
-    padding: mx.np.ndarray | None
-    past_padding: mx.np.ndarray | None
-    bias: mx.np.ndarray | None
-    keep: mx.np.ndarray | None
+    reach: Reach | None = None
+    allowed: mx.np.ndarray | None = None
+    bias: mx.np.ndarray | None = None
+    keep: mx.np.ndarray | None = None
+    padding: mx.np.ndarray | None = None
+    past_padding: mx.np.ndarray | None = None
+
+
+class Block(NamedTuple):
+    """A part of the weights (B, H, Lq, Lk), by its items, heads, queries and keys."""
+
+    items: slice
+    heads: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the block's weights."""
+        return tuple(part.stop - part.start for part in self)
+
+    def of(self, source: mx.np.ndarray) -> mx.np.ndarray:
+        """This part of an array that broadcasts to (B, H, Lq, Lk)."""
+        return source[self.index(source)]
+
+    def index(self, source: mx.np.ndarray) -> tuple[slice, ...]:
+        """Where `of` is."""
+        return tuple(slice(None) if n == 1 else part for n, part in zip(source.shape, self, strict=True))
+
+
+@mx.util.use_np
+def allowed_keys(mask: Mask, block: Block, ctx: mx.Context) -> mx.np.ndarray | None:
+    """Bool, broadcastable to the block's weights: all sources combined. None where they leave every key."""
+    sources = []
+    if mask.reach is not None and not mask.reach.is_open(block.items, block.queries, block.keys):
+        first, stop = (to_array(bound, "int64", ctx)[:, None, :, None] for bound in part_of(mask.reach, block))
+        position = mx.np.arange(block.keys.start, block.keys.stop, dtype="int64", ctx=ctx)
+        sources += [position >= first, position < stop]
+    if mask.allowed is not None:
+        sources.append(block.of(mask.allowed))
+    if mask.bias is not None:
+        sources.append(~mx.np.isneginf(block.of(mask.bias)))
+    # AND: `&` on booleans fails where it must broadcast
+    return reduce(mx.np.multiply, sources) if sources else None
+
+
+def part_of(reach: Reach, block: Block) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`first` and `stop` of the block's items and queries, (1 or items, 1 or queries)."""
+    first, stop = (bound if len(bound) == 1 else bound[block.items] for bound in reach)
+    first, stop = (bound if bound.shape[1] == 1 else bound[:, block.queries] for bound in (first, stop))
+    return first, stop
+
+
+@mx.util.use_np
+def additive_bias(bias: mx.np.ndarray) -> mx.np.ndarray:
+    """The bias to add to the scores: 0 where it only excludes."""
+    return select(~mx.np.isneginf(bias), bias, 0.0)
 
 
 @mx.util.use_np
@@ -48,7 +104,7 @@ def build_mask(
     split: bool = False,
     layer_dtype: Any = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
     `head_shapes` and `split` are those of `mha_core.checks.check_call`.
     """
@@ -70,60 +126,30 @@ def build_mask(
         layer_dtype=None if layer_dtype is None else np.dtype(layer_dtype).name,
         describe=describe,
     )
-    if mask.valid_lens is not None:
-        check_valid_lens(to_numpy(mask.valid_lens), sizes.key_len)
+    known = mask.map_arrays(lambda name, array: to_numpy(array) if name in ("valid_lens", "query_offset") else array)
+    if known.valid_lens is not None:
+        check_valid_lens(known.valid_lens, sizes.key_len)
 
-    allowed = mx.np.ones((1, 1, 1, sizes.key_len), dtype="bool", ctx=ctx)
-    used = None
-    for source in (_within_valid_lens(mask, sizes, ctx), mask.allowed):
-        if source is not None:
-            source = _as_rank_4(source)
-            allowed = allowed * source  # AND: `&` on booleans fails where it must broadcast
-            used_here = mx.np.any(source, axis=(1, 2))
-            used = used_here if used is None else used * used_here
-    bias = None
-    if mask.bias is not None:
-        bias = _as_rank_4(mask.bias)
-        included = ~mx.np.isneginf(bias)
-        allowed = allowed * included
-        bias = select(included, bias, 0.0)
-    if mask.has_positions:
-        allowed = allowed * _within_reach(mask, sizes, ctx)
-    padding, past_padding = None if used is None else ~used, None
+    within = reach(known, sizes) if known.has_positions or known.valid_lens is not None else None
+    allowed, bias = (None if source is None else _as_rank_4(source) for source in (mask.allowed, mask.bias))
+    padding, past_padding = _padding(known.valid_lens, allowed, sizes, ctx), None
     if padding is not None and sizes.past_len:
         padding = mx.np.broadcast_to(padding, (padding.shape[0], sizes.key_len))
         padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(allowed, padding, past_padding, bias, keep)
+    return Mask(within, allowed, bias, keep, padding, past_padding)
 
 
-def _within_valid_lens(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -> mx.np.ndarray | None:
-    """(B, 1, 1 or Lq, Lk)."""
-    if mask.valid_lens is None:
-        return None
-    lens = mask.valid_lens[:, None] if mask.valid_lens.ndim == 1 else mask.valid_lens
-    return _arange(sizes.key_len, ctx) < lens[:, None, :, None]
-
-
-def _within_reach(mask: AttentionMask, sizes: CallSizes, ctx: mx.Context) -> mx.np.ndarray:
-    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
-    position = as_source(mask.query_offset, ctx).reshape(-1, 1, 1, 1) + _arange(sizes.query_len, ctx)[:, None]
-    ahead = _arange(sizes.key_len, ctx) - position  # how far the key stands ahead of the query
-    left, right = mask.window or (None, None)
-    reach = ahead <= 0 if mask.causal else mx.np.ones(ahead.shape, dtype="bool", ctx=ctx)
-    if left is not None:
-        reach = reach * (ahead >= _integer(-left, ctx))
-    if right is not None:
-        reach = reach * (ahead <= _integer(right, ctx))
-    return reach
-
-
-def _arange(length: int | None, ctx: mx.Context) -> mx.np.ndarray:
-    return mx.np.arange(length, dtype="int64", ctx=ctx)
-
-
-def _integer(value: int, ctx: mx.Context) -> mx.np.ndarray:
-    """An int64 array, because MXNet turns a Python int beside an array into a double."""
-    return as_source(value, ctx)
+def _padding(
+    valid_lens: NDArray | None, allowed: mx.np.ndarray | None, sizes: CallSizes, ctx: mx.Context
+) -> mx.np.ndarray | None:
+    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    used = []
+    if valid_lens is not None:
+        longest = valid_lens if valid_lens.ndim == 1 else valid_lens.max(axis=1, initial=0)
+        used.append(to_array(np.arange(sizes.key_len) < longest[:, None], "bool", ctx))
+    if allowed is not None:
+        used.append(mx.np.any(allowed, axis=(1, 2)))
+    return ~reduce(mx.np.multiply, used) if used else None
 
 
 def _as_rank_4(array: mx.np.ndarray) -> mx.np.ndarray:

@@ -63,12 +63,14 @@ def cap(scores: tf.Tensor, softcap: float | None) -> tf.Tensor:
     return scores if softcap is None else softcap * tf.tanh(scores / softcap)
 
 
-def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
-    return scores if mask.bias is None else scores + mask.bias
+def add_bias(scores: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one; where it is -inf, it only excludes."""
+    if bias is None:
+        return scores
+    return scores + tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), bias)
 
 
-def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
+def masked_softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
     """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it:
@@ -77,16 +79,18 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
     Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.
     """
-    allowed = mask.allowed
-    has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
     # In at least float32: half precision is too coarse for a sum of exponentials.
     exact = tf.cast(scores, tf.float64 if scores.dtype == tf.float64 else tf.float32)
     zero = tf.zeros((), exact.dtype)
-    exact = tf.where(has_key, tf.where(allowed, exact, -float("inf")), zero)
+    if allowed is not None:
+        has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+        exact = tf.where(has_key, tf.where(allowed, exact, -float("inf")), zero)
     highest = tf.stop_gradient(tf.reduce_max(exact, axis=-1, keepdims=True))
     exponentials = tf.exp(exact - highest)
     softmax = exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
-    return tf.cast(tf.where(allowed, softmax, zero), scores.dtype)
+    if allowed is not None:
+        softmax = tf.where(allowed, softmax, zero)
+    return tf.cast(softmax, scores.dtype)
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:

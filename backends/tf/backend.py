@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from backends.tf import framework
-from backends.tf.attention import Stages
 from backends.tf.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import canonical, from_weights, variables
 from mha_core.backend import Backend, Run
@@ -17,9 +17,12 @@ from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
+COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
+"""The paths through a tf.function, and whether XLA compiles it."""
+
 
 class TensorFlowBackend(Backend):
-    """backends.tf.MultiHeadAttention behind the contract, as it is or traced by tf.function."""
+    """backends.tf.MultiHeadAttention behind the contract, all stages or the fast path, as it is or traced by tf.function."""
 
     name = "tf"
 
@@ -33,30 +36,34 @@ class TensorFlowBackend(Backend):
         return tuple(TF_DTYPES)
 
     def paths(self) -> tuple[str, ...]:
-        return ("eager", "compiled")
+        return ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks")
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         tf_device, tf_dtype = framework.device_of(device), TF_DTYPES[dtype]
         with tf.device(tf_device):
             layer = from_weights(config, weights, dtype=dtype)
 
+        call = layer.stages if path in ("eager", "compiled") else layer.attend
+        if path == "blocks":
+            call = partial(layer.attend, query_block=2)
+
         def compute(
             floats: dict[str, tf.Tensor], others: dict[str, Any], cotangent: tf.Tensor | None
-        ) -> tuple[Stages, Any]:
-            """The stages; with a cotangent also the gradients of `floats` and of the layer's variables."""
+        ) -> tuple[Any, Any]:
+            """What the path computes; with a cotangent also the gradients of `floats` and of the layer's variables."""
             training = others["dropout_keep"] is not None
             with tf.GradientTape() as tape:
                 tape.watch(floats)
-                stages = layer.stages(**floats, **others, training=training)
+                computed = call(**floats, **others, training=training)
             if cotangent is None:
-                return stages, None
+                return computed, None
             # 0 where no path leads to a leaf
             leaves = floats, variables(layer)
             zero = tf.UnconnectedGradients.ZERO
-            return stages, tape.gradient(stages.output, leaves, cotangent, unconnected_gradients=zero)
+            return computed, tape.gradient(computed.output, leaves, cotangent, unconnected_gradients=zero)
 
-        if path == "compiled":
-            compute = tf.function(compute)
+        if path in COMPILED:
+            compute = tf.function(compute, jit_compile=COMPILED[path])
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
@@ -76,8 +83,8 @@ class TensorFlowBackend(Backend):
                 keep = None if inputs.dropout_keep is None else tf.constant(inputs.dropout_keep)
                 others = {name: value for name, value in vars(mask).items() if name not in floats}
                 cotangent = None if inputs.cotangent is None else to_tensor(inputs.cotangent, tf_dtype)
-                stages, found = compute(floats, {**others, "dropout_keep": keep}, cotangent)
-            arrays: Any = {name: to_numpy(stage) for name, stage in stages._asdict().items()}
+                computed, found = compute(floats, {**others, "dropout_keep": keep}, cotangent)
+            arrays: Any = {name: to_numpy(array) for name, array in computed._asdict().items() if array is not None}
             if found is None:
                 return Trace(**arrays)
             d_floats, d_variables = found

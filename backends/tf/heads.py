@@ -41,3 +41,16 @@ def repeat_kv_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
     """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
     check_split(num_heads, x.shape[1])
     return x if x.shape[1] == num_heads else tf.repeat(x, num_heads // x.shape[1], axis=1)
+
+
+def fold_groups(x: tf.Tensor, num_kv_heads: int) -> tf.Tensor:
+    """(B, H, L, d) -> (B, G, H // G * L, d): the query heads of a group as more queries of their key head."""
+    batch, heads, length, head_dim = ops.shape(x)
+    check_split(heads, num_kv_heads)
+    return x if heads == num_kv_heads else tf.reshape(x, (batch, num_kv_heads, heads // num_kv_heads * length, head_dim))
+
+
+def unfold_groups(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """(B, G, H // G * L, d) -> (B, H, L, d), the inverse of `fold_groups`."""
+    batch, kv_heads, length, head_dim = ops.shape(x)
+    return x if kv_heads == num_heads else tf.reshape(x, (batch, num_heads, length * kv_heads // num_heads, head_dim))

@@ -8,6 +8,7 @@ queries passes on to the output, as through a Dense layer, and the arguments alo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,17 +26,17 @@ from backends.tf.attention import (
     weighted_sum,
     zero_padding,
 )
+from backends.tf.fast import Attended, Scoring, additive_scoring, attend_in_blocks
 from backends.tf.framework import spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
-from backends.tf.masks import Shape, Widths, Window, as_tensors, build_mask, input_widths
+from backends.tf.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
-from mha_core.errors import SpecError
 from mha_core.masks import AttentionMask
 
 
 class AttentionLayer(keras.Layer):
-    """What all attention layers share: all but `_attend`, which returns the output and the weights."""
+    """What all attention layers share: all but `_attend`, which returns what `call` does, as a tuple in any case."""
 
     def __init__(self, dropout: float, widths: Widths = (None, None, None), **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -87,12 +88,10 @@ class AttentionLayer(keras.Layer):
         window = tuple(window) if isinstance(window, list) else window  # a saved model holds it as JSON
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = past_keys, past_values
-        output, weights, present = self._attend(queries, keys, values, sources, dropout_keep, past, bool(training))
-        if return_present and present is None:
-            raise SpecError("return_present needs a layer with heads; this one has none.")
-        extra = [weights] if return_weights else []
-        extra += [present] if return_present else []
-        return (output, *extra) if extra else output
+        returned = self._attend(
+            queries, keys, values, sources, dropout_keep, past, bool(training), return_weights, return_present
+        )
+        return returned if len(returned) > 1 else returned[0]
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -191,19 +190,56 @@ class MultiHeadAttention(AttentionLayer):
             self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def stages(
+        self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, valid_lens: tf.Tensor | None = None, **others: Any
+    ) -> Stages:
+        """All seven stages of one call; the arguments are those of `call`."""
+        q, k, v, mask, past, training = self._project(queries, keys, values, valid_lens, **others)
+        k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
+        scores = add_bias(cap(self._score(q, k), self._config.softcap), mask.bias)  # (B, H, Lq, Lk)
+        weights = masked_softmax(scores, allowed_keys(mask))  # (B, H, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Stages(q, k, v, scores, weights, heads, output)
+
+    def attend(
         self,
         queries: tf.Tensor,
         keys: tf.Tensor,
         values: tf.Tensor,
         valid_lens: tf.Tensor | None = None,
         *,
+        return_present: bool = False,
+        query_block: int | None = None,
+        **others: Any,
+    ) -> Attended:
+        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+
+        Args:
+            queries to valid_lens, others: those of `call`.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            query_block: queries that are computed at once. None: as many as are fastest.
+        """
+        q, k, v, mask, past, training = self._project(queries, keys, values, valid_lens, **others)
+        k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
+        q, k, scoring = self._scoring(q, k)
+        heads = attend_in_blocks(q, k, v, scoring, mask, self.dropout, training, query_block)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Attended(output, (k, v) if return_present else None)
+
+    def _project(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        valid_lens: tf.Tensor | None,
+        *,
         dropout_keep: tf.Tensor | None = None,
         past_keys: tf.Tensor | None = None,
         past_values: tf.Tensor | None = None,
         training: bool | None = None,
         **sources: Any,
-    ) -> Stages:
-        """All seven stages of one call; the arguments are those of `call`."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Mask, tuple[tf.Tensor | None, tf.Tensor | None], bool]:
+        """Check the call; queries (B, H, Lq, d), new keys and values (B, G, L, d or dv), mask, past, training."""
         if not self.built:
             self.build(queries.shape, keys.shape, values.shape)
         config, training = self._config, bool(training)
@@ -217,27 +253,24 @@ class MultiHeadAttention(AttentionLayer):
             split=not config.projections,
             dtype=self.compute_dtype if self.weights else None,
         )
-        q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
+        q = split_heads(self.q_proj(queries), config.num_heads)
         k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
         v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
-        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
-        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, H, Lq, dv)
-        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Stages(q, k, v, scores, weights, heads, output)
+        return q, k, v, mask, (past_keys, past_values), training
 
-    def _attend(self, queries, keys, values, sources, dropout_keep, past, training):
+    def _attend(
+        self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present
+    ):
         past_keys, past_values = past
-        stages = self.stages(
-            *(queries, keys, values),
-            **vars(sources),
-            dropout_keep=dropout_keep,
-            past_keys=past_keys,
-            past_values=past_values,
-            training=training,
-        )
-        return stages.output, stages.weights, (stages.keys, stages.values)
+        inputs = (queries, keys, values)
+        others = {**vars(sources), "dropout_keep": dropout_keep, "training": training}
+        others |= {"past_keys": past_keys, "past_values": past_values}
+        if return_weights:
+            stages = self.stages(*inputs, **others)
+            present = [(stages.keys, stages.values)] if return_present else []
+            return stages.output, stages.weights, *present
+        output, present = self.attend(*inputs, **others, return_present=return_present)
+        return (output, present) if return_present else (output,)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again, as JSON can hold them."""
@@ -248,3 +281,11 @@ class MultiHeadAttention(AttentionLayer):
         if self._config.score == "additive":
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
+
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
+        """Queries and keys, and how they come to scores with a softcap: the same as `_score`."""
+        if self._config.score == "additive":
+            queries, keys, scoring = additive_scoring(self.score, queries, keys)
+        else:
+            scoring = Scoring(partial(dot_score, scale=self._config.softmax_scale))
+        return queries, keys, scoring._replace(softcap=self._config.softcap)

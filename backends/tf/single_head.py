@@ -10,11 +10,13 @@ import tensorflow as tf
 
 from backends.tf.additive import AdditiveScore
 from backends.tf.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.tf.fast import Scoring, additive_scoring, attend_in_blocks
 from backends.tf.framework import spec_errors_kept
 from backends.tf.layers import AttentionLayer
-from backends.tf.masks import Shape, as_tensors, build_mask, input_widths
+from backends.tf.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
 from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_size
+from mha_core.errors import SpecError
 
 _insert_head = partial(tf.expand_dims, axis=1)  # (B, ...) -> (B, 1, ...)
 
@@ -26,18 +28,27 @@ class _AttentionWithoutHeads(AttentionLayer):
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
 
-    def _attend(self, queries, keys, values, sources, dropout_keep, past, training):
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
+        """Queries and keys, and how they come to the same scores in blocks."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _attend(self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present):
         check_dropout_keep(dropout_keep, training=training)
         sources = as_tensors(sources, queries).for_one_head(_insert_head)
         keep = None if dropout_keep is None else _insert_head(dropout_keep)
         dtype = self.compute_dtype if self.weights else None
         mask = build_mask(queries, keys, values, sources, keep, *past, num_heads=1, widths=self._widths, dtype=dtype)
+        if return_present:
+            raise SpecError("return_present needs a layer with heads; this one has none.")
         q = _insert_head(queries)  # (B, 1, Lq, Dq)
         k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
-        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
+        if not return_weights:
+            q, k, scoring = self._scoring(q, k)
+            return (attend_in_blocks(q, k, v, scoring, mask, self.dropout, training)[:, 0],)
+        scores = add_bias(self._score(q, k), mask.bias)  # (B, 1, Lq, Lk)
+        weights = masked_softmax(scores, allowed_keys(mask))  # (B, 1, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
-        return heads[:, 0], weights[:, 0], None
+        return heads[:, 0], weights[:, 0]
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -63,9 +74,15 @@ class DotProductAttention(_AttentionWithoutHeads):
         return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
 
     def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        return dot_score(self._scale(queries, keys), keys, 1.0)
+
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
+        return self._scale(queries, keys), keys, Scoring(partial(dot_score, scale=1.0))
+
+    def _scale(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         check_same_width(queries.shape[-1], keys.shape[-1])
         width = tf.cast(tf.shape(queries)[-1], tf.float64)  # tracing may not know it as a number
-        return dot_score(queries, keys, tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0)
+        return queries * tf.cast(width**-0.5, queries.dtype) if self.scaled else queries
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -108,3 +125,6 @@ class AdditiveAttention(_AttentionWithoutHeads):
 
     def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         return self.score(queries, keys)
+
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
+        return additive_scoring(self.score, queries, keys)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 
 from backends.torch import framework
 from backends.torch.attention import Stages
+from backends.torch.fast import Attended
 from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.layers import MultiHeadAttention
 from backends.torch.weights import from_weights
-from mha_core.backend import Backend, Run
+from mha_core.backend import Backend, Run, SoftmaxKernel
 from mha_core.config import AttentionConfig
 from mha_core.inputs import AttentionInputs
-from mha_core.stages import Trace
+from mha_core.stages import STAGES, Trace
 from mha_core.weights import Weights
 
 
@@ -39,12 +41,20 @@ class TorchBackend(Backend):
         return tuple(TORCH_DTYPES)
 
     def paths(self) -> tuple[str, ...]:
-        return ("eager", "compiled")
+        return ("eager", "compiled", "fast", "fast-compiled", "blocks")
+
+    def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
+        # The fused kernel of the CPU has a faster exponential, and an online softmax over blocks of 512 keys.
+        return SoftmaxKernel(exp_ulps=20.0, key_block=512) if path.startswith("fast") else SoftmaxKernel()
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         torch_device, torch_dtype = framework.device_of(device), TORCH_DTYPES[dtype]
         layer = from_weights(config, weights, device=torch_device, dtype=torch_dtype)
-        stages_of = layer.stages if path == "eager" else _compiled(layer)
+        compute: Callable[..., Stages | Attended] = layer.stages if path in ("eager", "compiled") else layer.attend
+        if path == "blocks":
+            compute = partial(layer.attend, query_block=2)
+        elif path.endswith("compiled"):
+            compute = _compiled(layer, compute)
 
         def run(inputs: AttentionInputs) -> Trace:
             floats = {
@@ -68,33 +78,34 @@ class TorchBackend(Backend):
             with framework.full_precision(), torch.set_grad_enabled(inputs.cotangent is not None):
                 for leaf in floats.values():
                     leaf.requires_grad_(inputs.cotangent is not None)
-                stages = stages_of(**arguments)
+                computed = compute(**arguments)
                 if inputs.cotangent is not None:
                     leaves = {**floats, **dict(layer.named_parameters())}
                     cotangent = to_tensor(inputs.cotangent, torch_dtype, torch_device)
-                    found = torch.autograd.grad(stages.output, list(leaves.values()), cotangent)
+                    found = torch.autograd.grad(computed.output, list(leaves.values()), cotangent)
                     gradients = {name: to_numpy(array) for name, array in zip(leaves, found, strict=True)}
-            return Trace(**{name: to_numpy(stage) for name, stage in stages._asdict().items()}, gradients=gradients)
+            stages = {name: to_numpy(stage) for name, stage in computed._asdict().items() if name in STAGES}
+            return Trace(**stages, gradients=gradients)
 
         return run
 
 
-def _compiled(layer: MultiHeadAttention) -> Callable[..., Stages]:
-    """`layer.stages` as one compiled program for each form of call: shapes, dtypes, masks, training or not.
+def _compiled(layer: MultiHeadAttention, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the layer as one compiled program for each form of call: shapes, dtypes, masks, training or not.
 
     PyTorch keeps what it compiles with the code object, and stops at eight programs for one of them.
     Each form therefore gets a copy of the code, whose programs go with the layer.
     """
 
-    def stages(**arguments: Any) -> Stages:
-        return layer.stages(**arguments)
+    def run(**arguments: Any) -> Any:
+        return compute(**arguments)
 
-    programs: dict[Any, Callable[..., Stages]] = {}
+    programs: dict[Any, Callable[..., Any]] = {}
 
-    def call(**arguments: Any) -> Stages:
+    def call(**arguments: Any) -> Any:
         form = (layer.training, torch.is_grad_enabled(), *(_form(name, value) for name, value in arguments.items()))
         if form not in programs:
-            copy = FunctionType(stages.__code__.replace(), globals(), closure=stages.__closure__)
+            copy = FunctionType(run.__code__.replace(), globals(), closure=run.__closure__)
             programs[form] = torch.compile(copy, fullgraph=True, dynamic=False, backend=_compiler())
         return programs[form](**arguments)
 

@@ -51,6 +51,25 @@ def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch
     return torch.from_numpy(np.array(array)).to(device=device, dtype=dtype)
 
 
+def numbers(array: Any) -> NDArray | None:
+    """The numbers of an array, if they are at hand without waiting for a device; None while something traces."""
+    if not isinstance(array, torch.Tensor):
+        return None if torch.compiler.is_compiling() else np.asarray(array)
+    if torch.compiler.is_compiling() or array.device.type != "cpu" or transforms_are_active():
+        return None
+    return array.detach().numpy()
+
+
+def transforms_are_active() -> bool:
+    """Whether this runs inside a transform of torch.func, where tensors have no numbers to look at."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_tangent(x: torch.Tensor | None) -> bool:
+    """Whether x is differentiated forwards."""
+    return x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
 def linear(
     in_features: int | None,
     out_features: int,

@@ -35,3 +35,16 @@ def repeat_kv_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
     check_split(num_heads, x.shape[1])
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def fold_groups(x: Tensor, num_groups: int) -> Tensor:
+    """(B, H, L, n) -> (B, G, H / G * L, n): the query heads of a group as more queries of their key head."""
+    batch, num_heads, length, width = x.shape
+    return x if num_heads == num_groups else x.reshape(batch, num_groups, num_heads // num_groups * length, width)
+
+
+def unfold_groups(x: Tensor, num_heads: int) -> Tensor:
+    """(B, G, H / G * L, n) -> (B, H, L, n), the inverse of `fold_groups`."""
+    batch, num_groups, rows, width = x.shape
+    length = rows // (num_heads // num_groups)
+    return x if num_heads == num_groups else x.reshape(batch, num_heads, length, width)

@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from backends.torch.additive import AdditiveScore
 from backends.torch.attention import (
+    Rules,
     Stages,
     add_bias,
     after_past,
@@ -24,11 +25,12 @@ from backends.torch.attention import (
     weighted_sum,
     zero_padding,
 )
+from backends.torch.fast import Attended, attend_in_blocks, attend_one_query
 from backends.torch.framework import describe, in_width, linear
 from backends.torch.heads import merge_heads, split_heads
-from backends.torch.masks import Widths, Window, build_mask
+from backends.torch.masks import Mask, Widths, Window, build_mask
 from mha_core.checks import check_call, check_dropout_keep
-from mha_core.config import AttentionConfig, ProjectionBias, Score
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
 
 
@@ -123,42 +125,46 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             projection(x[:, :0])  # a LazyLinear needs to see the width, not the rows
 
     def stages(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None, **others: Any
+    ) -> Stages:
+        """All seven stages of one call; the arguments are those of `forward`."""
+        config = self._config
+        q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
+        k, v = (after_past(old, new, mask) for old, new in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
+        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
+        heads = weighted_sum(drop(weights, mask, config.dropout, self.training), v)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Stages(q, k, v, scores, weights, heads, output)
+
+    def attend(
         self,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
         valid_lens: Tensor | None = None,
         *,
-        allowed: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = False,
-        query_offset: int | Tensor = 0,
-        window: Window | None = None,
-        dropout_keep: Tensor | None = None,
-        past_keys: Tensor | None = None,
-        past_values: Tensor | None = None,
-    ) -> Stages:
-        """All seven stages of one call; the arguments are those of `forward`."""
-        config = self._config
-        check_dropout_keep(dropout_keep, training=self.training)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        mask = build_mask(
-            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
-            num_heads=config.num_heads,
-            widths=self._widths(),
-            head_shapes=config.head_shapes,
-            split=not config.projections,
-            dtype=next((parameter.dtype for parameter in self.parameters()), None),
-        )
-        q = split_heads(self.q_proj(queries), config.num_heads)  # (B, H, Lq, d)
-        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
-        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
-        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
-        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
-        weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, config.dropout, self.training), v)  # (B, H, Lq, dv)
+        return_present: bool = False,
+        query_block: int | None = None,
+        **others: Any,
+    ) -> Attended:
+        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+
+        Args:
+            queries to valid_lens, others: those of `forward`.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            query_block: queries that are computed at once. None: as many as are fastest.
+        """
+        query_block = None if query_block is None else check_size("query_block", query_block)
+        q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
+        if past[0] is not None and q.shape[2] == 1 and not return_present:
+            q, *parts = self._scored(q, past[0], k)
+            heads = attend_one_query(q, parts, [past[1], v], mask, self._rules())  # (B, H, 1, dv)
+        else:
+            k, v = (after_past(old, new, mask) for old, new in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
+            heads = attend_in_blocks(*self._scored(q, k), v, mask, self._rules(), query_block)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Stages(q, k, v, scores, weights, heads, output)
+        return Attended(output, (k, v) if return_present else None)
 
     def forward(
         self,
@@ -195,31 +201,69 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        stages = self.stages(
-            queries,
-            keys,
-            values,
-            valid_lens,
-            allowed=allowed,
-            bias=bias,
-            causal=causal,
-            query_offset=query_offset,
-            window=window,
-            dropout_keep=dropout_keep,
-            past_keys=past_keys,
-            past_values=past_values,
-        )
-        extra: list[Any] = [stages.weights] if return_weights else []
-        extra += [(stages.keys, stages.values)] if return_present else []
-        return (stages.output, *extra) if extra else stages.output
+        sources: dict[str, Any] = {
+            "allowed": allowed,
+            "bias": bias,
+            "causal": causal,
+            "query_offset": query_offset,
+            "window": window,
+            "dropout_keep": dropout_keep,
+            "past_keys": past_keys,
+            "past_values": past_values,
+        }
+        if return_weights:
+            stages = self.stages(queries, keys, values, valid_lens, **sources)
+            extra = (stages.weights, (stages.keys, stages.values)) if return_present else (stages.weights,)
+            return (stages.output, *extra)
+        attended = self.attend(queries, keys, values, valid_lens, return_present=return_present, **sources)
+        return (attended.output, attended.present) if return_present else attended.output
 
     def extra_repr(self) -> str:
         return f"embed_dim={self._config.embed_dim}, num_heads={self._config.num_heads}, score={self._config.score!r}"
+
+    def _project(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        valid_lens: Tensor | None,
+        *,
+        dropout_keep: Tensor | None = None,
+        past_keys: Tensor | None = None,
+        past_values: Tensor | None = None,
+        **sources: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Mask, tuple[Tensor | None, Tensor | None]]:
+        """Check the call; queries (B, H, Lq, d), new keys and values (B, G, Lk - Lp, d or dv), mask, past."""
+        config = self._config
+        check_dropout_keep(dropout_keep, training=self.training)
+        mask = build_mask(
+            *(queries, keys, values, AttentionMask(valid_lens, **sources), dropout_keep, past_keys, past_values),
+            num_heads=config.num_heads,
+            widths=self._widths(),
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            dtype=next((parameter.dtype for parameter in self.parameters()), None),
+        )
+        q = split_heads(self.q_proj(queries), config.num_heads)
+        k = split_heads(self.k_proj(zero_padding(keys, mask)), config.num_kv_heads)
+        v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
+        return q, k, v, mask, (past_keys, past_values)
 
     def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
         if self._config.score == "additive":
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
+
+    def _scored(self, queries: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
+        """Queries and keys as wide as the score takes them, once for all blocks; see `_rules`."""
+        if self._config.score == "additive":
+            return self.score.query(queries), *map(self.score.key, keys)
+        return queries, *keys
+
+    def _rules(self) -> Rules:
+        config = self._config
+        vector = self.score.vector if config.score == "additive" else None
+        return Rules(config.softmax_scale, vector, config.softcap, config.dropout if self.training else 0.0)
 
     def _widths(self) -> Widths:
         if not self._config.projections:

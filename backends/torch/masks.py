@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from backends.torch.framework import describe, dtype_name
+from backends.torch.framework import describe, dtype_name, numbers
+from mha_core.blocks import Reach, reach
 from mha_core.checks import CallSizes, check_call, check_valid_lens
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
@@ -17,20 +18,63 @@ Widths = tuple[int | None, int | None, int | None]
 
 
 class Mask(NamedTuple):
-    """What the sources of a mask come to.
+    """What the sources of a mask come to, for all queries and keys or for some; None where there is nothing of a kind.
 
-    allowed: bool, broadcastable to (B, H, Lq, Lk); True = may attend.
+    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
+        and window leave to a query.
+    allowed: bool, as it was given but of rank 4; True = may attend.
+    bias: as it was given but of rank 4; -inf excludes.
+    keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to; None if there are none.
-    bias: broadcastable to (B, H, Lq, Lk), 0 where it only excluded; None without one.
-    keep: bool (B, H, Lq, Lk), the dropout keep-mask; None without one.
+        past, that nobody can attend to.
+    reach: what first and stop hold, where it is known without waiting for a device; without such a source, too.
+    is_diagonal: whether all that it excludes is what causal does with an offset of 0.
+    only_padding: whether all that it excludes is padding.
     """
 
-    allowed: Tensor
-    padding: Tensor | None
-    past_padding: Tensor | None
-    bias: Tensor | None
-    keep: Tensor | None
+    first: Tensor | None = None
+    stop: Tensor | None = None
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+    keep: Tensor | None = None
+    padding: Tensor | None = None
+    past_padding: Tensor | None = None
+    reach: Reach | None = None
+    is_diagonal: bool = False
+    only_padding: bool = False
+
+    @property
+    def excludes(self) -> bool:
+        """Whether it has any source; without one, every query may attend to every key."""
+        return any(source is not None for source in self[:4])
+
+
+def allowed_keys(mask: Mask, key_len: int) -> Tensor | None:
+    """Bool, broadcastable to (B, H, Lq, Lk): all sources combined; None where they leave every key."""
+    allowed = mask.allowed
+    if mask.bias is not None:
+        allowed = _both(allowed, mask.bias != -torch.inf)
+    if mask.stop is not None:
+        allowed = _both(allowed, torch.arange(key_len, device=mask.stop.device) < mask.stop)
+    if mask.first is not None:
+        allowed = _both(allowed, torch.arange(key_len, device=mask.first.device) >= mask.first)
+    return allowed
+
+
+def additive_bias(mask: Mask) -> Tensor | None:
+    """The bias to add to the scores: 0 where it only excludes."""
+    return None if mask.bias is None else mask.bias.masked_fill(mask.bias == -torch.inf, 0.0)
+
+
+def part_of(mask: Mask, items: slice, heads: slice, queries: slice, keys: slice) -> Mask:
+    """The mask of some queries and keys, without what leaves all of those keys to all of those queries."""
+    within = (items, heads, queries, keys)
+    first, stop, allowed, bias, keep = (None if source is None else cut(source, within) for source in mask[:5])
+    if mask.reach is not None and mask.reach.is_open(items, queries, keys):
+        first = stop = None
+    start = keys.start or 0
+    first, stop = (None if bound is None else bound - start for bound in (first, stop))
+    return Mask(first, stop, allowed, bias, keep)
 
 
 def build_mask(
@@ -48,12 +92,18 @@ def build_mask(
     split: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Mask:
-    """Check the whole call (SpecError), then combine the sources of its mask with AND.
+    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
     `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
     parameters, None if it has none.
     """
     device = queries.device
+    known = AttentionMask(
+        valid_lens=None if mask.valid_lens is None else numbers(mask.valid_lens),
+        query_offset=mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset),
+        causal=mask.causal,
+        window=mask.window,
+    )
     mask = mask.map_arrays(lambda _, array: torch.as_tensor(array, device=device))
     sizes = check_call(
         queries=queries,
@@ -70,27 +120,20 @@ def build_mask(
         layer_dtype=None if dtype is None or _autocasts(device) else dtype_name(dtype),
         describe=describe,
     )
-    if mask.valid_lens is not None and _has_values(mask.valid_lens):
-        check_valid_lens(mask.valid_lens.cpu().numpy(), sizes.key_len)
-
-    allowed = torch.ones((1, 1, 1, sizes.key_len), dtype=torch.bool, device=device)
-    padding = None
-    for source in (_within_valid_lens(mask, sizes, device), mask.allowed):
-        if source is not None:
-            source = _as_rank_4(source)
-            allowed = allowed & source
-            unused = ~source.any(dim=2).any(dim=1)
-            padding = unused if padding is None else padding | unused
-    bias = None
-    if mask.bias is not None:
-        bias = _as_rank_4(mask.bias)
-        excluded = bias == -torch.inf
-        allowed = allowed & ~excluded
-        bias = bias.masked_fill(excluded, 0.0)
-    if mask.has_positions:
-        allowed = allowed & _within_reach(mask, sizes, device)
+    if known.valid_lens is not None:
+        check_valid_lens(known.valid_lens, sizes.key_len)
+    known_reach = _known_reach(mask, known, sizes)
+    first, stop = _interval(mask, sizes, device)
+    if known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3])):
+        first = stop = None
+    padding = _padding(mask, sizes, device)
     new, past = (None, None) if padding is None else _split_at(padding, sizes)
-    return Mask(allowed, new, past, bias, dropout_keep)
+    return Mask(
+        *(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), dropout_keep, new, past),
+        reach=known_reach,
+        is_diagonal=_is_diagonal(mask),
+        only_padding=_is_only_padding(mask),
+    )
 
 
 def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
@@ -100,35 +143,72 @@ def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
     return padding[:, sizes.past_len :], padding[:, : sizes.past_len]
 
 
-def _within_valid_lens(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor | None:
-    """(B, 1, 1 or Lq, Lk)."""
-    if mask.valid_lens is None:
-        return None
-    lens = mask.valid_lens[:, None] if mask.valid_lens.ndim == 1 else mask.valid_lens
-    return torch.arange(sizes.key_len, device=device) < lens[:, None, :, None]
-
-
-def _within_reach(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor:
-    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
-    offset = torch.as_tensor(mask.query_offset, device=device).reshape(-1, 1, 1, 1)
-    position = offset + torch.arange(sizes.query_len, device=device)[:, None]
-    ahead = torch.arange(sizes.key_len, device=device) - position  # how far the key stands ahead of the query
+def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """`Mask.first` and `Mask.stop`."""
+    first = stop = None
+    if mask.valid_lens is not None:
+        lens = mask.valid_lens.to(torch.int64)
+        stop = (lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None]
     left, right = mask.window or (None, None)
-    reach = ahead <= 0 if mask.causal else torch.ones_like(ahead, dtype=torch.bool)
-    if left is not None:
-        reach = reach & (ahead >= -left)
-    if right is not None:
-        reach = reach & (ahead <= right)
-    return reach
+    right = 0 if mask.causal else right
+    if left is not None or right is not None:
+        offset = torch.as_tensor(mask.query_offset, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
+        position = offset + torch.arange(sizes.query_len, device=device)[:, None]
+        if right is not None:
+            reached = position + (right + 1)
+            stop = reached if stop is None else torch.minimum(stop, reached)
+        if left is not None:
+            first = position - left
+    return first, stop
 
 
-def _as_rank_4(array: Tensor) -> Tensor:
-    return array.reshape((1,) * (4 - array.ndim) + tuple(array.shape))
+def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor | None:
+    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    padding = None
+    if mask.valid_lens is not None:
+        lens = mask.valid_lens.to(torch.int64)
+        if lens.ndim == 2:
+            lens = lens.amax(dim=1) if lens.shape[1] else lens.new_zeros(lens.shape[:1])
+        padding = torch.arange(sizes.key_len, device=device) >= lens[:, None]
+    if mask.allowed is not None:
+        unused = ~_as_rank_4(mask.allowed).any(dim=2).any(dim=1)
+        padding = unused if padding is None else padding | unused
+    return padding
 
 
-def _has_values(tensor: Tensor) -> bool:
-    """False while a compiler traces, and for tensors without data."""
-    return not (torch.compiler.is_compiling() or tensor.is_meta)
+def _known_reach(mask: AttentionMask, known: AttentionMask, sizes: CallSizes) -> Reach | None:
+    """`Mask.reach`: None while a compiler traces, and where some source's numbers are not at hand."""
+    intervals = ("valid_lens", "query_offset") if mask.has_positions else ("valid_lens",)
+    if torch.compiler.is_compiling() or any(
+        getattr(known, name) is None and getattr(mask, name) is not None for name in intervals
+    ):
+        return None
+    return reach(known, sizes)
+
+
+def _is_diagonal(mask: AttentionMask) -> bool:
+    offset = mask.query_offset
+    others = (mask.valid_lens, mask.allowed, mask.bias, mask.window)
+    return mask.causal and isinstance(offset, int) and offset == 0 and all(source is None for source in others)
+
+
+def _is_only_padding(mask: AttentionMask) -> bool:
+    per_item = mask.valid_lens is None or mask.valid_lens.ndim == 1
+    per_key = mask.allowed is None or tuple(_as_rank_4(mask.allowed).shape[1:3]) == (1, 1)
+    return per_item and per_key and mask.bias is None and not mask.has_positions
+
+
+def _both(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one & other
+
+
+def cut(array: Tensor, within: tuple[slice, ...]) -> Tensor:
+    """The part of an array of rank 4 that belongs to a part of what it broadcasts to."""
+    return array[tuple(slice(None) if size == 1 else axis for size, axis in zip(array.shape, within, strict=True))]
+
+
+def _as_rank_4(array: Any) -> Any:
+    return None if array is None else array.reshape((1,) * (4 - array.ndim) + tuple(array.shape))
 
 
 def _autocasts(device: torch.device) -> bool:
