@@ -6,6 +6,7 @@ import os
 
 import click
 
+from benchmarks.command import bench
 from conformance.commands.backends import backends
 from conformance.commands.bugs import bugs
 from conformance.commands.calibrate import calibrate
@@ -28,7 +29,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, deviations, convert, infer, port, replay):
+for command in (check, diagnose, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
 for command in (backends, cases, bugs, calibrate, determinism):
     main.add_command(command)

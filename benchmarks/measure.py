@@ -1,0 +1,120 @@
+"""Time: contestants in turn, round by round, so that what the machine does meanwhile hits all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+Call = Callable[[], object]
+"""One whole computation: it returns when the result is there."""
+
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 100
+
+SLOW, FAR = 1.0, 2.0
+"""Who takes so many seconds for a call, and more than FAR times as long as the fastest, gets FEWEST_SLOW samples."""
+
+FEWEST_SLOW = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: median and quartiles over the samples.
+
+    >>> Timing.of([4.0, 1.0, 2.0, 3.0, 5.0])
+    Timing(median=3.0, lower=2.0, upper=4.0, samples=5)
+    """
+
+    median: float
+    lower: float
+    upper: float
+    samples: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        """Of at least one sample."""
+        quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+        return cls(statistics.median(seconds), quartiles[0], quartiles[2], len(seconds))
+
+
+def timed(call: Call, clock: Callable[[], float] = time.perf_counter) -> tuple[float, object]:
+    """Seconds that a call takes, and its result."""
+    start = clock()
+    result = call()
+    return clock() - start, result
+
+
+def round_robin(names: list[str], rounds: int) -> Iterator[list[str]]:
+    """Who is called in which order, round by round: each round begins with another, so nobody always follows the same.
+
+    >>> list(round_robin(["a", "b", "c"], 2))
+    [['a', 'b', 'c'], ['b', 'c', 'a']]
+    """
+    for number in range(rounds):
+        start = number % max(len(names), 1)
+        yield names[start:] + names[:start]
+
+
+def slow_ones(estimates: Mapping[str, float]) -> set[str]:
+    """Those whose time decides nothing, and costs much.
+
+    >>> slow_ones({"a": 0.9, "b": 1.7, "c": 60.0}), slow_ones({"a": 60.0, "b": 70.0}), slow_ones({"a": 0.1, "b": 0.9})
+    ({'c'}, set(), set())
+    """
+    fastest = min(estimates.values(), default=0.0)
+    return {name for name, estimate in estimates.items() if estimate >= SLOW and estimate > FAR * fastest}
+
+
+def rounds_for(estimates: Mapping[str, float], seconds: float) -> int:
+    """Rounds in which a contestant that is not slow takes `seconds` on average.
+
+    >>> rounds_for({"a": 0.1, "b": 0.3, "slow": 60.0}, seconds=1.0), rounds_for({"a": 2.0}, seconds=1.0)
+    (5, 3)
+    """
+    slow = slow_ones(estimates)
+    quick = [estimate for name, estimate in estimates.items() if name not in slow]
+    fitting = seconds * len(quick) / max(sum(quick), 1e-9)
+    return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(fitting)))
+
+
+def measure(
+    calls: Mapping[str, Call],
+    samples: Mapping[str, list[float]],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
+    """Median and quartiles of each call's time.
+
+    Args:
+        calls: all warm.
+        samples: of each, seconds of at least one earlier call that was warm. The last says how long it takes;
+            those of slow contestants count, the others do not.
+        seconds: for each contestant; FEWEST_ROUNDS are run however long they take, unless a contestant is slow.
+        clock: of seconds.
+    """
+    estimates = {name: samples[name][-1] for name in calls}
+    slow = slow_ones(estimates)
+    found: dict[str, list[float]] = {name: list(samples[name]) if name in slow else [] for name in calls}
+    with _garbage_kept():
+        for order in round_robin(list(calls), rounds_for(estimates, seconds)):
+            for name in order:
+                if name in slow and len(found[name]) >= FEWEST_SLOW:
+                    continue
+                found[name].append(timed(calls[name], clock)[0])
+    return {name: Timing.of(taken) for name, taken in found.items()}
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """No garbage collection inside."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

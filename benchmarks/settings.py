@@ -1,0 +1,113 @@
+"""What is measured: the settings of `mha bench`, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mha_core.errors import SpecError
+
+Direction = Literal["forward", "both"]
+"""The output alone, or the output and the gradients of the inputs and of all parameters."""
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "both")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Self-attention of one size: queries, keys and values are one tensor (batch, length, embed_dim).
+
+    Args:
+        name: as `mha bench --setting` takes it.
+        batch, length, embed_dim, num_heads: B, Lq, E, H.
+        num_kv_heads: G; None for as many as num_heads.
+        past: keys and values of earlier steps, split into heads, that stand before the new ones.
+        causal: with the past in mind: query i may attend to `past + i + 1` keys.
+        ragged: valid_lens between a quarter and three quarters of the length, half of it on average.
+        dtypes: what is measured if nobody says; bfloat16 only where the device computes in it.
+    """
+
+    name: str
+    batch: int
+    length: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    past: int = 0
+    causal: bool = False
+    ragged: bool = False
+    dtypes: tuple[str, ...] = ("float32",)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Setting:
+        """From `dataclasses.asdict`, also by way of JSON."""
+        return cls(**{**fields, "dtypes": tuple(fields["dtypes"])})
+
+    @property
+    def key_len(self) -> int:
+        """Lk: past and new."""
+        return self.past + self.length
+
+    def describe(self) -> str:
+        """The sizes and what is special, in words.
+
+        >>> setting("grouped").describe()
+        '(2, 512, 768, 12/4)'
+        >>> setting("decode").describe()
+        '(32, 1, 512, 8), 1024 keys'
+        """
+        heads = f"{self.num_heads}" if self.num_kv_heads is None else f"{self.num_heads}/{self.num_kv_heads}"
+        text = f"({self.batch}, {self.length}, {self.embed_dim}, {heads})"
+        special = {
+            f"{self.key_len} keys": self.past,
+            "causal": self.causal,
+            "lengths about half": self.ragged,
+        }
+        return ", ".join([text, *(words for words, holds in special.items() if holds)])
+
+
+BOTH_DTYPES = ("float32", "bfloat16")
+
+SETTINGS = (
+    Setting("short", 8, 128, 512, 8),
+    Setting("wide", 2, 512, 768, 12, dtypes=BOTH_DTYPES),
+    Setting("long", 1, 2048, 512, 8, dtypes=BOTH_DTYPES),
+    Setting("longest", 1, 8192, 512, 8),
+    Setting("decode", 32, 1, 512, 8, past=1023),
+    Setting("causal", 1, 2048, 512, 8, causal=True),
+    Setting("ragged", 8, 512, 512, 8, ragged=True),
+    Setting("grouped", 2, 512, 768, 12, num_kv_heads=4),
+)
+
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+"""Of the plots against length: (1, length, 512, 8)."""
+
+
+def setting(name: str) -> Setting:
+    """The setting of this name. SpecError if there is none."""
+    for known in SETTINGS:
+        if known.name == name:
+            return known
+    raise SpecError(f"setting {name!r} is not known (known: {', '.join(known.name for known in SETTINGS)})")
+
+
+def of_length(length: int) -> Setting:
+    """The plain setting of a plot against length, one of SETTINGS where that is the same.
+
+    >>> of_length(2048).name, of_length(512).name
+    ('long', 'length-512')
+    """
+    if length < 1:
+        raise SpecError(f"a length must be at least 1. Got {length}.")
+    return next((known for known in SETTINGS if is_plain(known) and known.length == length), _plain(length))
+
+
+def is_plain(setting: Setting) -> bool:
+    """Whether a setting belongs into a plot against length."""
+    wanted = _plain(setting.length)
+    names = ("batch", "embed_dim", "num_heads", "num_kv_heads", "past", "causal", "ragged")
+    return all(getattr(setting, name) == getattr(wanted, name) for name in names)
+
+
+def _plain(length: int) -> Setting:
+    return Setting(f"length-{length}", 1, length, 512, 8)
