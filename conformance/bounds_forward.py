@@ -149,19 +149,20 @@ def _growth(state: State, r: Rounding, scores: Bounded) -> tuple[NDArray, NDArra
     by; and of its logarithm and the maximum, where weights are exp(score - logsumexp).
     """
     p, allowed = r.precision, state["allowed"]
+    blocks = p.key_blocks(state.sizes.key_len)
     highest = _row_maximum(scores.v, allowed)
     distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
     furthest = np.where(allowed, scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
     distance += scores.e + furthest
     # The maximum subtracted, log2(e) rounded, and times log2(e): before the maximum is subtracted, or after.
     steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
-    exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if p.blocks > 1 else 1.0)
-    exponential = -p.blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
+    exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if blocks > 1 else 1.0)
+    exponential = -blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
     growth = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
     n = max(state.sizes.key_len, 1)
     # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
     logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
-    return growth, r.gamma(n + 2 * p.blocks, p.us) + np.expm1(np.minimum(logsumexp, 1.0))
+    return growth, r.gamma(n + 2 * blocks, p.us) + np.expm1(np.minimum(logsumexp, 1.0))
 
 
 def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
@@ -198,7 +199,7 @@ def _weights(state: State, r: Rounding, growth: NDArray, shared: NDArray) -> Bou
     up, down = np.exp(growth), np.exp(-growth)
     most = (weights * up).sum(axis=-1, keepdims=True)
     least = (weights * down).sum(axis=-1, keepdims=True)
-    rho = shared + _own_roundings(r)
+    rho = shared + _own_roundings(state, r)
     upper = weights * up * (1.0 + rho) / np.where(least > 0.0, least, 1.0)
     lower = weights * down * (1.0 - rho) / np.where(most > 0.0, most, 1.0)
     e = np.maximum(upper - weights, weights - lower)
@@ -238,11 +239,12 @@ def _heads(state: State, r: Rounding, b: dict[str, Bounded], growth: NDArray, sh
     furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
     moved = np.minimum(moved, within(r, furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
-    own = _own_roundings(r) + 2.0 * r.unit(r.precision.u)
+    own = _own_roundings(state, r) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, own * weights.most + r.precision.tau)
     return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
 
 
-def _own_roundings(r: Rounding) -> float:
+def _own_roundings(state: State, r: Rounding) -> float:
     """What a weight is off by itself after its exponential: its quotient, and an online softmax's rescaling."""
-    return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * r.precision.blocks, r.precision.us))
+    blocks = r.precision.key_blocks(state.sizes.key_len)
+    return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * blocks, r.precision.us))

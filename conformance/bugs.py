@@ -7,6 +7,7 @@ from functools import cache
 
 from conformance.bug import Bug
 from conformance.zoo import (
+    blocks,
     decoding,
     dropout,
     gradients,
@@ -39,6 +40,7 @@ def all_bugs() -> tuple[Bug, ...]:
         dropout,
         heads,
         decoding,
+        blocks,
         gradients,
         parameters,
     )

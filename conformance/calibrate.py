@@ -90,7 +90,7 @@ def _all_runs(seed: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tu
     for number in count():
         layer = draw_layer(seed, number)
         prepared: dict[str, Run] = {}
-        taking_part = [subject for subject in subjects if number % SLOW_TO_PREPARE.get(subject.name, 1) == 0]
+        taking_part = [subject for subject in subjects if number % SLOW_TO_PREPARE.get(subject.name.split()[0], 1) == 0]
         for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
             yield from _problem_on(seed, index, dtype, taking_part, layer, prepared)
 

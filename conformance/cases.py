@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from conformance.block_cases import block_cases
 from conformance.case import Case
 from conformance.case_parts import (
     SQUARE,
@@ -270,6 +271,7 @@ def all_cases() -> tuple[Case, ...]:
         *_magnitudes(),
         *_edges(),
         *decoding_cases(),
+        *block_cases(),
     )
 
 

@@ -1,6 +1,6 @@
 """Determinism: the same bits from a rerun in one process, and from a run in a fresh one.
 
-`python -m conformance.determinism BACKEND DTYPE TIMES` prints the fingerprints of every case as JSON.
+`python -m conformance.determinism BACKEND PATH DTYPE TIMES` prints the fingerprints of every case as JSON.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def fingerprint(trace: Trace) -> dict[str, str]:
     }
 
 
-def fingerprints(backend_name: str, dtype: str, cases: Iterable[Case]) -> Fingerprints:
+def fingerprints(backend_name: str, path: str, dtype: str, cases: Iterable[Case]) -> Fingerprints:
     """Run every case once on the CPU."""
-    subject = BackendSubject(load(backend_name), dtype, "cpu")
+    subject = BackendSubject(load(backend_name), dtype, "cpu", path)
     found = {}
     for case in cases:
         problem = case.build().rounded(dtype)
@@ -66,8 +66,10 @@ def fingerprints(backend_name: str, dtype: str, cases: Iterable[Case]) -> Finger
     return found
 
 
-def repeatability(backend_name: str, dtype: str, patterns: tuple[str, ...] = ()) -> Repeatability:
-    """Run the cases twice in one fresh process and once in another.
+def repeatability(
+    backend_name: str, dtype: str, patterns: tuple[str, ...] = (), path: str | None = None
+) -> Repeatability:
+    """Run the cases on one path of a backend, None for its usual one: twice in one fresh process and once in another.
 
     Not in this one: a framework that is loaded already can change how many threads another has
     (importing MXNet leaves PyTorch with one), and then other bits come out.
@@ -76,14 +78,17 @@ def repeatability(backend_name: str, dtype: str, patterns: tuple[str, ...] = ())
         SpecError: a process failed; with the last line that it wrote.
     """
     select(patterns)
-    first, again = _in_fresh_process(backend_name, dtype, patterns, times=2)
-    (fresh,) = _in_fresh_process(backend_name, dtype, patterns, times=1)
+    path = load(backend_name).paths()[0] if path is None else path
+    first, again = _in_fresh_process(backend_name, path, dtype, patterns, times=2)
+    (fresh,) = _in_fresh_process(backend_name, path, dtype, patterns, times=1)
     total = sum(map(len, first.values()))
     return Repeatability(backend_name, dtype, total, _differences(first, again), _differences(first, fresh))
 
 
-def _in_fresh_process(backend_name: str, dtype: str, patterns: tuple[str, ...], times: int) -> list[Fingerprints]:
-    command = [sys.executable, "-m", "conformance.determinism", backend_name, dtype, str(times), *patterns]
+def _in_fresh_process(
+    backend_name: str, path: str, dtype: str, patterns: tuple[str, ...], times: int
+) -> list[Fingerprints]:
+    command = [sys.executable, "-m", "conformance.determinism", backend_name, path, dtype, str(times), *patterns]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
@@ -102,9 +107,9 @@ def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
 
 def main() -> None:
     """Print the fingerprints of so many runs as one line of JSON."""
-    backend_name, dtype, times, *patterns = sys.argv[1:]
+    backend_name, path, dtype, times, *patterns = sys.argv[1:]
     cases = select(tuple(patterns))
-    print(json.dumps([fingerprints(backend_name, dtype, cases) for _ in range(int(times))]))
+    print(json.dumps([fingerprints(backend_name, path, dtype, cases) for _ in range(int(times))]))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ from conformance.expected import Expected, expected
 from conformance.guard import CannotExpress, SubjectFailed, ask
 from conformance.precision import UNIT_ROUNDOFF
 from conformance.problem import Problem
+from conformance.rerun import rerun
 from conformance.runner import Subject
-from mha_core import STAGES, SpecError, Trace, reference
+from mha_core import STAGES, AttentionInputs, SpecError, Trace, reference
+from mha_core.reference import State
 
 SLACK = 100.0
 """How many times the bound a hypothesis may be off: the bug changes the numbers that the bound was made from."""
@@ -32,6 +34,9 @@ RELATIVE = 1000.0
 """And how many roundoffs of the largest number in the array."""
 
 MOST_PAIRS_TRIED = 5000
+
+ROOM = 2**28
+"""Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
 
 MOST_BUGS = 4
 BEAM = 4
@@ -185,27 +190,54 @@ def _earliest(failing: Sequence[Observation]) -> Mismatch | None:
 
 
 class Runs:
-    """What the reference gives with some bugs in it, case by case; nothing runs twice."""
+    """What the reference gives with some bugs in it, case by case; nothing runs twice.
+
+    Nor does a step that a bug leaves as it was, while there is room for what it gave: see `rerun`.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], dict[str, NDArray] | None] = {}
+        self._right: dict[tuple[Problem, bool], tuple[State, dict[str, NDArray]] | None] = {}
+        self._room = ROOM
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in."""
         with_gradients = any(name.startswith("gradients.") for name in observation.arrays)
         key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
         if key not in self._arrays:
-            self._arrays[key] = self._run(observation.wanted.problem, bugs, with_gradients)
+            alone = [self.arrays(observation, (bug,)) for bug in bugs] if len(bugs) > 1 else []
+            # Bugs that leave a case as it is one by one do so together: each has steps of its own.
+            right = self._right.get((observation.wanted.problem, with_gradients))
+            untouched = right is not None and alone and all(arrays is right[1] for arrays in alone)
+            self._arrays[key] = alone[0] if untouched else self._run(observation.wanted.problem, bugs, with_gradients)
         return self._arrays[key]
 
     def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
         inputs = problem.inputs if with_gradients else replace(problem.inputs, cotangent=None)
         forward, backward = pipelines(*bugs)
+        right = self._right_run(problem, inputs)
         try:
-            state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
+            if right is None:
+                state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
+                return _arrays(state.trace())
+            replaced = {name for bug in bugs for name in bug.steps}
+            state, changed = rerun(right[0], forward, replaced)
+            if inputs.cotangent is not None:
+                state, changed = rerun(state, backward, replaced, changed=changed)
         except DoesNotApply:
             return None
-        return _arrays(state.trace())
+        return _arrays(state.trace()) if changed else right[1]
+
+    def _right_run(self, problem: Problem, inputs: AttentionInputs) -> tuple[State, dict[str, NDArray]] | None:
+        """The State of the reference without a bug, and what it shows; None where there is no room for it."""
+        key = problem, inputs.cotangent is not None
+        if key not in self._right:
+            state = reference.run_state(problem.config, problem.weights, inputs)
+            size = sum(array.nbytes for array in state.arrays.values() if isinstance(array, np.ndarray))
+            fits = size <= self._room
+            self._room -= size if fits else 0
+            self._right[key] = (state, _arrays(state.trace())) if fits else None
+        return self._right[key]
 
 
 class Explanations:
@@ -220,6 +252,7 @@ class Explanations:
         self.unit = UNIT_ROUNDOFF[dtype]
         self.runs = runs
         self._changes: dict[str, frozenset[int]] = {}
+        self._agreements: dict[tuple[str, tuple[Bug, ...]], bool] = {}
 
     def hypothesis(self, bugs: tuple[Bug, ...]) -> Hypothesis:
         """How many cases these bugs explain."""
@@ -232,7 +265,10 @@ class Explanations:
 
     def agrees(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
         """Whether the reference with these bugs gives what the subject gave in one case."""
-        return self._alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
+        key = observation.case.id, bugs
+        if key not in self._agreements:
+            self._agreements[key] = self._alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
+        return self._agreements[key]
 
     def changes(self, bug: Bug) -> frozenset[int]:
         """The cases in which this bug changes something that the subject shows."""
@@ -270,9 +306,11 @@ class Explanations:
         for _ in range(1, MOST_BUGS):
             larger = {}
             for hypothesis in beam:
+                unexplained = [one for one in self.observations if not self.agrees(one, hypothesis.bugs)]
                 for bug in zoo:
-                    bugs = tuple(sorted((*hypothesis.bugs, bug), key=lambda one: one.id))
-                    if self._may_gain(hypothesis, bug):
+                    bugs = tuple(sorted({*hypothesis.bugs, bug}, key=lambda one: one.id))
+                    fits = all(compatible(bug, other) for other in hypothesis.bugs)
+                    if fits and any(self.agrees(one, bugs) for one in unexplained):
                         larger[bugs] = self.hypothesis(bugs)
             best = self._best([*beam, *larger.values()])
             if best == beam or best[0].complete:
@@ -282,14 +320,6 @@ class Explanations:
 
     def _best(self, hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
         return sorted(hypotheses, key=lambda one: (-one.explained, len(one.bugs), one.name))[:BEAM]
-
-    def _may_gain(self, hypothesis: Hypothesis, bug: Bug) -> bool:
-        """Whether one more bug could explain a case that is not explained yet."""
-        if bug in hypothesis.bugs or not all(compatible(bug, other) for other in hypothesis.bugs):
-            return False
-        bugs = tuple(sorted((*hypothesis.bugs, bug), key=lambda one: one.id))
-        open_cases = [one for one in self.observations if not self.agrees(one, hypothesis.bugs)]
-        return any(self.agrees(one, bugs) for one in open_cases)
 
     def _alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
@@ -302,10 +332,12 @@ class Explanations:
     def _close(self, observation: Observation, name: str, array: NDArray, other: NDArray) -> bool:
         if array.shape != other.shape:
             return False
+        alike = array == other
+        if alike.all():
+            return True
         counts = observation.wanted.where if name == "scores" else np.True_
         with np.errstate(all="ignore"):
             magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)
             allowed = SLACK * observation.wanted.allowed_error[name] + RELATIVE * self.unit * magnitude
             near = np.abs(array - other) <= allowed
-        alike = (array == other) | (np.isnan(array) & np.isnan(other))
-        return bool((near | alike | ~counts).all())
+        return bool((near | alike | (np.isnan(array) & np.isnan(other)) | ~counts).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from conformance.arithmetic import Arithmetic, tanh_by_expm1
 from conformance.formulation_softcap import CapWay, SlopeWay, Softcap
 from mha_core import AttentionConfig
+from mha_core.blocks import query_blocks
 from mha_core.heads import repeat_kv_heads
 from mha_core.weights import Weights
 
-KEY_BLOCKS = 4
-"""Key blocks of the online softmax."""
+KEY_BLOCK = 7
+"""Keys of one block of the online softmax."""
 
 QUERY_CHUNK = 3
-"""Queries that the layout "queries" handles at a time."""
+"""Queries that the layouts "queries" and "tiles" handle at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class Ways:
         order: of every sum (see arithmetic.ORDERS).
         scale: where the scale goes: the product, the queries, the keys, or its root on both.
         bias: of a projection: added to the stored product, or one term of its sum.
-        layout: what is handled at a time: everything, a head, an item, a few queries, or everything
-            with the heads folded into the batch.
+        layout: what is handled at a time: everything, a head, an item, a few queries, a few queries of one head
+            of one item ("tiles"), or everything with the heads folded into the batch.
         groups: key heads repeated for the query heads that read them, or query heads folded into
             the queries of their key head.
-        softmax: how weights and heads are computed.
+        softmax: how weights and heads are computed; "two parts" joins the scores of two parts of the keys, and adds
+            up their weighted sums, as a decoding step does that leaves its cache where it is.
+        recompute: whether the backward direction computes the weights again, as exp(score - logsumexp).
         row_sum: D of the backward direction, from the weights (sum of P dP) or the heads (sum of dO O).
         backward: P (dP - D); P dP - P D ("split"); or through exp, sum and quotient ("chain").
         additive: tanh itself, through expm1, or added up over the hidden units one by one ("loop").
@@ -48,11 +52,12 @@ class Ways:
     order: str = "blas"
     scale: Literal["scores", "queries", "keys", "both"] = "scores"
     bias: Literal["split", "first", "last"] = "split"
-    layout: Literal["together", "heads", "items", "queries", "folded"] = "together"
+    layout: Literal["together", "heads", "items", "queries", "tiles", "folded"] = "together"
     groups: Literal["repeated", "folded"] = "repeated"
-    softmax: Literal["quotient", "reciprocal", "logsumexp", "base 2", "base 2 logsumexp", "divide last", "online"] = (
-        "quotient"
-    )
+    softmax: Literal[
+        "quotient", "reciprocal", "logsumexp", "base 2", "base 2 logsumexp", "divide last", "online", "two parts"
+    ] = "quotient"
+    recompute: bool = False
     row_sum: Literal["weights", "heads"] = "weights"
     backward: Literal["factored", "split", "chain"] = "factored"
     additive: Literal["tanh", "expm1", "loop"] = "tanh"
@@ -62,9 +67,9 @@ class Ways:
     output: Literal["concatenated", "per head"] = "concatenated"
 
     @property
-    def key_blocks(self) -> int:
-        """Key blocks of the softmax, as Precision declares them."""
-        return KEY_BLOCKS if self.softmax == "online" else 1
+    def key_block(self) -> int | None:
+        """Keys of one block of the softmax, as Precision declares them."""
+        return KEY_BLOCK if self.softmax == "online" else None
 
     def describe(self) -> str:
         """What is different from the plain way.
@@ -145,13 +150,16 @@ def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights,
 
 def _parts(ways: Ways, batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice, slice]]:
     """(items, heads, queries) of every part that is handled at a time."""
-    everything = slice(None)
+    everything, chunks = slice(None), query_blocks(length, QUERY_CHUNK)
     if ways.layout == "heads":
         yield from ((everything, slice(h, h + 1), everything) for h in range(heads))
     elif ways.layout == "items":
         yield from ((slice(b, b + 1), everything, everything) for b in range(batch))
     elif ways.layout == "queries":
-        yield from ((everything, everything, slice(i, i + QUERY_CHUNK)) for i in range(0, length, QUERY_CHUNK))
+        yield from ((everything, everything, queries) for queries in chunks)
+    elif ways.layout == "tiles":
+        for b, h in product(range(batch), range(heads)):
+            yield from ((slice(b, b + 1), slice(h, h + 1), queries) for queries in chunks)
     else:
         yield everything, everything, everything
 
@@ -201,11 +209,19 @@ class _Piece:
         self.kept = self.weights if factor is None else a.store(self.weights * factor)
         if self.ways.softmax == "online":
             self.heads = self._online(opened)
+        elif self.ways.softmax == "two parts":
+            middle = self.kept.shape[-1] // 2
+            past = a.product(self.kept[..., :middle], self.v[..., :middle, :])
+            self.heads = a.store(past + a.product(self.kept[..., middle:], self.v[..., middle:, :]))
         elif self.ways.softmax == "divide last":
             raw = self.exponentials if factor is None else self.exponentials * factor
             self.heads = a.store(a.sum_of_products(a.store(raw), self.v) / self.sum)
         else:
             self.heads = a.product(self.kept, self.v)
+        if self.ways.recompute:
+            self.exact = self._only_allowed(np.exp(opened - (highest + np.log(self.sum))))
+            again = a.store(self.exact)
+            self.kept = again if factor is None else a.store(again * factor)
 
     def _only_allowed(self, x: NDArray) -> NDArray:
         """0 where a key is excluded, also beside a NaN."""
@@ -263,7 +279,8 @@ class _Piece:
         summed = np.zeros((*opened.shape[:-1], self.v.shape[-1]), a.wide)
         total = np.zeros((*opened.shape[:-1], 1), a.wide)
         highest = np.full((*opened.shape[:-1], 1), -np.inf, a.wide)
-        for keys in np.array_split(np.arange(opened.shape[-1]), KEY_BLOCKS):
+        for start in range(0, opened.shape[-1], KEY_BLOCK):
+            keys = slice(start, start + KEY_BLOCK)
             block = opened[..., keys]
             higher = np.maximum(highest, block.max(axis=-1, keepdims=True, initial=-np.inf))
             finite = np.where(np.isneginf(higher), 0, higher).astype(a.wide)

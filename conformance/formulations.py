@@ -61,6 +61,14 @@ FORMULATIONS: Mapping[str, Ways] = {
         softcap="folded",
         slope="squares",
     ),
+    "query-blocks": Ways(
+        softmax="divide last", recompute=True, row_sum="heads", layout="queries", groups="folded", slope="squares"
+    ),
+    "query-blocks-per-head": Ways(
+        softmax="divide last", recompute=True, row_sum="heads", layout="tiles", scale="queries", order="sequential"
+    ),
+    "online-recomputed": Ways(softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split"),
+    "two-parts": Ways(softmax="two parts", groups="folded", slope="factors"),
     "row-sum-of-heads": Ways(row_sum="heads"),
     "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
     "chain-rule": Ways(backward="chain"),
@@ -73,8 +81,8 @@ FORMULATIONS: Mapping[str, Ways] = {
 def formulation(name: str, dtype: str) -> Formulation:
     """One of FORMULATIONS in one dtype. Raises SpecError for an unknown name or dtype.
 
-    >>> formulation("online", "float32").precision.blocks
-    4
+    >>> formulation("online", "float32").precision.key_block
+    7
     >>> formulation("backwards", "float32")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
@@ -110,7 +118,7 @@ class Formulation:
 
     @property
     def precision(self) -> Precision:
-        return replace(Precision.of(self.dtype), blocks=self.ways.key_blocks)
+        return replace(Precision.of(self.dtype), key_block=self.ways.key_block)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         arithmetic = Arithmetic(self.dtype, self.ways.order)

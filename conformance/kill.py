@@ -7,24 +7,22 @@ else counts: a bug that can't be made in a case's sizes is neither killed nor al
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from conformance.bug import GRADIENTS, Bug, DoesNotApply, pipelines, rounded
 from conformance.case import Case
 from conformance.compare import ParityError, compare
 from conformance.expected import Expected, expected
 from conformance.precision import Precision
+from conformance.rerun import rerun
 from mha_core import STAGES, Trace, reference
-from mha_core.reference import State, Step
+from mha_core.reference import State
 
 DTYPES = ("float64", "float32")
 
 SMALLEST_SET = (
     "window",
-    "allowed",
     "every-source",
     "dropout-off",
     "dot",
@@ -35,8 +33,9 @@ SMALLEST_SET = (
     "scores-shifted",
     "nan-in-open-key",
     "softcap",
-    "past-padded",
     "heads-given-split",
+    "blocks-of-uneven-lengths",
+    "decoding-step-in-parts",
 )
 """The fewest cases that kill every bug, as `KillTable.smallest_set` found them.
 
@@ -124,14 +123,14 @@ def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
     """
     wanted, right = _right_state(case, dtype)
     forward, backward = pipelines(bug)
-    state, forward_changed = _rerun(right, forward, bug.forward)
+    state, forward_changed = rerun(right, forward, bug.forward)
     if forward_changed:
         for stage in STAGES:
             if _differs(Trace(**{stage: state[stage]}), wanted, dtype):
                 return stage
     if right.inputs.cotangent is None:
         return None
-    state, changed = _rerun(state, backward, bug.backward, changed=forward_changed)
+    state, changed = rerun(state, backward, bug.backward, changed=forward_changed)
     return GRADIENTS if changed and _differs(Trace(gradients=state.trace().gradients), wanted, dtype) else None
 
 
@@ -140,31 +139,6 @@ def _right_state(case: Case, dtype: str) -> tuple[Expected, State]:
     wanted = expected(case, Precision.of(dtype))
     problem = wanted.problem
     return wanted, reference.run_state(problem.config, problem.weights, problem.inputs)
-
-
-def _rerun(
-    state: State, pipeline: Mapping[str, Step], replaced: Collection[str], *, changed: bool = False
-) -> tuple[State, bool]:
-    """Take up a finished run with other steps: the replaced ones, and all after the first that gives another array.
-
-    Returns the new State, and whether anything in it is new. A bug that does not touch a case costs almost nothing.
-    """
-    found = replace(state, arrays=dict(state.arrays))
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        for name, step in pipeline.items():
-            if changed or name in replaced:
-                found.arrays[name] = step(found)
-                changed = changed or not _same(found.arrays[name], state.arrays[name])
-    return found, changed
-
-
-def _same(a: object, b: object) -> bool:
-    """Whether a step's results are equal; a NaN equals a NaN."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
-    if a is None or b is None:
-        return a is b
-    return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
 
 
 def _differs(trace: Trace, wanted: Expected, dtype: str) -> bool:

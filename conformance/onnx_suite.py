@@ -17,7 +17,7 @@ from conformance.functions import OtherDtype
 from conformance.onnx_vectors import Vector, load_vectors
 from conformance.precision import Precision
 from conformance.problem import Problem
-from conformance.runner import BackendSubject, Subject
+from conformance.runner import BackendSubject, Subject, paths_to_check
 from conformance.subjects import load_subject
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, reference
 from mha_core.backend import Backend, Run
@@ -100,9 +100,11 @@ def _case(id: str, problem: Problem) -> Case:
 def runs(
     cases: Sequence[VectorCase], backends: Sequence[Backend], specs: Sequence[str] = (), path: str | None = None
 ) -> list[tuple[Case, Subject]]:
-    """The vectors themselves, every backend, and every subject of one's own (package.module:factory), on each case."""
+    """The vectors themselves, every backend on `path` or its default ones, and every subject of one's own
+    (package.module:factory), on each case.
+    """
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
-    made += [partial(_backend_subject, backend, path) for backend in backends]
+    made += [partial(_backend_subject, backend, one) for backend in backends for one in paths_to_check(backend, path)]
     made += [partial(_own_subject, spec) for spec in specs]
     return [(one.case, make(one)) for make in made for one in cases]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
+
+from mha_core.backend import SoftmaxKernel
 
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of rounding to the format."""
@@ -26,7 +29,7 @@ class Precision:
             storage, "tf32", or "bfloat16" for products in bfloat16 passes.
         exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised ones
             of all four frameworks; PyTorch's fused CPU kernel has 20.
-        blocks: key blocks of an online softmax; 1 where each row is seen whole.
+        key_block: keys of one block of an online softmax; None where each row is seen whole.
     """
 
     storage: str
@@ -35,7 +38,7 @@ class Precision:
     softmax: str
     multiply: str
     exp_ulps: float = 4.0
-    blocks: int = 1
+    key_block: int | None = None
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
@@ -52,6 +55,19 @@ class Precision:
     def with_multiply(self, multiply: str) -> Precision:
         """The same with factors rounded to another format, as an accelerator's fast products do."""
         return replace(self, multiply=multiply)
+
+    def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
+        """The same with the softmax of a backend's path."""
+        return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
+
+    def key_blocks(self, key_len: int) -> int:
+        """Blocks in which the softmax sees a row of so many keys.
+
+        >>> fused = replace(Precision.of("float32"), key_block=512)
+        >>> fused.key_blocks(512), fused.key_blocks(513), Precision.of("float32").key_blocks(513)
+        (1, 2, 1)
+        """
+        return 1 if self.key_block is None else max(1, ceil(key_len / self.key_block))
 
     @property
     def u(self) -> float:

@@ -70,11 +70,17 @@ class BackendSubject:
 
     @property
     def precision(self) -> Precision:
-        return Precision.of(self.dtype)
+        path = self.backend.paths()[0] if self.path is None else self.path
+        return Precision.of(self.dtype).with_kernel(self.backend.softmax_kernel(self.device, path))
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         path = {} if self.path is None else {"path": self.path}
         return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device, **path)
+
+
+def paths_to_check(backend: Backend, path: str | None) -> tuple[str | None, ...]:
+    """`path` alone, or the default ones: None, which is the backend's usual path, and the others."""
+    return (None, *backend.default_paths()[1:]) if path is None else (path,)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Backend(ABC):
         """
         return ("eager",)
 
+    def default_paths(self) -> tuple[str, ...]:
+        """The paths that are checked unless one is asked for: the first of `paths`, and "fast" if it is there."""
+        first, *others = self.paths()
+        return (first, "fast") if "fast" in others else (first,)
+
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         """How `path` computes its softmax on `device`."""
         return SoftmaxKernel()

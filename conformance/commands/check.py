@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--seed", default=0, show_default=True, help="Of the random cases.")
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
-@click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: each one's first.")
+@click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one case.")
 @click.option(
     "--deviations",

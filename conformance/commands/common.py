@@ -66,8 +66,10 @@ def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]
 def backend_subjects(
     backends: list[Backend], dtypes: list[str], devices: tuple[str, ...], path: str | None = None
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Every backend in every dtype on every device; and a line for each dtype or path that one does not have."""
-    from conformance.runner import BackendSubject
+    """Every backend on its default paths, or on `path`, in every dtype on every device; and a line for each dtype
+    or path that one does not have.
+    """
+    from conformance.runner import BackendSubject, paths_to_check
 
     known = {device for backend in backends for device in backend.devices()}
     for device in devices:
@@ -85,10 +87,10 @@ def backend_subjects(
             if devices and device not in devices:
                 continue
             for dtype in dtypes:
-                if dtype in backend.dtypes(device):
-                    subjects.append(BackendSubject(backend, dtype, device, path))
-                else:
+                if dtype not in backend.dtypes(device):
                     skipped.append(f"left out: {backend.name} does not compute in {dtype} on {device}")
+                    continue
+                subjects += [BackendSubject(backend, dtype, device, one) for one in paths_to_check(backend, path)]
     if backends and not subjects:
         raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
     return subjects, skipped

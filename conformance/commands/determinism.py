@@ -6,14 +6,17 @@ import sys
 
 import click
 
-from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, load_backends
+from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, backend_subjects, load_backends
 
 
 @click.command()
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
-def determinism(backend_names: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+@click.option("--path", help="Run the backends on this path. Default: its first, and fast.")
+def determinism(
+    backend_names: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], path: str | None
+) -> None:
     """Run every case twice in this process and once in a fresh one, forward and backward; compare the bits.
 
     Exit status: 0 the same, 1 different, 2 could not run.
@@ -32,19 +35,16 @@ def determinism(backend_names: tuple[str, ...], patterns: tuple[str, ...], dtype
     try:
         select(patterns)
         chosen = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
-        backends, left_out = load_backends(backend_names)
-        for line in left_out:
+        backends, absent = load_backends(backend_names)
+        subjects, skipped = backend_subjects(backends, chosen, ("cpu",), path)
+        for line in (*absent, *skipped):
             errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        for backend in backends:
-            for dtype in chosen:
-                if dtype not in backend.dtypes("cpu"):
-                    errors.print(f"left out: {backend.name} does not compute in {dtype} on cpu", style="yellow")
-                    continue
-                with errors.status(f"{backend.name} {dtype}"):
-                    found = repeatability(backend.name, dtype, patterns)
-                same = [str(found.total - len(names)) for names in (found.in_process, found.fresh)]
-                table.add_row(backend.name, dtype, str(found.total), *same)
-                differing += [f"{backend.name} {dtype} {name}" for name in {*found.in_process, *found.fresh}]
+        for subject in subjects:
+            with errors.status(f"{subject.name} {subject.dtype}"):
+                found = repeatability(subject.backend.name, subject.dtype, patterns, subject.path)
+            same = [str(found.total - len(names)) for names in (found.in_process, found.fresh)]
+            table.add_row(subject.name, subject.dtype, str(found.total), *same)
+            differing += [f"{subject.name} {subject.dtype} {name}" for name in {*found.in_process, *found.fresh}]
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
     Console().print(table)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +69,7 @@ class Judge:
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.candidates, self.observed = candidates, observed
-        blocks = max(1, ceil(observed.keys.shape[1] / KEYS_PER_BLOCK))
-        self.precision = replace(Precision.of(observed.dtype), exp_ulps=EXP_ULPS, blocks=blocks)
+        self.precision = replace(Precision.of(observed.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:

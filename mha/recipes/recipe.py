@@ -6,7 +6,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -128,12 +127,12 @@ class Recipe(ABC):
         inputs.check(self.config(module))
         return inputs
 
-    def precision(self, module: Any, dtype: str, key_len: int) -> Precision:
+    def precision(self, module: Any, dtype: str) -> Precision:
         """How precisely a live module computes: what its bounds are made with."""
         precision = Precision.of(dtype)
         if implementation_of(self.core(module)) == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
-            return replace(precision, exp_ulps=20.0, blocks=max(1, ceil(key_len / 512)))
+            return replace(precision, exp_ulps=20.0, key_block=512)
         return replace(precision, softmax="float32") if self.softmax_in_float32 else precision
 
     def scale(self, module: Any) -> float:

@@ -19,6 +19,7 @@ class Driver:
     def __init__(self, name: str) -> None:
         self.package: ModuleType = importlib.import_module(f"backends.{name}")
         self.heads: ModuleType = importlib.import_module(f"backends.{name}.heads")
+        self.to_weights = importlib.import_module(f"backends.{name}.weights").to_weights
 
     def new(self, layer: str, *args: Any, **kwargs: Any) -> Any:
         """A layer of this class, with parameters to come."""
@@ -28,6 +29,18 @@ class Driver:
         """Call it; NumPy arrays, or a tuple of them."""
         result = self._call(layer, [self.array(a) for a in arrays], training, self._convert(keywords))
         return self._results(result)
+
+    def ask(self, method: str, layer: Any, *arrays: Any, training: bool = False, **keywords: Any) -> Any:
+        """What `layer.stages` or `layer.attend` gives, in the framework's own arrays."""
+        return self._ask(method, layer, [self.array(a) for a in arrays], training, self._convert(keywords))
+
+    def weights(self, layer: Any) -> Any:
+        """The canonical weights of a layer that has been called."""
+        return self.to_weights(layer)
+
+    def of_class(self, layer: Any) -> type:
+        """The class that the layer is of."""
+        return type(layer)
 
     def _results(self, result: Any) -> Any:
         """NumPy arrays in place of the framework's, in tuples of tuples too."""
@@ -48,6 +61,9 @@ class Driver:
     def _call(self, layer: Any, arrays: list[Any], training: bool, keywords: dict[str, Any]) -> Any:
         raise NotImplementedError
 
+    def _ask(self, method: str, layer: Any, arrays: list[Any], training: bool, keywords: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
 
 class TorchDriver(Driver):
     def array(self, array):
@@ -61,6 +77,9 @@ class TorchDriver(Driver):
     def _call(self, layer, arrays, training, keywords):
         return layer.train(training)(*arrays, **keywords)
 
+    def _ask(self, method, layer, arrays, training, keywords):
+        return getattr(layer.train(training), method)(*arrays, **keywords)
+
 
 class TensorFlowDriver(Driver):
     def array(self, array):
@@ -70,6 +89,9 @@ class TensorFlowDriver(Driver):
 
     def _call(self, layer, arrays, training, keywords):
         return layer(*arrays, **keywords, training=training)
+
+    def _ask(self, method, layer, arrays, training, keywords):
+        return getattr(layer, method)(*arrays, **keywords, training=training)
 
 
 class JaxDriver(Driver):
@@ -89,11 +111,22 @@ class JaxDriver(Driver):
     def _call(self, layer, arrays, training, keywords):
         import jax
 
-        module = layer["module"]
         if layer["variables"] is None:
-            layer["variables"] = module.init(jax.random.key(0), *arrays)
+            layer["variables"] = layer["module"].init(jax.random.key(0), *arrays)
+        return self._ask("__call__", layer, arrays, training, keywords)
+
+    def _ask(self, method, layer, arrays, training, keywords):
+        import jax
+
         rngs = {"dropout": jax.random.key(1)}
-        return module.apply(layer["variables"], *arrays, **keywords, deterministic=not training, rngs=rngs)
+        keywords["deterministic"] = not training
+        return layer["module"].apply(layer["variables"], *arrays, **keywords, rngs=rngs, method=method)
+
+    def weights(self, layer):
+        return self.to_weights(layer["variables"])
+
+    def of_class(self, layer):
+        return type(layer["module"])
 
 
 class MXNetDriver(Driver):
@@ -115,6 +148,13 @@ class MXNetDriver(Driver):
 
         with mx.autograd.train_mode() if training else mx.autograd.predict_mode():
             return layer(*arrays, **keywords)
+
+    def _ask(self, method, layer, arrays, training, keywords):
+        import mxnet as mx
+
+        mode = mx.autograd.train_mode() if training else mx.autograd.predict_mode()
+        with mx.util.np_shape(True), mx.util.np_array(True), mode:
+            return getattr(layer, method)(*arrays, **keywords)
 
 
 DRIVERS = {"torch": TorchDriver, "tf": TensorFlowDriver, "jax": JaxDriver, "mxnet": MXNetDriver}

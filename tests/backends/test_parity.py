@@ -1,4 +1,4 @@
-"""Every case on every backend: what `mha check` runs, and half precision where a backend has it."""
+"""Every case on every backend, staged and in blocks; and half precision where a backend has it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,37 @@ from conformance.cases import all_cases, select
 from conformance.report import failure_text
 from conformance.runner import BackendSubject, run_case
 
+PATHS = (None, "fast", "blocks")
+"""The usual one, and what needs no weights: in the blocks that the rule makes, and in blocks of two queries."""
+
+JAX_IN = {"fast": "float32", "blocks": "float64"}
+"""JAX compiles each of the cases for half a second; `mha check`, which CI runs too, has "fast" in both dtypes."""
+
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_every_case_is_equal(backend, dtype):
-    results = [run_case(case, BackendSubject(backend, dtype, "cpu")) for case in all_cases()]
+@pytest.mark.parametrize("path", PATHS)
+def test_every_case_is_equal(backend, path, dtype):
+    if backend.name == "jax" and JAX_IN.get(path, dtype) != dtype:
+        pytest.skip(f"JAX compiles each case: here, {path} is in {JAX_IN[path]} alone")
+    results = [run_case(case, BackendSubject(backend, dtype, "cpu", path)) for case in all_cases()]
     failures = [failure_text(result) for result in results if result.status != "equal"]
     assert not failures, "\n".join(failures)
+    if path is not None:
+        assert {name for result in results for name in result.judged if "." not in name} == {"output"}
 
 
 HALF = ("ragged-square", "prime", "grouped-heads", "every-source", "dropout", "additive", "nan-in-padding", "no-keys")
+HALF_IN_BLOCKS = ("every-source", "additive-grouped", "softcap", "blocks-in-training", "decoding-step-in-parts")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_where_a_backend_has_it(backend, dtype):
+@pytest.mark.parametrize("path", PATHS)
+def test_half_precision_where_a_backend_has_it(backend, path, dtype):
     if dtype not in backend.dtypes("cpu"):
         assert backend.name == "mxnet"
         return
-    results = [run_case(select((name,))[0], BackendSubject(backend, dtype, "cpu")) for name in HALF]
+    names = HALF if path is None else HALF_IN_BLOCKS
+    results = [run_case(select((name,))[0], BackendSubject(backend, dtype, "cpu", path)) for name in names]
     failures = [failure_text(result) for result in results if result.status != "equal"]
     assert not failures, "\n".join(failures)
 
@@ -38,14 +52,15 @@ def test_trained_layers_give_what_the_original_gave(backend):
             assert max(recorded.values()) < most, (case.id, dtype, recorded)
 
 
-def test_the_callers_arrays_stay_as_they_were(backend):
+@pytest.mark.parametrize("path", PATHS)
+def test_the_callers_arrays_stay_as_they_were(backend, path):
     problem = select(("every-source",))[0].build()
     inputs = problem.inputs
     arrays = [inputs.queries, inputs.keys, inputs.values, inputs.mask.bias, inputs.mask.allowed, inputs.mask.valid_lens]
     before = [array.copy() for array in arrays]
-    trace = backend.prepare(problem.config, problem.weights)(inputs)
+    trace = backend.prepare(problem.config, problem.weights, path=path)(inputs)
     for old, new in zip(before, arrays, strict=True):
         np.testing.assert_array_equal(old, new)
     first = trace.output.copy()
-    backend.prepare(problem.config, problem.weights)(inputs)
+    backend.prepare(problem.config, problem.weights, path=path)(inputs)
     np.testing.assert_array_equal(trace.output, first)

@@ -1,7 +1,9 @@
-"""Every path of a backend gives the same numbers: eager and compiled, training and evaluation, with weights or not."""
+"""Every path of a backend gives the same numbers: eager, compiled or fast, in training or not, with weights or not."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -10,19 +12,24 @@ import pytest
 from conformance.cases import every_source, prime_config, select
 from conformance.compare import compare
 from conformance.expected import answer
-from conformance.precision import Precision
-from mha_core import STAGES
+from conformance.problem import Problem
+from conformance.report import failure_text
+from conformance.runner import BackendSubject, run_case
+from mha_core import STAGES, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
 from tests.backends.drivers import drive
 
 PATHS = {
-    "torch": ("eager", "compiled"),
-    "tf": ("eager", "compiled"),
-    "jax": ("compiled", "eager"),
-    "mxnet": ("eager",),
+    "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks"),
+    "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks"),
+    "jax": ("compiled", "eager", "fast", "blocks"),
+    "mxnet": ("eager", "fast", "blocks"),
 }
+IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "blocks")
+"""The paths that hold no weights."""
 # torch.compile takes seconds for each of these, so they are few: an evaluation step with an empty
-# item, a training step with every feature at once, and the other score.
+# item, a training step with every feature at once, and the other score. `test_parity.py` has all cases
+# on the paths that compile nothing.
 CASES = ("ragged-square", "everything", "additive")
 
 
@@ -36,6 +43,7 @@ def problem_of(case_id):
 
 def test_the_paths_of_each_backend(backend):
     assert backend.paths() == PATHS[backend.name]
+    assert backend.default_paths() == (PATHS[backend.name][0], "fast")
 
 
 def pytest_generate_tests(metafunc):
@@ -49,12 +57,13 @@ def pytest_generate_tests(metafunc):
 @pytest.mark.parametrize("case_id", CASES)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
 def test_the_other_path_is_within_the_bound(name, other_path, case_id, dtype):
-    wanted = answer(problem_of(case_id), Precision.of(dtype))
+    wanted = answer(problem_of(case_id), BackendSubject(load(name), dtype, "cpu", other_path).precision)
     problem = wanted.problem
     run = load(name).prepare(problem.config, problem.weights, dtype=dtype, path=other_path)
     trace = run(problem.inputs)
     ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
-    assert set(ratios) == {*STAGES, *(f"gradients.{name}" for name in wanted.trace.gradients)}
+    stages = ("output",) if other_path in IN_BLOCKS else STAGES
+    assert set(ratios) == {*stages, *(f"gradients.{name}" for name in wanted.trace.gradients)}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -68,26 +77,72 @@ def test_one_prepared_layer_takes_calls_of_many_forms(name, other_path, monkeypa
         inputs = replace(problem.inputs, queries=problem.inputs.queries[:, :1], cotangent=None)
         inputs = replace(inputs, keys=np.resize(inputs.keys, (2, length, 19)))
         inputs = replace(inputs, values=np.resize(inputs.values, (2, length, 23)))
-        assert run(inputs).weights.shape == (2, 3, 1, length)
+        trace = run(inputs)
+        if other_path in IN_BLOCKS:
+            assert trace.weights is None
+            assert trace.output.shape == (2, 1, 29)
+        else:
+            assert trace.weights.shape == (2, 3, 1, length)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_weights_returned_or_not_the_output_is_that_of_the_stages(backend_name, training):
-    """Through the layer that users call, to the bit."""
-    driver = drive(backend_name)
+@pytest.mark.parametrize("name", PATHS)
+def test_blocks_of_the_usual_size(name, backend_names, monkeypatch):
+    """As the rule cuts where nothing fits a processor's caches."""
+    if name not in backend_names:
+        pytest.skip(f"{name} is not among the backends under test")
+    budgets = [
+        f"backends.{name}.{module}.{constant}"
+        for module in ("fast", "blocks")
+        if importlib.util.find_spec(f"backends.{name}.{module}")
+        for constant in vars(importlib.import_module(f"backends.{name}.{module}"))
+        if constant.endswith("BUDGET")
+    ]
+    assert budgets
+    for budget in budgets:
+        monkeypatch.setattr(budget, 1)
+    (long,) = select(("blocks-long",))
+    # Of a length of its own: a program compiled for another one has blocks already.
+    case = replace(long, query_len=71)
+    result = run_case(case, BackendSubject(load(name), "float32", "cpu", "fast"))
+    assert result.status == "equal", failure_text(result)
+
+
+def sample(training):
+    """A call of the layer that users see: arrays, keywords."""
     rng = np.random.default_rng(0)
-    queries, keys, values = (rng.normal(size=(2, n, w)).astype("float32") for n, w in ((5, 6), (7, 4), (7, 9)))
+    arrays = [rng.normal(size=(2, n, w)).astype("float32") for n, w in ((5, 6), (7, 4), (7, 9))]
     keywords = {"valid_lens": np.array([0, 4], dtype="int32"), "bias": rng.normal(size=(3, 5, 7)).astype("float32")}
     keywords |= {"causal": True, "query_offset": 2}
     if training:
         keywords["dropout_keep"] = rng.random((2, 3, 5, 7)) < 0.7
+    return arrays, keywords
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_with_weights_the_layer_gives_its_stages_and_without_it_attends_in_blocks(backend_name, training):
+    """To the bit, through the layer that users call; and both are within their bounds."""
+    driver = drive(backend_name)
+    arrays, keywords = sample(training)
     layer = driver.new("MultiHeadAttention", 12, 3, 0.3, bias=True)
-    alone = driver.call(layer, queries, keys, values, training=training, **keywords)
-    output, weights = driver.call(layer, queries, keys, values, training=training, return_weights=True, **keywords)
-    stages = stages_of(driver, layer, (queries, keys, values), training, keywords)
-    np.testing.assert_array_equal(alone, output)
+    alone = driver.call(layer, *arrays, training=training, **keywords)
+    output, weights = driver.call(layer, *arrays, training=training, return_weights=True, **keywords)
+    stages = driver.ask("stages", layer, *arrays, training=training, **keywords)
+    attended = driver.ask("attend", layer, *arrays, training=training, **keywords)
+    in_twos = driver.ask("attend", layer, *arrays, training=training, query_block=2, **keywords)
     np.testing.assert_array_equal(driver.numpy(stages.output), output)
     np.testing.assert_array_equal(driver.numpy(stages.weights), weights)
+    np.testing.assert_array_equal(driver.numpy(attended.output), alone)
+    assert attended.present is None
+    mask = AttentionMask(**{name: value for name, value in keywords.items() if name != "dropout_keep"})
+    inputs = AttentionInputs(*arrays, mask, keywords.get("dropout_keep"))
+    problem = Problem(driver.config(layer), driver.weights(layer), inputs)
+    for path, trace in (
+        (PATHS[backend_name][0], Trace(output=output, weights=weights)),
+        ("fast", Trace(output=alone)),
+        ("blocks", Trace(output=driver.numpy(in_twos.output))),
+    ):
+        wanted = answer(problem, BackendSubject(load(backend_name), "float32", "cpu", path).precision)
+        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, "float32")
     assert np.abs(output[1]).max() > 0.0
     if training:
         assert (weights[1, :, :, :4][~keywords["dropout_keep"][1, :, :, :4]] != 0).any(), (
@@ -95,19 +150,18 @@ def test_weights_returned_or_not_the_output_is_that_of_the_stages(backend_name, 
         )
 
 
-def stages_of(driver, layer, arrays, training, keywords):
-    """What the layer's `stages` gives for the same call."""
-    arrays = [driver.array(array) for array in arrays]
-    converted = driver._convert(keywords)
-    if driver.package.__name__ == "backends.jax":
-        converted["deterministic"] = not training
-        return layer["module"].apply(layer["variables"], *arrays, **converted, method="stages")
-    if driver.package.__name__ == "backends.tf":
-        return layer.stages(*arrays, **converted, training=training)
-    if driver.package.__name__ == "backends.mxnet":
-        import mxnet as mx
+@pytest.mark.parametrize("training", [False, True])
+def test_stages_are_computed_for_nobody_who_does_not_ask(backend_name, training, monkeypatch):
+    driver = drive(backend_name)
+    arrays, keywords = sample(training)
+    layer = driver.new("MultiHeadAttention", 12, 3, 0.3, bias=True)
+    driver.call(layer, *arrays, training=training, **keywords)
 
-        mode = mx.autograd.train_mode() if training else mx.autograd.predict_mode()
-        with mx.util.np_shape(True), mx.util.np_array(True), mode:
-            return layer.stages(*arrays, **converted)
-    return layer.train(training).stages(*arrays, **converted)
+    def refuse(*_, **__):
+        raise RuntimeError("stages were asked for")
+
+    monkeypatch.setattr(driver.of_class(layer), "stages", refuse)
+    driver.call(layer, *arrays, training=training, **keywords)
+    driver.call(layer, *arrays, training=training, return_present=True, **keywords)
+    with pytest.raises(RuntimeError, match="stages were asked for"):
+        driver.call(layer, *arrays, training=training, return_weights=True, **keywords)

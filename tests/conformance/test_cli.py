@@ -20,7 +20,7 @@ def mha(*arguments: str):
 
 def test_check_of_equal_backends_exits_0(backend_name, tmp_path):
     path = tmp_path / "report.json"
-    result = mha("check", "--backend", backend_name, "--case", "causal*", "--case", "trained-*", "--json", str(path))
+    result = mha("check", "--backend", backend_name, "--case", "causal-b*", "--case", "trained-*", "--json", str(path))
     assert result.exit_code == 0, result.output
     assert "are equal to the reference" in result.output
     report = json.loads(path.read_text())
@@ -29,6 +29,7 @@ def test_check_of_equal_backends_exits_0(backend_name, tmp_path):
     results = report["results"]
     assert {r["status"] for r in results} == {"equal"}
     assert {r["dtype"] for r in results} == {"float64", "float32"}
+    assert {r["subject"] for r in results} == {backend_name, f"{backend_name} fast"}
     assert all(0.0 <= ratio <= 1.0 for r in results for ratio in r["ratios"].values())
     trained = [r for r in results if r["case"].startswith("trained") and r["dtype"] == "float64"]
     assert all(distance < 1e-13 for r in trained for distance in r["recorded"].values())

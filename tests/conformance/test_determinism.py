@@ -13,9 +13,10 @@ from mha_core import Trace
 PATTERNS = ("ragged-square", "every-source", "dropout", "trained-first-layer")
 
 
-def test_every_backend_repeats_its_bits(backend):
-    found = repeatability(backend.name, "float32", PATTERNS)
-    assert found.total > 50
+@pytest.mark.parametrize("path", [None, "fast"])
+def test_every_backend_repeats_its_bits(backend, path):
+    found = repeatability(backend.name, "float32", PATTERNS, path)
+    assert found.total > (50 if path is None else 40)
     assert found.bitwise, (found.in_process, found.fresh)
 
 
@@ -31,7 +32,7 @@ def test_one_bit_changes_the_fingerprint():
 def test_the_command_reports_and_exits(monkeypatch):
     import conformance.determinism as determinism
 
-    def other_bits(backend_name, dtype, patterns):
+    def other_bits(backend_name, dtype, patterns, path):
         return Repeatability(backend_name, dtype, 9, (), ("prime: output",))
 
     equal = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
@@ -40,6 +41,7 @@ def test_the_command_reports_and_exits(monkeypatch):
     different = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
     assert different.exit_code == 1
     assert "different bits: torch float64 prime: output" in different.output
+    assert "different bits: torch fast float64 prime: output" in different.output
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,7 @@ def test_the_command_reports_and_exits(monkeypatch):
         (["-b", "pytroch"], "backend 'pytroch' is not known"),
         (["-c", "primes"], "case 'primes' is not known"),
         (["-d", "float8"], "dtype 'float8' is not known"),
+        (["-b", "torch", "--path", "fastest"], "path 'fastest' is not there (there are: "),
     ],
 )
 def test_bad_arguments_exit_2(arguments, message):

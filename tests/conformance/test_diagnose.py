@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -35,18 +36,26 @@ class Showing(BuggySubject):
         return shown
 
 
-@pytest.fixture(scope="module")
-def runs():
-    return Runs()
-
-
 FORWARD_BUGS = [bug for bug in all_bugs() if not bug.equivalent and bug.forward]
 BACKWARD_BUGS = [bug for bug in all_bugs() if not bug.equivalent and not bug.forward]
+
+RUNS = Runs()
+
+
+@pytest.fixture
+def runs():
+    return RUNS
+
+
+@cache
+def from_its_output(bug):
+    """The diagnosis of a subject with one bug that shows its output alone."""
+    return diagnose(Showing(bug), CASES, runs=RUNS)
 
 
 @pytest.mark.parametrize("bug", FORWARD_BUGS, ids=lambda bug: bug.id)
 def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
-    found = diagnose(Showing(bug), CASES, runs=runs)
+    found = from_its_output(bug)
     if not found.failing:
         # Not every wrong stage moves the output: a key bias, for one, shifts every score of a row alike.
         found = diagnose(Showing(bug, stages=True), CASES, runs=runs)
@@ -60,26 +69,23 @@ def test_every_backward_bug_is_named_from_gradients(bug, runs):
     assert bug.id in [explanation.name for explanation in found.explanations]
 
 
-def test_few_bugs_are_left_with_more_than_one_explanation(runs):
+def test_few_bugs_are_left_with_more_than_one_explanation():
     """From outputs alone, some bugs give the very same numbers in every case; they are reported together."""
-    sizes = [len(diagnose(Showing(bug), CASES, runs=runs).explanations) for bug in FORWARD_BUGS]
+    sizes = [len(from_its_output(bug).explanations) for bug in FORWARD_BUGS]
     assert np.mean([size <= 1 for size in sizes]) > 0.8
 
 
 def random_pairs(count):
-    visible = [bug for bug in FORWARD_BUGS if diagnose(Showing(bug), CASES, runs=SHARED).failing]
+    visible = [bug for bug in FORWARD_BUGS if from_its_output(bug).failing]
     pairs = [pair for pair in combinations(visible, 2) if compatible(*pair)]
     chosen = np.random.default_rng(0).choice(len(pairs), size=count, replace=False)
     return [pairs[int(index)] for index in chosen]
 
 
-SHARED = Runs()
-
-
-def test_at_least_8_of_10_random_pairs_are_named():
+def test_at_least_8_of_10_random_pairs_are_named(runs):
     right = 0
     for pair in random_pairs(10):
-        found = diagnose(Showing(*pair), CASES, runs=SHARED)
+        found = diagnose(Showing(*pair), CASES, runs=runs)
         names = [set(explanation.name.split(" + ")) for explanation in found.explanations]
         right += {bug.id for bug in pair} in names
     assert right >= 8

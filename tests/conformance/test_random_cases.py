@@ -107,7 +107,7 @@ def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
     arguments = ["check", "-b", "torch", "-d", "float64", "--random", "30", "--seed", "1"]
     equal = CliRunner().invoke(main, arguments)
     assert equal.exit_code == 0, equal.output
-    assert "All 30 results are equal" in equal.output
+    assert "All 60 results are equal" in equal.output
     right = torch_layers.dot_score
     monkeypatch.setattr(torch_layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
     wrong = CliRunner().invoke(main, arguments)

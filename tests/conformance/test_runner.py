@@ -11,8 +11,16 @@ import pytest
 from conformance.cases import all_cases, select
 from conformance.expected import expected
 from conformance.precision import Precision
-from conformance.runner import BackendSubject, ReferenceSubject, run_all, run_case, until_interrupted
+from conformance.runner import (
+    BackendSubject,
+    ReferenceSubject,
+    paths_to_check,
+    run_all,
+    run_case,
+    until_interrupted,
+)
 from mha_core import STAGES, Trace, reference
+from mha_core.backend import Backend, SoftmaxKernel
 from mha_core.heads import split_heads
 
 
@@ -188,3 +196,63 @@ def test_backends_say_how_to_run_them_again(backend):
     assert elsewhere.name == f"{backend.name} compiled"
     spaced = replace(run_case(case, ReferenceSubject()), case="B=1 H=2")
     assert spaced.rerun == "mha check --backend reference --case 'B=1 H=2' --dtype float64"
+
+
+class Fused(Backend):
+    """A backend whose fast path has a fused kernel with an online softmax."""
+
+    name = "fused"
+
+    def versions(self):
+        return {}
+
+    def devices(self):
+        return ("cpu", "gpu:0")
+
+    def dtypes(self, device):
+        return ("float32",)
+
+    def paths(self):
+        return ("eager", "fast", "blocks")
+
+    def softmax_kernel(self, device, path):
+        return SoftmaxKernel(20.0, 3) if (device, path) == ("cpu", "fast") else super().softmax_kernel(device, path)
+
+    def build(self, config, weights, dtype, device, path):
+        return lambda inputs: Trace(output=reference.run(config, weights, inputs).output.astype(np.float32))
+
+
+def test_a_path_is_judged_by_the_kernel_that_it_has():
+    usual, fast, elsewhere, blocks = (
+        BackendSubject(Fused(), "float32", device, path)
+        for device, path in (("cpu", None), ("cpu", "fast"), ("gpu:0", "fast"), ("cpu", "blocks"))
+    )
+    plain = Precision.of("float32")
+    assert usual.precision == elsewhere.precision == blocks.precision == plain
+    assert fast.precision == replace(plain, exp_ulps=20.0, key_block=3)
+    (case,) = select(("prime",))
+    assert (
+        expected(case, fast.precision).allowed_error["output"] > expected(case, plain).allowed_error["output"]
+    ).all()
+    result = run_case(case, fast)
+    assert (result.subject, result.status, result.judged) == ("fused fast", "equal", ("output",))
+    assert result.rerun == "mha check --backend fused --path fast --case prime --dtype float32"
+
+
+def test_the_paths_that_are_checked_unless_one_is_asked_for():
+    assert paths_to_check(Fused(), None) == (None, "fast")
+    assert paths_to_check(Fused(), "blocks") == ("blocks",)
+
+
+@pytest.mark.parametrize(("key_block", "blocks"), [(None, 1), (512, 1), (7, 1), (6, 2), (1, 7)])
+def test_the_blocks_of_an_online_softmax_follow_from_the_keys(key_block, blocks):
+    """One block is what a whole row is; with more of them the bounds grow."""
+    (case,) = select(("prime",))  # seven keys
+    precision = replace(Precision.of("float32"), key_block=key_block)
+    assert precision.key_blocks(7) == blocks
+    assert precision.key_blocks(0) == 1
+    plain, found = (expected(case, p).allowed_error["weights"] for p in (Precision.of("float32"), precision))
+    if blocks == 1:
+        np.testing.assert_array_equal(found, plain)
+    else:
+        assert (found > plain).all()

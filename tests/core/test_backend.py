@@ -128,3 +128,11 @@ def test_the_first_path_is_the_default():
         echo.prepare(CONFIG, WEIGHTS, path=path)
         assert echo.path == wanted
     assert backend.Backend.paths(echo) == ("eager",)
+
+
+def test_fast_is_checked_too_where_it_is_there(monkeypatch):
+    echo = Echo()
+    assert echo.default_paths() == ("eager",)
+    monkeypatch.setattr(Echo, "paths", lambda self: ("compiled", "eager", "fast", "blocks"))
+    assert echo.default_paths() == ("compiled", "fast")
+    assert echo.softmax_kernel("cpu", "fast") == backend.SoftmaxKernel(exp_ulps=4.0, key_block=None)

@@ -304,7 +304,7 @@ def test_replay_judges_a_backend_that_never_met_the_recorded_one(file, backend_n
     done = run(replay_command, file, "--backend", backend_name)
     assert done.exit_code == 0, done.output
     assert "3 calls of mine.Attention, recorded with mine 1.0" in done.output
-    assert "All 6 results are equal to the reference." in done.output
+    assert "All 9 results are equal to the reference." in done.output
     assert "over bounds" in done.output
 
 
