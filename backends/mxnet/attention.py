@@ -10,6 +10,10 @@ from typing import NamedTuple
 from backends.mxnet.framework import mx, nothing, select
 from backends.mxnet.heads import repeat_kv_heads
 from backends.mxnet.masks import Block, Mask, additive_bias, allowed_keys
+from backends.mxnet.operators import operator, view
+
+_where = operator("where")
+"""With a condition of one axis it chooses whole rows; forward and backward by selecting."""
 
 
 class Stages(NamedTuple):
@@ -49,7 +53,12 @@ def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join
 @mx.util.use_np
 def _zero_rows(x: mx.np.ndarray, padding: mx.np.ndarray) -> mx.np.ndarray:
     """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
-    return select(~(padding[:, :, None] if x.ndim == 3 else padding[:, None, :, None]), x, 0.0)
+    if x.size == 0:
+        return x
+    used = ~(padding if x.ndim == 3 else padding[:, None])
+    rows = mx.np.broadcast_to(used, x.shape[:-1]).astype("float32").reshape(-1)
+    flat = view(x, (-1, x.shape[-1]))
+    return view(_where(rows, flat, mx.np.zeros(flat.shape, dtype=x.dtype, ctx=x.ctx)), x.shape)
 
 
 @mx.util.use_np

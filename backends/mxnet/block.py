@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from backends.mxnet.attention import additive_score, drop
 from backends.mxnet.framework import mx, to_array
 from backends.mxnet.masks import Block, Mask, allowed_keys, part_of
-from backends.mxnet.operators import operator, view
+from backends.mxnet.operators import operator, unwritten, view
 
-Array = mx.np.ndarray
+Array: TypeAlias = Any
+"""An mx.np.ndarray."""
 
 _connected = operator("_npx_fully_connected", no_bias=True, flatten=False)
 _connected_backward = operator("_backward_FullyConnected", no_bias=True, flatten=False)
@@ -125,9 +126,7 @@ class Softening:
             return summed(parts[0], values[0], out)
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
-    def backward(
-        self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]
-    ) -> Gradients:
+    def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
         """The gradients, from that of the heads."""
         scores, capped = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
@@ -144,7 +143,9 @@ class Softening:
             self._similar_backward(part, queries, key) for part, key in zip(_split(inner, keys), keys, strict=True)
         ]
         from_queries, from_keys, from_vector = zip(*compared, strict=True)
-        return Gradients(_total(from_queries), from_keys, [pair[1] for pair in pairs], slopes, _total(from_vector))
+        return Gradients(
+            _total(from_queries), list(from_keys), [pair[1] for pair in pairs], slopes, _total(from_vector)
+        )
 
     def _scores(self, queries: Array, keys: Sequence[Array]) -> tuple[Array, Array | None]:
         """The scores, -inf where excluded; and tanh(score / c) before that, with a softcap c."""
@@ -184,7 +185,7 @@ class Softening:
 
 
 def similar(queries: Array, keys: Array) -> Array:
-    """q k^T: (..., n, m)."""
+    """The product q k^T (..., n, m)."""
     if queries.ndim == 2:
         return _connected(queries, keys, num_hidden=keys.shape[0])
     return _matmul(queries, keys, transpose_b=True)
@@ -213,7 +214,7 @@ def summed_backward(cotangent: Array, weights: Array, values: Array) -> tuple[Ar
 
 def _both_gradients(cotangent: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """The gradients of x and y, from that of x y^T."""
-    gradients = mx.np.empty(x.shape, x.dtype, ctx=x.ctx), mx.np.empty(y.shape, y.dtype, ctx=x.ctx)
+    gradients = unwritten(x), unwritten(y)
     _connected_backward(cotangent, x, y, num_hidden=y.shape[0], out=gradients)
     return gradients
 
@@ -226,7 +227,7 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _split(x: Array, parts: Sequence[Array]) -> list[Array]:
-    """x (..., n, m) along its last axis, as long as the parts of keys or values are."""
+    """Pieces of x (..., n, m) along its last axis, as long as the parts of keys or values are."""
     if len(parts) == 1:
         return [x]
     stops = np.cumsum([part.shape[-2] for part in parts])

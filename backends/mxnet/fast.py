@@ -22,6 +22,12 @@ from mha_core.blocks import query_blocks
 BUDGET = 2**21
 """Bytes of scores in one block: so much stays in the caches between the product, the softmax and the next product."""
 
+AT_ONCE = 2**22
+"""Bytes of scores of a whole call up to which all heads are computed together: there, operators cost more by number."""
+
+RUN_AHEAD = 2**25
+"""Bytes of scores after which Python waits for the operators: it would run ahead of them, and take memory for all."""
+
 _add, _copy = operator("_npi_add"), operator("_copy")
 _transpose = operator("transpose")
 _slice = operator("slice_axis")
@@ -57,8 +63,8 @@ def attend_in_blocks(
         return _of_nothing(queries, _whole(keys), _whole(values), mask, scoring, rate)
     softening = _Softenings(mask, scoring, rate if mx.autograd.is_training() else 0.0, _seed(mask, rate, queries.ctx))
     batch, heads, query_len, width = queries.shape
-    row = 4 * sum(part.shape[2] for part in keys) * (1 if scoring.vector is None else width)
-    if query_block is None and batch * heads * query_len * row <= BUDGET:
+    row = _item_size(queries) * sum(part.shape[2] for part in keys) * (1 if scoring.vector is None else width)
+    if query_block is None and batch * heads * query_len * row <= AT_ONCE:
         way: _AtOnce | _HeadByHead = _AtOnce(queries, keys, values, softening)
     else:
         keys, values = [_whole(keys)], [_whole(values)]
@@ -121,9 +127,8 @@ class _Softenings(NamedTuple):
 
     def of(self, block: Block, like: Array) -> Softening:
         bias = None if self.mask.bias is None else block.of(self.mask.bias)
-        return Softening(
-            block.shape, self.scoring, exclusion_of(self.mask, block, like.ctx), bias, self._keep(block, like), self.rate
-        )
+        exclusion, keep = exclusion_of(self.mask, block, like.ctx), self._keep(block, like)
+        return Softening(block.shape, self.scoring, exclusion, bias, keep, self.rate)
 
     def _keep(self, block: Block, like: Array) -> Array | None:
         """The same for the same block each time: random numbers are drawn again rather than kept."""
@@ -141,9 +146,7 @@ class _Softenings(NamedTuple):
 class _AtOnce:
     """All items and heads in one block of three axes, the query heads of a group folded into its queries."""
 
-    def __init__(
-        self, queries: Array, keys: Sequence[Array], values: Sequence[Array], softenings: _Softenings
-    ) -> None:
+    def __init__(self, queries: Array, keys: Sequence[Array], values: Sequence[Array], softenings: _Softenings) -> None:
         batch, groups = keys[0].shape[:2]
         self.shape = queries.shape
         self.queries = view(queries.detach(), (batch * groups, -1, queries.shape[3]))
@@ -171,19 +174,18 @@ class _HeadByHead:
 
     def __init__(self, queries: Array, keys: Array, values: Array, softenings: _Softenings, block: int) -> None:
         self.queries, self.keys, self.values = queries.detach(), keys.detach(), values.detach()
+        self.flat = _flat(self.queries), _flat(self.keys)
+        self.ahead = 0
         self.softenings, self.block = softenings, block
 
     def forward(self) -> Array:
         shape = (*self.queries.shape[:3], self.values.shape[3])
         heads = mx.np.zeros(shape, self.queries.dtype, ctx=self.queries.ctx)
-        queries, keys, values, outputs = map(_each, (self.queries, self.keys, self._turned(), heads))
+        turned, outputs = _flat(self._turned()), _flat(heads)
         for head, group, block, part in self._blocks():
-            part.forward(
-                _rows(queries[head], block.queries),
-                [_rows(keys[group], block.keys)],
-                [_columns(values[group], block.keys)],
-                out=_rows(outputs[head], block.queries),
-            )
+            q, k, v = self._inputs(turned, head, group, block)
+            part.forward(q, [k], [v], out=_rows(outputs, head, shape[2], block.queries))
+            self._wait(block, heads)
         return heads
 
     def backward(self, cotangent: Array, bias: Array | None) -> tuple[list[Array], Array | None]:
@@ -191,25 +193,42 @@ class _HeadByHead:
         found = [mx.np.zeros(x.shape, x.dtype, ctx=x.ctx) for x in (self.queries, self.keys, self.values)]
         vector = self.softenings.scoring.vector
         vector = None if vector is None else mx.np.zeros(vector.shape, vector.dtype, ctx=vector.ctx)
-        queries, keys, values, cotangents = map(_each, (self.queries, self.keys, self._turned(), cotangent))
-        from_queries, from_keys, from_values = map(_each, found)
+        turned, cotangents = _flat(self._turned()), _flat(cotangent)
+        from_queries, from_keys, from_values = map(_flat, found)
+        query_len, key_len = self.queries.shape[2], self.keys.shape[2]
         for head, group, block, part in self._blocks():
-            own = part.backward(
-                _rows(cotangents[head], block.queries),
-                _rows(queries[head], block.queries),
-                [_rows(keys[group], block.keys)],
-                [_columns(values[group], block.keys)],
-            )
-            _copy(own.queries, out=_rows(from_queries[head], block.queries))
+            q, k, v = self._inputs(turned, head, group, block)
+            own = part.backward(_rows(cotangents, head, query_len, block.queries), q, [k], [v])
+            _copy(own.queries, out=_rows(from_queries, head, query_len, block.queries))
             for total, addend in ((from_keys, own.keys[0]), (from_values, _transpose(own.values[0]))):
-                into = _rows(total[group], block.keys)
+                into = _rows(total, group, key_len, block.keys)
                 _add(into, addend, out=into)
+            self._wait(block, found[0])
             if bias is not None:
-                at = block.index(bias)
+                at = block.place(bias)
                 bias[at] = bias[at] + _summed_to(view(own.scores, block.shape), bias[at].shape)
             if vector is not None:
                 _add(vector, own.vector, out=vector)
         return found, vector
+
+    def _wait(self, block: Block, result: Array) -> None:
+        """Wait for a result where Python is too far ahead."""
+        self.ahead += block.shape[2] * block.shape[3] * _item_size(result)
+        if self.ahead > RUN_AHEAD:
+            result.wait_to_read()
+            self.ahead = 0
+
+    def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
+        """Queries (n, d), keys (m, d) and values (dv, m) of a block."""
+        width, (query_len, key_len) = self.values.shape[3], (self.queries.shape[2], self.keys.shape[2])
+        values = turned[group * width : (group + 1) * width]
+        if block.shape[3] < key_len:
+            values = _slice(values, axis=1, begin=block.keys.start, end=block.keys.stop)
+        return (
+            _rows(self.flat[0], head, query_len, block.queries),
+            _rows(self.flat[1], group, key_len, block.keys),
+            values,
+        )
 
     def _turned(self) -> Array:
         """The values (B, G, dv, Lk)."""
@@ -237,23 +256,20 @@ class _HeadByHead:
                     yield item * heads + head, item * groups + head * groups // heads, block, part
 
 
-def _each(x: Array) -> list[Array]:
-    """(L, width) of each head of each item of x (B, heads, L, width)."""
-    return [x[item][head] for item in range(x.shape[0]) for head in range(x.shape[1])]
+def _flat(x: Array) -> Array:
+    """(B, heads, L, width) -> (B * heads * L, width), a view: one slice of it is a block of one head."""
+    return view(x, (-1, x.shape[3]))
 
 
-def _rows(x: Array, rows: slice) -> Array:
-    return x[rows.start : rows.stop]
+def _rows(x: Array, head: int, length: int, rows: slice) -> Array:
+    return x[head * length + rows.start : head * length + rows.stop]
 
 
-def _columns(x: Array, cols: slice) -> Array:
-    return x if cols.stop - cols.start == x.shape[1] else _slice(x, axis=1, begin=cols.start, end=cols.stop)
+def _item_size(x: Array) -> int:
+    return np.dtype(x.dtype).itemsize
 
 
 def _summed_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """x (B, H, Lq, Lk), summed over the axes along which an array of this shape was broadcast."""
+    """The sum of x (B, H, Lq, Lk) over the axes along which an array of this shape was broadcast."""
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return mx.np.sum(x, axis=axes, keepdims=True) if axes else x
-
-
-

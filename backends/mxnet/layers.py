@@ -186,9 +186,7 @@ class MultiHeadAttention(KeywordBlock):
             BackendError: a dtype that MXNet does not compute in.
         """
         if not return_weights:
-            output, present = self.attend(
-                queries, keys, values, valid_lens, return_present=return_present, **sources
-            )
+            output, present = self.attend(queries, keys, values, valid_lens, return_present=return_present, **sources)
             return (output, present) if return_present else output
         stages = self.stages(queries, keys, values, valid_lens, **sources)
         return (stages.output, stages.weights, *([(stages.keys, stages.values)] if return_present else []))
@@ -226,9 +224,7 @@ class MultiHeadAttention(KeywordBlock):
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
 
-    def _scored(
-        self, queries: mx.np.ndarray, keys: list[mx.np.ndarray]
-    ) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
+    def _scored(self, queries: mx.np.ndarray, keys: list[mx.np.ndarray]) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
         """Queries and keys as `attend_in_blocks` takes them: scaled, or as wide as the additive score is."""
         if self._config.score == "additive":
             return self.score.query(queries), [self.score.key(part) for part in keys]

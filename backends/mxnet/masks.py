@@ -52,10 +52,10 @@ class Block(NamedTuple):
 
     def of(self, source: mx.np.ndarray) -> mx.np.ndarray:
         """This part of an array that broadcasts to (B, H, Lq, Lk)."""
-        return source[self.index(source)]
+        return source[self.place(source)]
 
-    def index(self, source: mx.np.ndarray) -> tuple[slice, ...]:
-        """Where `of` is."""
+    def place(self, source: mx.np.ndarray) -> tuple[slice, ...]:
+        """Where in the array that part is."""
         return tuple(slice(None) if n == 1 else part for n, part in zip(source.shape, self, strict=True))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, c_handle_array, c_str, check_call
 from mxnet.ndarray._internal import _imperative_invoke
+from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from backends.mxnet.framework import mx
 
@@ -42,11 +43,20 @@ def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
 
 
 @mx.util.use_np
+def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
+    """An array to write into, whose memory is taken when that happens: that of `mx.np.empty` is taken at once.
+
+    Python runs ahead of the operators by any number of blocks.
+    """
+    return mx.np.ndarray(handle=_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
+
+
+@mx.util.use_np
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
     """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
 
     What mx.autograd.Function does, but that one ends early at an input that needs no gradient, and forgets to
-    add where a gradient is to be added up.
+    add where a gradient is to be added up. `backward` runs in a thread of the library's, with its own settings.
     """
     if not mx.autograd.is_recording():
         return

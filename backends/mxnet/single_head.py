@@ -6,6 +6,8 @@ from typing import Any
 
 from backends.mxnet.additive import AdditiveScore
 from backends.mxnet.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.mxnet.block import Scoring
+from backends.mxnet.fast import attend_in_blocks
 from backends.mxnet.framework import KeywordBlock, as_input, as_source, in_width, mx
 from backends.mxnet.masks import build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
@@ -24,6 +26,13 @@ class _AttentionWithoutHeads(KeywordBlock):
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
+
+    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
+        """Queries and keys as `attend_in_blocks` takes them: scaled, or as wide as the additive score is."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _scoring(self) -> Scoring:
+        return Scoring()
 
     def _expected(self) -> dict[str, Any]:
         """The `widths` and `layer_dtype` that `build_mask` expects of the inputs, where they are fixed."""
@@ -55,10 +64,13 @@ class _AttentionWithoutHeads(KeywordBlock):
         keep = None if dropout_keep is None else as_source(dropout_keep, queries.ctx)[:, None]
         mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
+        if not return_weights:
+            scored = self._scored(queries[:, None], keys[:, None])
+            return attend_in_blocks(*scored, [values[:, None]], mask, self._scoring(), self.dropout)[:, 0]
         scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         heads = weighted_sum(drop(weights, mask.keep, self.dropout), values[:, None])  # (B, 1, Lq, Dv)
-        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
+        return heads[:, 0], weights[:, 0]
 
 
 @mx.util.use_np
@@ -81,8 +93,14 @@ class DotProductAttention(_AttentionWithoutHeads):
         self.scaled = scaled
 
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+        return dot_score(queries, keys, self._scale(queries, keys))
+
+    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
+        return queries * self._scale(queries, keys), [keys]
+
+    def _scale(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> float:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0)
+        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
 
 
 @mx.util.use_np
@@ -120,6 +138,12 @@ class AdditiveAttention(_AttentionWithoutHeads):
 
     def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         return self.score(queries, keys)
+
+    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
+        return self.score.query(queries), [self.score.key(keys)]
+
+    def _scoring(self) -> Scoring:
+        return Scoring(self.score.vector.data())
 
     def _expected(self) -> dict[str, Any]:
         widths = in_width(self.score.query), in_width(self.score.key), None

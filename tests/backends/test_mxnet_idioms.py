@@ -213,7 +213,7 @@ def test_nan_cotangent_of_an_excluded_weight_is_not_multiplied_by_zero():
 
 
 def test_nan_score_makes_its_row_nan_as_in_the_equation():
-    mask = Mask(mx.np.array([[[[True] * LK]]], dtype="bool"), None, None, None, None)
+    mask = Mask(allowed=mx.np.array([[[[True] * LK]]], dtype="bool"))
     weights = masked_softmax(mx.np.array([[[[1.0, np.nan, 2.0, 3.0, 5.0]]]]), mask)  # npx.softmax: zeros in float32
     assert np.isnan(weights.asnumpy()).all()
 
