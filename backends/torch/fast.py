@@ -16,15 +16,12 @@ from torch.utils.checkpoint import checkpoint, get_device_states, set_device_sta
 
 from backends.torch.attention import Rules, attend_at_once, zero_past
 from backends.torch.framework import has_tangent, transforms_are_active
-from backends.torch.fused import attend_fused, is_fusable
+from backends.torch.fused import APART, attend_fused, is_fusable
 from backends.torch.masks import Mask, cut, part_of
 from mha_core.blocks import query_block, query_blocks
 
 BUDGET = 2**22
 """Bytes of scores in one block: two or three such arrays are what a processor's caches hold."""
-
-APART = 2**17
-"""Scores of one item from which on its own keys alone are worth a block of its own."""
 
 MOST_COMPILED = 16
 """Blocks that a compiled program may have, since each is written out in it."""
@@ -88,14 +85,13 @@ def attend_in_blocks(
     `block` is how many queries to compute at once; None is as many as the rule says.
     """
     call = Call(queries, keys, values, mask.bias, rules.vector)
-    if torch.compiler.is_compiling():
-        if block is None and is_fusable(queries, keys, values, mask, rules):
-            return attend_fused(queries, keys, values, mask, rules)
-        return _unrolled(call, mask, rules, block)
-    if transforms_are_active() or any(has_tangent(tensor) for tensor in call):
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (transforms_are_active() or any(has_tangent(tensor) for tensor in call)):
         return call.attend(mask, rules)
     if block is None and is_fusable(queries, keys, values, mask, rules):
         return attend_fused(queries, keys, values, mask, rules)
+    if compiling:
+        return _unrolled(call, mask, rules, block)
     heads: Tensor = _InBlocks.apply(*call, mask._replace(bias=None), rules._replace(vector=None), block)
     return heads
 
@@ -107,8 +103,6 @@ def attend_one_query(
 
     They are not joined, and each is read once.
     """
-    if mask.past_padding is None:
-        return attend_at_once(queries, keys, values, mask, rules)
     keys, values = ([zero_past(parts[0], mask), *parts[1:]] for parts in (keys, values))
     return attend_at_once(queries, keys, values, mask, rules)
 

@@ -99,12 +99,10 @@ class _TwiceDifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
         tensors = (queries, keys, values)
-        leaves = [
-            x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad[:3], strict=True)
-        ]
+        q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
         with torch.enable_grad():
-            heads = _fused(*leaves, mask, rules)  # type: ignore[call-arg]
-        ctx.save_for_backward(*tensors, *leaves, heads)
+            heads = _fused(q, k, v, mask, rules)
+        ctx.save_for_backward(*tensors, q, k, v, heads)
         ctx.mask, ctx.rules = mask, rules
         return heads.detach()
 

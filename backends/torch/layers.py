@@ -157,12 +157,14 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
-        if past[0] is not None and q.shape[2] == 1 and not return_present:
-            q, *parts = self._scored(q, past[0], k)
-            heads = attend_one_query(q, parts, [past[1], v], mask, self._rules())  # (B, H, 1, dv)
+        past_keys, past_values = past
+        if past_keys is not None and past_values is not None and q.shape[2] == 1 and not return_present:
+            q, *parts = self._scored(q, past_keys, k)
+            heads = attend_one_query(q, parts, [past_values, v], mask, self._rules())  # (B, H, 1, dv)
         else:
-            k, v = (after_past(old, new, mask) for old, new in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
-            heads = attend_in_blocks(*self._scored(q, k), v, mask, self._rules(), query_block)  # (B, H, Lq, dv)
+            k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
+            q, scored = self._scored(q, k)
+            heads = attend_in_blocks(q, scored, v, mask, self._rules(), query_block)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (k, v) if return_present else None)
 

@@ -123,9 +123,8 @@ def build_mask(
     if known.valid_lens is not None:
         check_valid_lens(known.valid_lens, sizes.key_len)
     known_reach = _known_reach(mask, known, sizes)
-    first, stop = _interval(mask, sizes, device)
-    if known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3])):
-        first = stop = None
+    is_open = known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3]))
+    first, stop = (None, None) if is_open else _interval(mask, sizes, device)
     padding = _padding(mask, sizes, device)
     new, past = (None, None) if padding is None else _split_at(padding, sizes)
     return Mask(

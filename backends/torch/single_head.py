@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from backends.torch.additive import AdditiveScore
-from backends.torch.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.torch.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.torch.fast import attend_in_blocks
 from backends.torch.framework import describe, in_width
 from backends.torch.masks import Widths, Window, build_mask
 from mha_core.checks import check_call, check_dropout_keep, check_same_width
@@ -61,11 +62,20 @@ class _AttentionWithoutHeads(nn.Module):
         sources = sources.for_one_head(lambda array: array[:, None])
         keep = None if dropout_keep is None else dropout_keep[:, None]
         mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype())
-        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
-        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
+        q, k, v = (x[:, None] for x in (queries, zero_padding(keys, mask), zero_padding(values, mask)))
+        if not return_weights:
+            return attend_in_blocks(*self._scored(q, k), v, mask, self._rules(q))[:, 0]
+        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, self.dropout, self.training), values[:, None])  # (B, 1, Lq, Dv)
-        return (heads[:, 0], weights[:, 0]) if return_weights else heads[:, 0]
+        heads = weighted_sum(drop(weights, mask, self.dropout, self.training), v)  # (B, 1, Lq, Dv)
+        return heads[:, 0], weights[:, 0]
+
+    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as wide as the score takes them, once for all blocks; see `_rules`."""
+        return queries, keys
+
+    def _rules(self, queries: Tensor) -> Rules:
+        return Rules(dropout=self.dropout if self.training else 0.0)
 
 
 class DotProductAttention(_AttentionWithoutHeads):
@@ -86,8 +96,17 @@ class DotProductAttention(_AttentionWithoutHeads):
         self.scaled = scaled
 
     def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return dot_score(*self._scored(queries, keys), self._scale(queries))
+
+    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, queries.shape[-1] ** -0.5 if self.scaled else 1.0)
+        return queries, keys
+
+    def _rules(self, queries: Tensor) -> Rules:
+        return super()._rules(queries)._replace(scale=self._scale(queries))
+
+    def _scale(self, queries: Tensor) -> float:
+        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
 
 
 class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
@@ -127,6 +146,12 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
 
     def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
         return self.score(queries, keys)
+
+    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.score.query(queries), self.score.key(keys)
+
+    def _rules(self, queries: Tensor) -> Rules:
+        return super()._rules(queries)._replace(vector=self.score.vector)
 
     def _widths(self) -> Widths:
         return in_width(self.score.query), in_width(self.score.key), None
