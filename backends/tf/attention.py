@@ -28,7 +28,7 @@ class Stages(NamedTuple):
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
     """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else _zero_rows(x, mask.padding)
+    return x if mask.padding is None else zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
@@ -36,11 +36,11 @@ def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
     if past is None:
         return new
     if mask.past_padding is not None:
-        past = _zero_rows(past, mask.past_padding)
+        past = zero_rows(past, mask.past_padding)
     return tf.concat([past, new], axis=2)
 
 
-def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+def zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
     """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
     rows = padding[..., tf.newaxis] if x.shape.rank == 3 else padding[:, tf.newaxis, :, tf.newaxis]
     return tf.where(rows, tf.zeros((), x.dtype), x)

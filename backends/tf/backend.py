@@ -22,7 +22,7 @@ COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
 
 
 class TensorFlowBackend(Backend):
-    """backends.tf.MultiHeadAttention behind the contract, all stages or the fast path, as it is or traced by tf.function."""
+    """backends.tf.MultiHeadAttention behind the contract: stages or fast path, as it is or traced by tf.function."""
 
     name = "tf"
 

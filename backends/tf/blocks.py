@@ -18,7 +18,7 @@ LARGEST_BUDGET = 2**25
 """The same where it would otherwise take more than UNROLLED blocks; the backward pass holds four times as much."""
 
 UNROLLED = 64
-"""Blocks that a traced program writes out, so that each takes only the keys that it needs; more of them go in a loop."""
+"""Blocks that a traced program writes out, so that each takes only the keys that it needs; more go in a loop."""
 
 SKIPPING = 8
 """Blocks into which queries are cut at least where they don't all reach the same keys."""
@@ -33,12 +33,14 @@ class Blocks(NamedTuple):
     count: Any
     rest: Any
 
-    def each(self, step: Callable[[Span, Rows], tuple[Rows, Rows]], sums: Rows) -> tuple[Rows, Rows]:
+    def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
         """The rows of all blocks, one below the other on axis 2, and what they add up to.
 
-        One after the other, so that no two of them stand in memory: `step` takes the sums so far, and gives them.
+        One after the other, so that no two of them stand in memory: `step` takes the sums so far, None at first,
+        and gives them.
         """
         size, count, rest = self
+        sums: Any = None
         if isinstance(count, int) and isinstance(size, int) and (tf.executing_eagerly() or count <= UNROLLED):
             blocks: list[Rows] = []
             for part in query_blocks(size * count + rest, size) or [slice(0, 0)]:
@@ -46,7 +48,7 @@ class Blocks(NamedTuple):
                     rows, sums = step(Span(part.start, part.stop - part.start), sums)
                 blocks.append(rows)
         else:
-            last, sums = step(Span(size * count, rest), sums)
+            last, sums = step(Span(size * count, rest), None)
             arrays = tuple(tf.TensorArray(x.dtype, count) for x in last)
 
             def body(index: tf.Tensor, arrays: Any, sums: Rows) -> tuple[tf.Tensor, Any, Rows]:

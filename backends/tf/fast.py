@@ -14,11 +14,11 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from backends.tf.additive import AdditiveScore
-from backends.tf.attention import add_bias, additive_score, cap
+from backends.tf.attention import add_bias, after_past, masked_softmax, zero_rows
 from backends.tf.blocks import Blocks, Chunk, after, chunks_of, joined
 from backends.tf.heads import fold_groups, unfold_groups
 from backends.tf.masks import Mask, Span, allowed_keys, cut, cut_source, reachable, restricted
+from backends.tf.scoring import Scoring, bias_gradient, biased
 
 
 class Attended(NamedTuple):
@@ -28,32 +28,12 @@ class Attended(NamedTuple):
     present: tuple[tf.Tensor, tf.Tensor] | None
 
 
-class Scoring(NamedTuple):
-    """How queries and keys come to scores.
-
-    function: (B, G, n, d), (B, G, m, d) and the parameters -> (B, G, n, m).
-    parameters: tensors that get a gradient too.
-    width: numbers that it holds for each score.
-    softcap: what the scores are capped at, or None.
-    """
-
-    function: Callable[..., tf.Tensor]
-    parameters: tuple[tf.Tensor, ...] = ()
-    width: int = 1
-    softcap: float | None = None
-
-
-def additive_scoring(score: AdditiveScore, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
-    """Queries and keys that are S wide, and how they come to additive scores."""
-    vector = tf.cast(score.vector, queries.dtype)
-    return score.query(queries), score.key(keys), Scoring(additive_score, (vector,), width=score.score_dim)
-
-
 @tf.autograph.experimental.do_not_convert
 def attend_in_blocks(
     queries: tf.Tensor,
     keys: tf.Tensor,
     values: tf.Tensor,
+    past: tuple[tf.Tensor | None, tf.Tensor | None],
     scoring: Scoring,
     mask: Mask,
     dropout: keras.layers.Dropout,
@@ -63,10 +43,16 @@ def attend_in_blocks(
     """(B, H, Lq, dv): what the stages `scores` to `heads` come to, without any of their (B, H, Lq, Lk).
 
     Args:
-        queries, keys, values: (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv).
+        queries, keys, values: (B, H, Lq, d), (B, G, L, d), (B, G, L, dv).
+        past: keys (B, G, Lk - L, d) and values (B, G, Lk - L, dv) that stand before these, or two None.
         scoring, mask, dropout, training: of the call.
         block: queries of one block. None: as many as are fastest.
     """
+    seed = _seed(mask, dropout, training)
+    if past[0] is not None and queries.shape[2] == 1 and mask.keep is None and seed is None:
+        return _attend_once(queries, (past[0], keys), (past[1], values), scoring, mask)
+    queries = scoring.query(queries)
+    keys, values = scoring.key(after_past(past[0], keys, mask)), after_past(past[1], values, mask)
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
     floats = [queries, keys, values, *scoring.parameters]
     bias = None if mask.bias is None else _definite(mask.bias, mask)
@@ -75,13 +61,14 @@ def attend_in_blocks(
     call = _Call(
         scoring,
         mask,
-        _Dropout(mask.keep, dropout.rate, _seed(mask, dropout, training)),
-        chunks_of(queries, keys, bias, mask, scoring.width * wide.size, block),
+        _Dropout(mask.keep, dropout.rate, seed),
+        chunks_of(queries, keys, bias, mask, scoring.size * wide.size, block),
     )
 
     @tf.custom_gradient
     def attended(*floats: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        heads, marks = call.forward(*floats)
+        # An eager tape would record, and keep, what happens in here too.
+        heads, marks = call.forward(*map(tf.stop_gradient, floats))
 
         def backward(d_heads: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _gradients(call, heads, marks)(d_heads, *floats)
@@ -91,21 +78,35 @@ def attend_in_blocks(
     return tf.cast(attended(*(tf.cast(x, wide) for x in floats)), values.dtype)
 
 
+def _attend_once(
+    query: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...], scoring: Scoring, mask: Mask
+) -> tf.Tensor:
+    """(B, H, 1, dv) for one query, whose scores are few: past and new keys stay where they are."""
+    if mask.past_padding is not None:
+        keys, values = ((zero_rows(past, mask.past_padding), new) for past, new in (keys, values))
+    query = scoring.query(query)
+    scores = tf.concat([scoring.before_bias(query, scoring.key(x), *scoring.parameters) for x in keys], axis=3)
+    weights = masked_softmax(add_bias(scores, mask.bias), allowed_keys(mask))
+    past_len = tf.shape(keys[0])[2]
+    parts = weights[..., :past_len], weights[..., past_len:]
+    return tf.add_n([_product(*pair) for pair in zip(parts, values, strict=True)])
+
+
 def _gradients(call: _Call, heads: tf.Tensor, marks: tf.Tensor) -> Callable[..., tuple[tf.Tensor, ...]]:
     """The backward pass as a function that has a gradient itself: what the blocks' own operations have."""
 
     @tf.custom_gradient
     def gradients(d_heads: tf.Tensor, *floats: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
-        def backward(*cotangents: tf.Tensor) -> Any:
-            with tf.GradientTape() as outer:
-                outer.watch((d_heads, floats))
-                with tf.GradientTape() as inner:
-                    inner.watch(floats)
-                    again, _ = call.forward(*floats)
-                found = inner.gradient(again, floats, d_heads)
-            return outer.gradient(found, (d_heads, *floats), cotangents, unconnected_gradients="zero")
+        # Traced, because forward-mode differentiation comes here with all tapes stopped.
+        @tf.function(autograph=False)
+        def again(d_heads: tf.Tensor, floats: Any, cotangents: Any) -> Any:
+            once = tf.gradients(call.forward(*floats)[0], floats, d_heads)
+            return tf.gradients(once, (d_heads, *floats), cotangents, unconnected_gradients="zero")
 
-        return call.backward(d_heads, heads, marks, *floats), backward
+        def backward(*cotangents: tf.Tensor) -> Any:
+            return again(d_heads, floats, cotangents)
+
+        return call.backward(*map(tf.stop_gradient, (d_heads, heads, marks, *floats))), backward
 
     return gradients
 
@@ -154,11 +155,11 @@ class _Call:
         for index, x in enumerate(floats):
             found = [[part[index] for part in row] for row in parts]
             is_parameter = 3 <= index < 3 + len(self.scoring.parameters)
-            gradients.append(tf.add_n(sum(found, [])) if is_parameter else joined(found, x.shape))
+            gradients.append(tf.add_n([x for row in found for x in row]) if is_parameter else joined(found, x.shape))
         return tuple(gradients)
 
     def _each_chunk(self, step: Callable[..., Any], arrays: Sequence[tf.Tensor], group_of: Any) -> list[list[Any]]:
-        """`step` of each chunk's part of the call, and its parts of the arrays: queries' heads first, then `group_of`."""
+        """`step` of each chunk, given its part of the call and of the arrays: some like queries, then the floats."""
         queries, keys = group_of[:2]
         group = queries.shape[1] // keys.shape[1]
         first = len(arrays) - len(group_of)  # of the floats
@@ -200,37 +201,35 @@ class _Part:
 
     def forward(self, *floats: tf.Tensor) -> tuple[tf.Tensor, ...]:
         def step(span: Span, sums: Any) -> Any:
-            keys, block = self._block(span, floats)
-            scores = self._scores(*block[:2], *block[3:])
-            weights, mark, has_key = _softmax(scores, allowed_keys(self.mask, span, keys))
-            kept = self.dropout.factor(span, keys, tf.shape(weights), weights.dtype)
-            heads = _product(weights if kept is None else weights * kept, block[2]) + mark
-            return (_where(has_key, heads), mark), sums
+            reached, (queries, keys, values, parameters, bias) = self._block(span, floats)
+            scores = biased(self.scoring.before_bias(queries, keys, *parameters), bias)
+            scores, has_key = _masked(scores, allowed_keys(self.mask, span, reached))
+            weights = tf.nn.softmax(scores)
+            kept = self.dropout.factor(span, reached, tf.shape(weights), weights.dtype)
+            heads = _product(weights if kept is None else weights * kept, values)
+            mark = _mark(scores)
+            return (_where(has_key, heads + mark), mark), ()
 
-        return self.blocks.each(step, ())[0]
+        return self.blocks.each(step)[0]
 
     def backward(
         self, d_heads: tf.Tensor, heads: tf.Tensor, marks: tf.Tensor, *floats: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         first_bias = 3 + len(self.scoring.parameters)
-        # What has rows of its own in each block: the queries, and a bias with an axis of them. The blocks add up to the rest.
+        # What has rows of its own in each block: the queries, and a bias with an axis of them. The rest adds up.
         by_row = [index == 0 or (index >= first_bias and x.shape[2] != 1) for index, x in enumerate(floats)]
 
         def step(span: Span, sums: Any) -> Any:
-            keys, block = self._block(span, floats)
-            sources = (*block[:2], *block[3:])
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                scores = self._scores(*sources)
-            allowed = allowed_keys(self.mask, span, keys)
-            weights, mark, has_key = _softmax(scores, allowed)
+            reached, (queries, keys, values, parameters, bias) = self._block(span, floats)
+            plain = self.scoring.before_bias(queries, keys, *parameters)
+            allowed = allowed_keys(self.mask, span, reached)
+            scores, has_key = _masked(biased(plain, bias), allowed)
+            weights = tf.nn.softmax(scores)
+            kept = self.dropout.factor(span, reached, tf.shape(weights), weights.dtype)
             d_block = _where(has_key, cut(d_heads, 2, span)) + cut(marks, 2, span)
-            kept = self.dropout.factor(span, keys, tf.shape(weights), weights.dtype)
-            d_values = tf.matmul(
-                *(fold_groups(x, block[2].shape[1]) for x in (weights if kept is None else weights * kept, d_block)),
-                transpose_a=True,
-            )
-            d_weights = _product(d_block, block[2], transpose=True)
+            dropped = weights if kept is None else weights * kept
+            d_values = tf.matmul(*(fold_groups(x, values.shape[1]) for x in (dropped, d_block)), transpose_a=True)
+            d_weights = _product(d_block, values, transpose=True)
             if kept is not None:
                 d_weights *= kept
             if allowed is None:
@@ -238,53 +237,53 @@ class _Part:
             else:  # the heads have met what excluded values hold, which may be infinite
                 d_weights = _where(allowed, d_weights)
                 inner = weights * d_weights
-            d_scores = weights * (d_weights - tf.reduce_sum(inner, axis=-1, keepdims=True))
-            d_queries, d_keys, *others = tape.gradient(scores, sources, d_scores)
-            found = [d_queries, d_keys, d_values, *others]
+            d_scores = _where(allowed, weights * (d_weights - tf.reduce_sum(inner, axis=-1, keepdims=True)))
+            d_queries, d_keys, *others = self.scoring.gradients(d_scores, plain, queries, keys, *parameters)
+            found = [d_queries, d_keys, d_values, *others, *(bias_gradient(d_scores, x) for x in bias)]
             for index, axis in ((1, 2), (2, 2), *((i, 3) for i in range(first_bias, len(floats)))):
-                found[index] = _grown(found[index], axis, keys, floats[index])
+                found[index] = _grown(found[index], axis, reached, floats[index])
             rows = tuple(x for x, own in zip(found, by_row, strict=True) if own)
-            added = (x for x, own in zip(found, by_row, strict=True) if not own)
-            return rows, tuple(x + y for x, y in zip(sums, added, strict=True))
+            added = tuple(x for x, own in zip(found, by_row, strict=True) if not own)
+            return rows, added if sums is None else tuple(x + y for x, y in zip(sums, added, strict=True))
 
-        zeros = tuple(tf.zeros_like(x) for x, own in zip(floats, by_row, strict=True) if not own)
-        found = [iter(x) for x in self.blocks.each(step, zeros)]
+        found = [iter(x) for x in self.blocks.each(step)]
         return tuple(next(found[0 if own else 1]) for own in by_row)
 
-    def _block(self, span: Span, floats: tuple[tf.Tensor, ...]) -> tuple[Span | None, list[tf.Tensor]]:
-        """The keys that these queries reach, and what this block has of the floats."""
-        keys = reachable(self.mask, span)
-        queries, *others = floats
+    def _block(self, span: Span, floats: tuple[tf.Tensor, ...]) -> tuple[Span | None, tuple[Any, ...]]:
+        """The keys that these queries reach; what the block has of queries, keys, values, parameters and bias."""
+        reached = reachable(self.mask, span)
+        queries, keys, values, *others = floats
         num_parameters = len(self.scoring.parameters)
-        pair, parameters, bias = others[:2], others[2 : 2 + num_parameters], others[2 + num_parameters :]
-        block = [cut(queries, 2, span), *(cut(x, 2, keys) for x in pair), *parameters]
-        return keys, block + [cut_source(cut_source(x, 2, span), 3, keys) for x in bias]
-
-    def _scores(self, queries: tf.Tensor, keys: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-        """(B, H, n, m), with the bias."""
-        num_parameters = len(self.scoring.parameters)
-        scores = self.scoring.function(fold_groups(queries, keys.shape[1]), keys, *others[:num_parameters])
-        scores = unfold_groups(cap(scores, self.scoring.softcap), queries.shape[1])
-        bias = others[num_parameters:]
-        return add_bias(scores, bias[0] if bias else None)
+        bias = [cut_source(cut_source(x, 2, span), 3, reached) for x in others[num_parameters:]]
+        keys, values = cut(keys, 2, reached), cut(values, 2, reached)
+        return reached, (cut(queries, 2, span), keys, values, others[:num_parameters], bias)
 
 
-def _softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """The weights; NaN (B, H, n, 1) for the rows in which they are, 0 for others; and which rows have a key at all.
+def _masked(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """-inf where a key is excluded, and 0 in rows without a key; (.., n, 1), which rows have one: None for all.
 
-    tf.nn.softmax is one pass of oneDNN, which turns a row with a NaN into zeros in float32: hence the mark. A row
-    without a key gets weights that are no NaN, and which count for nothing.
+    The weights of a row without a key are no NaN, then, and count for nothing.
     """
-    has_key = None
-    if allowed is not None:
-        has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
-        infinity = tf.constant(float("inf"), scores.dtype)
-        scores = tf.where(allowed, scores, tf.where(has_key, -infinity, tf.zeros((), scores.dtype)))
-    zero, nan = tf.zeros((), scores.dtype), tf.constant(float("nan"), scores.dtype)
+    if allowed is None:
+        return scores, None
+    has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+    infinity = tf.constant(float("inf"), scores.dtype)
+    return tf.where(allowed, scores, tf.where(has_key, -infinity, tf.zeros((), scores.dtype))), has_key
+
+
+def _mark(scores: tf.Tensor) -> tf.Tensor:
+    """(B, H, n, 1): NaN for the rows whose weights are NaN, 0 for others.
+
+    tf.nn.softmax is one pass of oneDNN, which turns a row with a NaN into zeros in float32.
+    """
     highest = tf.reduce_max(scores, axis=-1, keepdims=True)
-    no_keys = tf.equal(tf.shape(scores)[-1], 0)
-    mark = tf.where(tf.math.is_finite(highest) | no_keys, zero, nan)
-    return tf.nn.softmax(scores), tf.stop_gradient(mark), has_key
+    without = tf.zeros((), scores.dtype)
+    fine = tf.math.is_finite(highest)
+    if scores.shape[-1] is None:
+        fine |= tf.equal(tf.shape(scores)[-1], 0)
+    elif scores.shape[-1] == 0:
+        return tf.zeros_like(highest)
+    return tf.stop_gradient(tf.where(fine, without, tf.constant(float("nan"), scores.dtype)))
 
 
 def _where(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
@@ -293,7 +292,7 @@ def _where(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
 
 
 def _product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """x @ values, or x @ values transposed, (B, H, n, .) and (B, G, m, dv) -> (B, H, n, .)."""
+    """The product with values, or with values transposed: (B, H, n, .) and (B, G, m, dv) -> (B, H, n, .)."""
     return unfold_groups(tf.matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])
 
 

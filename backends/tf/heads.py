@@ -47,7 +47,9 @@ def fold_groups(x: tf.Tensor, num_kv_heads: int) -> tf.Tensor:
     """(B, H, L, d) -> (B, G, H // G * L, d): the query heads of a group as more queries of their key head."""
     batch, heads, length, head_dim = ops.shape(x)
     check_split(heads, num_kv_heads)
-    return x if heads == num_kv_heads else tf.reshape(x, (batch, num_kv_heads, heads // num_kv_heads * length, head_dim))
+    return (
+        x if heads == num_kv_heads else tf.reshape(x, (batch, num_kv_heads, heads // num_kv_heads * length, head_dim))
+    )
 
 
 def unfold_groups(x: tf.Tensor, num_heads: int) -> tf.Tensor:

@@ -8,7 +8,6 @@ queries passes on to the output, as through a Dense layer, and the arguments alo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import keras
@@ -26,10 +25,11 @@ from backends.tf.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.fast import Attended, Scoring, additive_scoring, attend_in_blocks
+from backends.tf.fast import Attended, attend_in_blocks
 from backends.tf.framework import spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
+from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
 from mha_core.masks import AttentionMask
@@ -220,9 +220,10 @@ class MultiHeadAttention(AttentionLayer):
             query_block: queries that are computed at once. None: as many as are fastest.
         """
         q, k, v, mask, past, training = self._project(queries, keys, values, valid_lens, **others)
-        k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))  # (B, G, Lk, d or dv)
-        q, k, scoring = self._scoring(q, k)
-        heads = attend_in_blocks(q, k, v, scoring, mask, self.dropout, training, query_block)  # (B, H, Lq, dv)
+        if return_present:
+            k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))
+            past = None, None
+        heads = attend_in_blocks(q, k, v, past, self._scoring(q), mask, self.dropout, training, query_block)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (k, v) if return_present else None)
 
@@ -258,17 +259,15 @@ class MultiHeadAttention(AttentionLayer):
         v = split_heads(self.v_proj(zero_padding(values, mask)), config.num_kv_heads)
         return q, k, v, mask, (past_keys, past_values), training
 
-    def _attend(
-        self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present
-    ):
+    def _attend(self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present):
         past_keys, past_values = past
         inputs = (queries, keys, values)
         others = {**vars(sources), "dropout_keep": dropout_keep, "training": training}
         others |= {"past_keys": past_keys, "past_values": past_values}
         if return_weights:
             stages = self.stages(*inputs, **others)
-            present = [(stages.keys, stages.values)] if return_present else []
-            return stages.output, stages.weights, *present
+            returned = stages.output, stages.weights
+            return (*returned, (stages.keys, stages.values)) if return_present else returned
         output, present = self.attend(*inputs, **others, return_present=return_present)
         return (output, present) if return_present else (output,)
 
@@ -282,10 +281,10 @@ class MultiHeadAttention(AttentionLayer):
             return self.score(queries, keys)
         return dot_score(queries, keys, self._config.softmax_scale)
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
-        """Queries and keys, and how they come to scores with a softcap: the same as `_score`."""
+    def _scoring(self, queries: tf.Tensor) -> Scoring:
+        """The same as `_score` with the softcap, for blocks."""
         if self._config.score == "additive":
-            queries, keys, scoring = additive_scoring(self.score, queries, keys)
+            scoring = additive_scoring(self.score, queries.dtype)
         else:
-            scoring = Scoring(partial(dot_score, scale=self._config.softmax_scale))
-        return queries, keys, scoring._replace(softcap=self._config.softcap)
+            scoring = dot_scoring(self._config.softmax_scale)
+        return scoring._replace(softcap=self._config.softcap)

@@ -143,9 +143,7 @@ def build_mask(
     if padding is not None and past_keys is not None:
         padding = tf.broadcast_to(padding, (ops.shape(padding)[0], key_len))
         padding, past_padding = padding[:, past_len:], padding[:, :past_len]
-    return Mask(
-        query_len, key_len, first, stop, known, exact, allowed, bias, padding, past_padding, dropout_keep
-    )
+    return Mask(query_len, key_len, first, stop, known, exact, allowed, bias, padding, past_padding, dropout_keep)
 
 
 def allowed_keys(mask: Mask, queries: Span | None = None, keys: Span | None = None) -> tf.Tensor | None:

@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from backends.tf.additive import AdditiveScore
 from backends.tf.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.tf.fast import Scoring, additive_scoring, attend_in_blocks
+from backends.tf.fast import attend_in_blocks
 from backends.tf.framework import spec_errors_kept
 from backends.tf.layers import AttentionLayer
 from backends.tf.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
+from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
 from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_size
 from mha_core.errors import SpecError
@@ -28,8 +29,8 @@ class _AttentionWithoutHeads(AttentionLayer):
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
-        """Queries and keys, and how they come to the same scores in blocks."""
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
+        """The same as `_score`, for blocks."""
         raise NotImplementedError  # each subclass has its own
 
     def _attend(self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present):
@@ -43,8 +44,8 @@ class _AttentionWithoutHeads(AttentionLayer):
         q = _insert_head(queries)  # (B, 1, Lq, Dq)
         k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         if not return_weights:
-            q, k, scoring = self._scoring(q, k)
-            return (attend_in_blocks(q, k, v, scoring, mask, self.dropout, training)[:, 0],)
+            scoring = self._scoring(q, k)
+            return (attend_in_blocks(q, k, v, (None, None), scoring, mask, self.dropout, training)[:, 0],)
         scores = add_bias(self._score(q, k), mask.bias)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, allowed_keys(mask))  # (B, 1, Lq, Lk)
         heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
@@ -74,15 +75,16 @@ class DotProductAttention(_AttentionWithoutHeads):
         return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
 
     def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        return dot_score(self._scale(queries, keys), keys, 1.0)
+        return dot_score(queries, keys, self._scale(queries, keys))
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
-        return self._scale(queries, keys), keys, Scoring(partial(dot_score, scale=1.0))
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
+        scale = self._scale(queries, keys)
+        return dot_scoring(1.0)._replace(query=lambda x: x * scale)
 
-    def _scale(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    def _scale(self, queries: tf.Tensor, keys: tf.Tensor) -> float | tf.Tensor:
         check_same_width(queries.shape[-1], keys.shape[-1])
         width = tf.cast(tf.shape(queries)[-1], tf.float64)  # tracing may not know it as a number
-        return queries * tf.cast(width**-0.5, queries.dtype) if self.scaled else queries
+        return tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -126,5 +128,5 @@ class AdditiveAttention(_AttentionWithoutHeads):
     def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         return self.score(queries, keys)
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Scoring]:
-        return additive_scoring(self.score, queries, keys)
+    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
+        return additive_scoring(self.score, queries.dtype)
