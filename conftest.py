@@ -18,6 +18,10 @@ FILES_OF_ONE = {"mha/formats/pytorch.py": "torch", "mha/formats/flax.py": "jax"}
 # What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# Thousands of small programs are compiled here. XLA's older code generator, in one thread, takes half the time for
+# them: what it is given, the graph with its fusions, is the same, and so is the level of optimisation.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
