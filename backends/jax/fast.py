@@ -103,10 +103,8 @@ def attend_in_blocks(
 
     itemsize = jnp.promote_types(queries.dtype, jnp.float32).itemsize * (1 if vector is None else width)
     bytes_per_query = key_len * itemsize * num_heads // groups
-    chunks = (1, 1, query_block)
-    if query_block is None:
-        chunks = _chunks(batch, groups, query_len, bytes_per_query)
-    if chunks[2] < query_len:
+    chunks = (query_block, 1, 1) if query_block else _chunks(batch, groups, query_len, bytes_per_query)
+    if chunks[0] < query_len:
         keys, values = (joined(keys),), (joined(values),)
 
     def grouped(x: Array) -> Array:
@@ -114,8 +112,7 @@ def attend_in_blocks(
             return x[:, :, None]
         return x.reshape(x.shape[0], groups, num_heads // groups, *x.shape[2:])
 
-    rate = 0.0 if deterministic else dropout.rate
-    rng = number = None
+    rate, rng, number = (0.0 if deterministic else dropout.rate), None, None
     if rate and mask.keep is None:
         rng = dropout.make_rng("dropout")
         number = jnp.arange(batch * groups * query_len).reshape(batch, groups, 1, query_len, 1)
@@ -132,20 +129,19 @@ def attend_in_blocks(
     def attend(block: Block) -> Array:
         return _attend(Settings(softcap, rate, precision), block)[0]
 
-    for axis, chunk in ((3, chunks[2]), (1, chunks[1]), (0, chunks[0])):  # the innermost loop first
+    for axis, chunk in zip((3, 1, 0), chunks, strict=True):  # the innermost loop first
         attend = partial(_in_chunks, attend, axis, chunk)
     heads = attend(everything)
     return heads.reshape(batch, num_heads, query_len, value_width)
 
 
 def _chunks(batch: int, groups: int, query_len: int, bytes_per_query: int) -> tuple[int, int, int]:
-    """How many items, groups of heads and queries to compute at once: all of them, or one at a time if they are many."""
-    of_group = bytes_per_query * query_len
-    of_item = of_group * groups
+    """How many queries, groups of heads, and items to compute at once: as many as the budget has room for."""
+    of_item = bytes_per_query * query_len * groups
     return (
-        batch if of_item * batch <= BUDGET else 1,
-        groups if of_item <= BUDGET else 1,
         blocks.query_block(query_len, bytes_per_query, BUDGET),
+        groups if of_item <= BUDGET else 1,
+        batch if of_item * batch <= BUDGET else 1,
     )
 
 
@@ -166,7 +162,7 @@ def _in_chunks(attend: Callable[[Block], Array], axis: int, chunk: int, block: B
     def replaced(parts: list[Array]) -> Block:
         """The block with these in place of the arrays that are cut."""
         others = iter(parts)
-        return tree.unflatten([next(others) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)])
+        return jax.tree.unflatten(tree, [next(others) if is_cut else x for x, is_cut in zip(leaves, cut, strict=True)])
 
     to_cut = [leaf for leaf, is_cut in zip(leaves, cut, strict=True) if is_cut]
     heads = lax.map(lambda parts: attend(replaced(parts)), [chunks(leaf) for leaf in to_cut])
@@ -229,50 +225,48 @@ def _within_reach(compute: Callable[..., tuple[Array, Array]], *given: Block) ->
 
 def _forward(settings: Settings, positions: Array, block: Block) -> tuple[Array, Array]:
     """`_attend`, of a block whose keys stand at these positions (Lk,)."""
-    scores = _scores(settings, block)
-    keep, open_rows = None, None
-    if scores.shape[-1] == 0: 
-        return jnp.zeros((*scores.shape[:-1], block.values[0].shape[-2]), block.values[0].dtype), jnp.zeros((*scores.shape[:-1], 1), scores.dtype)
-    if not block.mask.excludes:
-        highest = scores.max(axis=-1, keepdims=True)
-        weights = jnp.exp(scores - highest)
-        total = weights.sum(axis=-1, keepdims=True)
-    else:
-        allowed = allowed_keys(block.mask, positions)
-        open_rows = has_key(block.mask, allowed)
-        scores = jnp.where(allowed, scores, -jnp.inf)
-        highest = jnp.where(open_rows, scores.max(axis=-1, keepdims=True), 0.0)
-        weights = jnp.where(allowed, jnp.exp(scores - highest), 0.0)
-        total = jnp.where(open_rows, weights.sum(axis=-1, keepdims=True), 1.0)
-    heads = _weighted_sum(settings, block, weights, block.values) / total
+    allowed, open_rows = _openness(block.mask, positions)
+    scores = _where(allowed, _scores(settings, block), -jnp.inf)
+    # Rows without a key are given a finite maximum and sum: no NaN that would have to be repaired.
+    highest = _where(open_rows, scores.max(axis=-1, keepdims=True, initial=-jnp.inf), 0.0)
+    exponentials = _where(allowed, jnp.exp(scores - highest), 0.0)
+    total = _where(open_rows, exponentials.sum(axis=-1, keepdims=True), 1.0)
+    heads = _weighted_sum(settings, exponentials, _kept(settings, block, scores.shape), block.values) / total
     return heads.astype(block.values[0].dtype), highest + jnp.log(total)
 
 
-def _tangent(
-    settings: Settings, logsumexp: Array, positions: Array, block: Block, moved: Block
-) -> tuple[Array, Array]:
-    """The tangents of heads and logsumexp."""
-    scores, moved_scores = jax.jvp(
-        lambda queries, vector, keys, bias: _scores(settings, block._replace(queries=queries, vector=vector, keys=keys, mask=block.mask._replace(bias=bias))),
-        (block.queries, block.vector, block.keys, block.mask.bias),
-        (moved.queries, moved.vector, moved.keys, moved.mask.bias),
-    )
-    if scores.shape[-1] == 0: 
-        return jnp.zeros((*scores.shape[:-1], block.values[0].shape[-2]), block.values[0].dtype), jnp.zeros((*scores.shape[:-1], 1), scores.dtype)
-    if not block.mask.excludes:
-        weights = jnp.exp(scores - logsumexp)
-        moved_weights = weights * moved_scores
-        mean = moved_weights.sum(axis=-1, keepdims=True)
-        moved_weights -= weights * mean
-    else:
-        allowed = allowed_keys(block.mask, positions)
-        weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores, -jnp.inf) - logsumexp), 0.0)
-        moved_weights = weights * jnp.where(allowed, moved_scores, 0.0)
-        mean = moved_weights.sum(axis=-1, keepdims=True)
-        moved_weights = jnp.where(allowed, moved_weights - weights * mean, 0.0)
-    heads = _weighted_sum(settings, block, moved_weights, block.values)
-    heads += _weighted_sum(settings, block, weights, moved.values)
-    return heads.astype(block.values[0].dtype), mean
+def _tangent(settings: Settings, logsumexp: Array, positions: Array, block: Block, moved: Block) -> tuple[Array, Array]:
+    """The tangents of heads and logsumexp, linear in `moved`, the tangents of the block."""
+
+    def scores_of(queries: Array, vector: Array | None, keys: tuple[Array, ...], bias: Array | None) -> Array:
+        mask = block.mask._replace(bias=bias)
+        return _scores(settings, block._replace(queries=queries, vector=vector, keys=keys, mask=mask))
+
+    def sources(block: Block) -> tuple[Any, ...]:
+        return block.queries, block.vector, block.keys, block.mask.bias
+
+    allowed, _ = _openness(block.mask, positions)
+    scores, moved_scores = jax.jvp(scores_of, sources(block), sources(moved))
+    weights = _where(allowed, jnp.exp(_where(allowed, scores, -jnp.inf) - logsumexp), 0.0)
+    moved_weights = weights * _where(allowed, moved_scores, 0.0)
+    moved_sum = moved_weights.sum(axis=-1, keepdims=True)
+    moved_weights = _where(allowed, moved_weights - weights * moved_sum, 0.0)
+    kept = _kept(settings, block, scores.shape)
+    heads = _weighted_sum(settings, moved_weights, kept, block.values)
+    heads += _weighted_sum(settings, weights, kept, moved.values)
+    return heads.astype(block.values[0].dtype), moved_sum
+
+
+def _openness(mask: Mask, positions: Array) -> tuple[Array | None, Array | None]:
+    """Which keys are allowed, and which rows have any; None, and no work, for a mask without sources."""
+    if not mask.excludes:
+        return None, None
+    allowed = allowed_keys(mask, positions)
+    return allowed, has_key(mask, allowed)
+
+
+def _where(condition: Array | None, x: Array, other: float) -> Array:
+    return x if condition is None else jnp.where(condition, x, other)
 
 
 def _scores(settings: Settings, block: Block) -> Array:
@@ -287,21 +281,25 @@ def _similarity(queries: Array, keys: Array, vector: Array | None, precision: Pr
     """(B, G, R, Lq, Lk) of queries (B, G, R, Lq, d) and keys (B, G, d, Lk)."""
     wide = jnp.promote_types(queries.dtype, jnp.float32)
     if vector is not None:
-        hidden = jnp.tanh(queries[..., None] + keys[:, :, None, None])  # (B, G, R, Lq, S, Lk)
-        return jnp.einsum("bgrisj,s->bgrij", hidden, vector.reshape(-1), precision=precision, preferred_element_type=wide)
+        hidden = jnp.tanh(queries[..., None, :] + keys.swapaxes(2, 3)[:, :, None, None])  # (B, G, R, Lq, Lk, S)
+        return jnp.matmul(hidden, vector.reshape(-1), precision=precision, preferred_element_type=wide)
     batch, groups, shared, query_len, width = queries.shape
     rows = queries.reshape(batch, groups, shared * query_len, width)
     scores = _product(rows, keys, 0, precision, wide)
     return scores.reshape(batch, groups, shared, query_len, -1)
 
 
-def _weighted_sum(settings: Settings, block: Block, weights: Array, values: tuple[Array, ...]) -> Array:
+def _kept(settings: Settings, block: Block, shape: tuple[int, ...]) -> Array | None:
+    """Bool (B, G, R, Lq, Lk), the weights that dropout keeps; drawn once more, it is the same. None without dropout."""
+    if block.rng is None or block.number is None:
+        return block.mask.keep
+    rng = jax.random.fold_in(block.rng, block.number.reshape(-1)[0])
+    return jax.random.bernoulli(rng, 1.0 - settings.rate, shape)
+
+
+def _weighted_sum(settings: Settings, weights: Array, kept: Array | None, values: tuple[Array, ...]) -> Array:
     """(B, G, R, Lq, dv) of weights (B, G, R, Lq, Lk), after dropout, and values (B, G, 1, 1, dv, Lk) in parts."""
-    if block.mask.keep is not None:
-        weights = weights * block.mask.keep / (1.0 - settings.rate)
-    elif block.rng is not None and block.number is not None:
-        rng = jax.random.fold_in(block.rng, block.number.reshape(-1)[0])
-        weights = weights * jax.random.bernoulli(rng, 1.0 - settings.rate, weights.shape) / (1.0 - settings.rate)
+    weights = weights if kept is None else weights * kept / (1.0 - settings.rate)
     batch, groups, shared, query_len, key_len = weights.shape
     rows = weights.reshape(batch, groups, shared * query_len, key_len)
     heads: Any = 0.0
@@ -330,7 +328,7 @@ def additive_parts(score: AdditiveScore, queries: Array, keys: tuple[Array, ...]
     params = score.variables["params"]
 
     def projected(name: str, x: Array) -> Array:
-        dense = nn.Dense(score.score_dim, False, score.dtype, score.param_dtype, score.precision, parent=None)
+        dense: Any = nn.Dense(score.score_dim, False, score.dtype, score.param_dtype, score.precision, parent=None)
         return dense.apply({"params": params[name]}, x)
 
     queries, keys = projected("query", queries), tuple(projected("key", part) for part in keys)

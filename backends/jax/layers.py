@@ -149,14 +149,16 @@ class MultiHeadAttention(nn.Module):
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = past_keys, past_values
         mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
-        k, v = with_past(past_keys, k, mask), with_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv) in parts
-        present = None
-        if return_present:
-            present = joined(k), joined(v)
-            k, v = present[:1], present[1:]
+        parts_k, parts_v = with_past(past_keys, k, mask), with_past(past_values, v, mask)  # one after the other
+        present = (joined(parts_k), joined(parts_v)) if return_present else None  # (B, G, Lk, d), (B, G, Lk, dv)
+        if present is not None:
+            parts_k, parts_v = present[:1], present[1:]
         heads = attend_in_blocks(
-            *self._compared(q, k),
-            *(v, mask, self._part("Dropout_0"), deterministic),
+            *self._compared(q, parts_k),
+            parts_v,
+            mask,
+            self._part("Dropout_0"),
+            deterministic,
             softcap=config.softcap,
             precision=self.precision,
             query_block=query_block,
@@ -255,7 +257,7 @@ class MultiHeadAttention(nn.Module):
         if name == "Dropout_0":
             return nn.Dropout(self.dropout, name=name)
         settings = self.dtype, self.param_dtype, self.precision
-        if name == "score":
+        if name == "score" and self._config.score_dim is not None:
             return AdditiveScore(self._config.score_dim, *settings, name=name)
         width, use_bias = weight_shapes(self._config)[f"{name}.weight"][0], getattr(self._config.bias, name)
         return nn.Dense(width, use_bias, *settings, name=name)
