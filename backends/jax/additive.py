@@ -19,12 +19,16 @@ class AdditiveScore(nn.Module):
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
 
-    @nn.compact
     def __call__(self, queries: Array, keys: Array) -> Array:
-        settings = (False, self.dtype, self.param_dtype, self.precision)
-        queries = nn.Dense(self.score_dim, *settings, name="query")(queries)
-        keys = nn.Dense(self.score_dim, *settings, name="key")(keys)
-        init = nn.initializers.lecun_normal()  # as nn.Dense(1) draws its kernel
-        vector = self.param("vector", lambda key: init(key, (self.score_dim, 1), self.param_dtype)[:, 0])
-        queries, keys, vector = promote_dtype(queries, keys, vector, dtype=self.dtype)
+        queries, (keys,), vector = self.parts(queries, (keys,))
         return additive_score(queries, keys, vector, self.precision)
+
+    @nn.compact
+    def parts(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array]:
+        """A q, C k of each part of the keys, and w."""
+        settings = (False, self.dtype, self.param_dtype, self.precision)
+        query, key = (nn.Dense(self.score_dim, *settings, name=name) for name in ("query", "key"))
+        init = nn.initializers.lecun_normal()  # as nn.Dense(1) draws its kernel
+        vector = self.param("vector", lambda rng: init(rng, (self.score_dim, 1), self.param_dtype)[:, 0])
+        queries, *others = promote_dtype(query(queries), *map(key, keys), vector, dtype=self.dtype)
+        return queries, tuple(others[:-1]), others[-1]

@@ -17,7 +17,6 @@ from flax.typing import PrecisionLike
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from backends.jax.additive import AdditiveScore
 from backends.jax.attention import cap, joined
 from backends.jax.masks import Mask, additive_bias, allowed_keys, has_key
 from mha_core import blocks
@@ -320,16 +319,3 @@ def _product(a: Array, b: Array, axis: int, precision: PrecisionLike, dtype: DTy
     if a.shape[:2] == (1, 1):
         return lax.dot_general(a[0, 0], b[0, 0], (((1,), (axis,)), ((), ())), **keywords)[None, None]
     return lax.dot_general(a, b, (((3,), (2 + axis,)), ((0, 1), (0, 1))), **keywords)
-
-
-def additive_parts(score: AdditiveScore, queries: Array, keys: tuple[Array, ...]) -> tuple[Any, ...]:
-    """What `attend_in_blocks` takes for the additive score: A q, C k of each part of the keys, and w."""
-    score(queries[:, :, :0], keys[0][:, :, :0])  # makes the parameters, where they are to be made
-    params = score.variables["params"]
-
-    def projected(name: str, x: Array) -> Array:
-        dense: Any = nn.Dense(score.score_dim, False, score.dtype, score.param_dtype, score.precision, parent=None)
-        return dense.apply({"params": params[name]}, x)
-
-    queries, keys = projected("query", queries), tuple(projected("key", part) for part in keys)
-    return queries, keys, params["vector"].astype(queries.dtype)

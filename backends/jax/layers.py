@@ -26,12 +26,12 @@ from backends.jax.attention import (
     with_past,
     zero_padding,
 )
-from backends.jax.fast import Attended, additive_parts, attend_in_blocks
+from backends.jax.fast import Attended, attend_in_blocks
 from backends.jax.framework import check_fields, in_width, layer_dtype
 from backends.jax.heads import merge_heads, split_heads
 from backends.jax.masks import Mask, Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep
-from mha_core.config import AttentionConfig, ProjectionBias, Score
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
 from mha_core.weights import weight_shapes
 
@@ -146,6 +146,7 @@ class MultiHeadAttention(nn.Module):
         it to a rule.
         """
         config = self._config
+        query_block = None if query_block is None else check_size("query_block", query_block)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = past_keys, past_values
         mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
@@ -273,7 +274,7 @@ class MultiHeadAttention(nn.Module):
     def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
         """What the score compares: queries, keys in parts, and the vector of the additive score."""
         if self._config.score == "additive":
-            return additive_parts(self._part("score"), queries, keys)
+            return self._part("score").parts(queries, keys)
         return queries * self._config.softmax_scale, keys, None
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from backends.jax.additive import AdditiveScore
 from backends.jax.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.jax.fast import additive_parts, attend_in_blocks
+from backends.jax.fast import attend_in_blocks
 from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
 from backends.jax.masks import Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep, check_same_width
@@ -153,7 +153,7 @@ class AdditiveAttention(_AttentionWithoutHeads):
         return self._additive()(queries, keys)
 
     def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
-        return additive_parts(self._additive(), queries, keys)
+        return self._additive().parts(queries, keys)
 
     def _additive(self) -> AdditiveScore:
         return AdditiveScore(self.score_dim, self.dtype, self.param_dtype, self.precision, name="score")

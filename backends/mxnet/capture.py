@@ -64,7 +64,6 @@ def _forward(name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[...,
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        arguments |= arguments.pop("sources", {})  # the own layer's keywords
         if any(isinstance(value, mx.sym.Symbol) for value in arguments.values()):
             raise SpecError("a hybridized model can't be recorded: its calls have no numbers. Use hybridize(False).")
         output = original(*args, **kwargs)
@@ -86,9 +85,6 @@ class OwnLayer:
         """Everything about it can be recorded."""
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
-        known = inspect.signature(layer.stages).parameters
-        defaults = {name: parameter.default for name, parameter in known.items()}
-        arguments = {**defaults, **arguments}
         result = output[0] if isinstance(output, tuple) else output
         dtype = _dtype(layer, arguments["queries"], result)
         training = mx.autograd.is_training()

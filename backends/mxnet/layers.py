@@ -25,9 +25,9 @@ from backends.mxnet.block import Scoring
 from backends.mxnet.fast import Attended, attend_in_blocks
 from backends.mxnet.framework import KeywordBlock, as_input, dense, in_width, mx
 from backends.mxnet.heads import merge_heads, split_heads
-from backends.mxnet.masks import Mask, Widths, build_mask
+from backends.mxnet.masks import Mask, Widths, Window, build_mask
 from mha_core.checks import check_dropout_keep
-from mha_core.config import AttentionConfig, ProjectionBias, Score
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
 
 
@@ -147,6 +147,7 @@ class MultiHeadAttention(KeywordBlock):
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
             query_block: queries that are computed at once. None: as many as are fastest.
         """
+        query_block = None if query_block is None else check_size("query_block", query_block)
         q, k, v, mask, past = self._project(queries, keys, values, valid_lens, **others)
         k, v = (parts_of(before, x, mask, join=return_present) for before, x in zip(past, (k, v), strict=True))
         heads = attend_in_blocks(*self._scored(q, k), v, mask, self._scoring(), self._config.dropout, query_block)
@@ -160,9 +161,16 @@ class MultiHeadAttention(KeywordBlock):
         values: mx.np.ndarray,
         valid_lens: Any = None,
         *,
+        allowed: Any = None,
+        bias: Any = None,
+        causal: bool = False,
+        query_offset: Any = 0,
+        window: Window | None = None,
+        dropout_keep: Any = None,
+        past_keys: mx.np.ndarray | None = None,
+        past_values: mx.np.ndarray | None = None,
         return_weights: bool = False,
         return_present: bool = False,
-        **sources: Any,
     ) -> mx.np.ndarray | tuple[Any, ...]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
@@ -185,11 +193,22 @@ class MultiHeadAttention(KeywordBlock):
             SpecError: before any arithmetic, naming what does not fit.
             BackendError: a dtype that MXNet does not compute in.
         """
-        if not return_weights:
-            output, present = self.attend(queries, keys, values, valid_lens, return_present=return_present, **sources)
-            return (output, present) if return_present else output
-        stages = self.stages(queries, keys, values, valid_lens, **sources)
-        return (stages.output, stages.weights, *([(stages.keys, stages.values)] if return_present else []))
+        sources: dict[str, Any] = {
+            "allowed": allowed,
+            "bias": bias,
+            "causal": causal,
+            "query_offset": query_offset,
+            "window": window,
+            "dropout_keep": dropout_keep,
+            "past_keys": past_keys,
+            "past_values": past_values,
+        }
+        if return_weights:
+            stages = self.stages(queries, keys, values, valid_lens, **sources)
+            extra = (stages.weights, (stages.keys, stages.values)) if return_present else (stages.weights,)
+            return (stages.output, *extra)
+        attended = self.attend(queries, keys, values, valid_lens, return_present=return_present, **sources)
+        return (attended.output, attended.present) if return_present else attended.output
 
     def _project(
         self,

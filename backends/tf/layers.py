@@ -31,7 +31,7 @@ from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
 from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
 from mha_core.checks import check_dropout_keep
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout
+from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
 from mha_core.masks import AttentionMask
 
 
@@ -219,6 +219,7 @@ class MultiHeadAttention(AttentionLayer):
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
             query_block: queries that are computed at once. None: as many as are fastest.
         """
+        query_block = None if query_block is None else check_size("query_block", query_block)
         q, k, v, mask, past, training = self._project(queries, keys, values, valid_lens, **others)
         if return_present:
             k, v = (after_past(before, x, mask) for before, x in zip(past, (k, v), strict=True))

@@ -63,9 +63,15 @@ def test_a_layer_without_projections_takes_heads_merged_or_split(driver):
     q, k, v = hidden(4, 3, 4, 6, 5), hidden(5, 3, 2, 8, 5), hidden(6, 3, 2, 8, 7)
     layer = driver.new("MultiHeadAttention", 20, 4, **{**SIZES, "output_dim": None}, softcap=0.6, projections=False)
     lens = np.array([8, 5, 0])
-    split = driver.call(layer, q, k, v, lens)
-    merged = driver.call(layer, *(x.swapaxes(1, 2).reshape(3, x.shape[2], -1) for x in (q, k, v)), lens)
+    at_once = [x.swapaxes(1, 2).reshape(3, x.shape[2], -1) for x in (q, k, v)]
+    split, weights = driver.call(layer, q, k, v, lens, return_weights=True)
+    merged, weights_of_merged = driver.call(layer, *at_once, lens, return_weights=True)
     np.testing.assert_array_equal(split, merged)
+    np.testing.assert_array_equal(weights, weights_of_merged)
+    # The fast path works on the heads where they stand in memory, so that a product may add up in another order.
+    ulp = 2.0**-23 * np.abs(split).max()
+    for fast in (driver.call(layer, q, k, v, lens), driver.call(layer, *at_once, lens)):
+        np.testing.assert_allclose(fast, split, rtol=0, atol=4 * ulp)
     inputs = AttentionInputs(q, k, v, AttentionMask(valid_lens=lens))
     np.testing.assert_allclose(split, reference.run(BARE, {}, inputs).output, rtol=0, atol=1e-6)
 

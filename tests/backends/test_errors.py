@@ -157,3 +157,12 @@ def test_inputs_of_another_dtype_than_the_layer(backend_name):
     half = [array.astype(np.float16) for array in (QUERIES, KEYS, VALUES)]
     with pytest.raises((SpecError, BackendError), match="float16"):
         driver.call(layer, *half)
+
+
+@pytest.mark.parametrize("query_block", [0, -2, True])
+def test_a_block_of_no_queries(backend_name, query_block):
+    driver = drive(backend_name)
+    layer = driver.new("MultiHeadAttention", 12, 3)
+    driver.call(layer, QUERIES, KEYS, VALUES)
+    with pytest.raises(SpecError, match=f"query_block must be a positive integer. Got {query_block}."):
+        driver.ask("attend", layer, QUERIES, KEYS, VALUES, query_block=query_block)
