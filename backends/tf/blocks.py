@@ -14,10 +14,7 @@ from mha_core.blocks import SMALLEST_BLOCK, query_block, query_blocks
 BUDGET = 2**23
 """Bytes of one block's scores: what the caches hold, and the allocator has at hand without asking for fresh pages."""
 
-LARGEST_BUDGET = 2**25
-"""The same where it would otherwise take more than UNROLLED blocks; the backward pass holds four times as much."""
-
-UNROLLED = 64
+UNROLLED = 256
 """Blocks that a traced program writes out, so that each takes only the keys that it needs; more go in a loop."""
 
 SKIPPING = 8
@@ -97,16 +94,15 @@ def chunks_of(
         return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
     per_query = num_heads // kv_heads * key_len * itemsize  # of one key head
     total = batch * kv_heads * query_len * per_query
-    if total > UNROLLED * LARGEST_BUDGET and not tf.executing_eagerly():
+    if total > UNROLLED * BUDGET and not tf.executing_eagerly():
         return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
-    budget = min(max(total // UNROLLED, BUDGET), LARGEST_BUDGET)
     at_once = query_len
     if mask.known is not None and mask.known.stop.shape[1] > 1:
         at_once = query_block(query_len, SKIPPING, max(query_len, 1))
-    fitting = max(1, budget // max(1, at_once * per_query))  # key heads
+    fitting = max(1, BUDGET // max(1, at_once * per_query))  # key heads
     per_chunk = _even(kv_heads, fitting) if fitting < kv_heads else kv_heads
     items = _even(batch, fitting // kv_heads) if fitting >= kv_heads else 1
-    size = min(at_once, query_block(query_len, items * per_chunk * per_query, budget))
+    size = min(at_once, query_block(query_len, items * per_chunk * per_query, BUDGET))
     blocks = Blocks(max(1, size), query_len // max(1, size), query_len % max(1, size))
     item_spans = [None] if items >= batch else [Span(i, min(items, batch - i)) for i in range(0, batch, items)]
     heads = range(0, kv_heads, per_chunk)
@@ -133,11 +129,11 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
         if isinstance(query_len, int) and query_len <= SMALLEST_BLOCK:
             size = query_len
         elif all(isinstance(x, int) for x in sizes):
-            size = query_block(query_len, batch * key_len * bytes_per_score, LARGEST_BUDGET)
+            size = query_block(query_len, batch * key_len * bytes_per_score, BUDGET)
         else:  # the same rule
             per_query = tf.cast(batch, tf.int64) * tf.cast(key_len, tf.int64) * bytes_per_score
             powers = tf.constant([2**n for n in range(SMALLEST_BLOCK.bit_length(), 31)], tf.int64)
-            fits = powers <= LARGEST_BUDGET // tf.maximum(per_query, 1)
+            fits = powers <= BUDGET // tf.maximum(per_query, 1)
             size = tf.cast(tf.reduce_max(tf.where(fits, powers, SMALLEST_BLOCK)), tf.int32)
     if isinstance(query_len, int) and isinstance(size, int):
         size = max(1, min(size, query_len))

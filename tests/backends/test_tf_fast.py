@@ -36,7 +36,7 @@ def small(monkeypatch):
     """Room for few scores at a time, so that small calls are cut too."""
 
     def room(size, unrolled):
-        for name, value in (("BUDGET", size), ("LARGEST_BUDGET", size), ("UNROLLED", unrolled)):
+        for name, value in (("BUDGET", size), ("UNROLLED", unrolled)):
             monkeypatch.setattr(blocks, name, value)
         for module in (blocks, core_blocks):
             monkeypatch.setattr(module, "SMALLEST_BLOCK", 1)
