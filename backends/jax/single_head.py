@@ -37,7 +37,7 @@ class _AttentionWithoutHeads(nn.Module):
 
     def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
         """What the score compares: queries, keys in parts, and the vector of the additive score."""
-        raise NotImplementedError
+        raise NotImplementedError  # each subclass has its own
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         return None, None, None

@@ -196,12 +196,12 @@ def _gradients(ctx: Any, call: Call, d_heads: Tensor) -> list[Tensor | None]:
         with torch.enable_grad():
             leaves = [x.requires_grad_() for x, wanted in zip(parts, needed, strict=True) if wanted and x is not None]
             mask = piece.of_mask(ctx.mask)
-            heads = Call(*parts).attend(mask, ctx.rules)  # type: ignore[arg-type]
+            heads = Call(*parts).attend(mask, ctx.rules)  # type: ignore[arg-type]  # as many as a Call has fields
         found = torch.autograd.grad(heads, leaves, piece.of_queries(d_heads), materialize_grads=True)
         wanted_sums = [(total, part) for total, part in zip(sums, part_of_each, strict=True) if total is not None]
         for (total, part), gradient in zip(wanted_sums, found, strict=True):
             part(total).add_(gradient)
-    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, call, strict=True)]  # type: ignore[union-attr]
+    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, call, strict=True)]  # type: ignore[union-attr]  # None goes with None
 
 
 def _recorded_gradients(ctx: Any, call: Call, d_heads: Tensor) -> list[Tensor | None]:

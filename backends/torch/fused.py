@@ -83,7 +83,7 @@ def _item_by_item(queries: Tensor, keys: Tensor, values: Tensor, lens: list[int]
 def _is_finite(*arrays: Tensor) -> bool:
     """Whether all is finite, told from one sum of each: False also where that overflows."""
     sums = [array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)) for array in arrays]
-    return bool(torch.isfinite(sum(sums)))  # type: ignore[arg-type]
+    return bool(torch.isfinite(sum(sums)))  # type: ignore[arg-type]  # of tensors, so no int
 
 
 def _missed_nan(queries: Tensor, keys: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Driver:
         return layer.config
 
     def array(self, array: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each framework has its own
 
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)
@@ -59,10 +59,10 @@ class Driver:
         return {name: self.array(value) if isinstance(value, np.ndarray) else value for name, value in keywords.items()}
 
     def _call(self, layer: Any, arrays: list[Any], training: bool, keywords: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each framework has its own
 
     def _ask(self, method: str, layer: Any, arrays: list[Any], training: bool, keywords: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each framework has its own
 
 
 class TorchDriver(Driver):

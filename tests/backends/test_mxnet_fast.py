@@ -196,7 +196,7 @@ def test_a_nan_score_reaches_what_the_equation_says(query_block):
     keys[0, 2] = np.nan
     for options in ({}, {"causal": True}):
         arrays = queries, keys, values
-        found = gradients(lambda: layer.attend(*arrays, **options, query_block=query_block).output, *arrays)  # noqa: B023
-        expected = gradients(lambda: layer.stages(*arrays, **options).output, *arrays)  # noqa: B023
+        found = gradients(lambda: layer.attend(*arrays, **options, query_block=query_block).output, *arrays)  # noqa: B023  # called at once
+        expected = gradients(lambda: layer.stages(*arrays, **options).output, *arrays)  # noqa: B023  # called at once
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
