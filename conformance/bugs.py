@@ -7,6 +7,7 @@ from functools import cache
 
 from conformance.bug import Bug
 from conformance.zoo import (
+    block_gradients,
     blocks,
     decoding,
     dropout,
@@ -41,6 +42,7 @@ def all_bugs() -> tuple[Bug, ...]:
         heads,
         decoding,
         blocks,
+        block_gradients,
         gradients,
         parameters,
     )

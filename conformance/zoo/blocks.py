@@ -1,4 +1,4 @@
-"""Attention in blocks done wrong: blocks of queries, blocks of keys, the parts of a decoding step, and recomputation.
+"""Attention in blocks done wrong: blocks of queries, blocks of keys, and the parts of a decoding step.
 
 The block sizes here are small, so that small cases see what goes wrong between blocks.
 """
@@ -11,14 +11,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bug import GRADIENTS, Bug
+from conformance.bug import Bug
 from conformance.zoo.scores import bias_of
 from mha_core import AttentionMask, reference
 from mha_core.blocks import Reach, query_blocks, reach
 from mha_core.checks import CallSizes
-from mha_core.heads import sum_kv_groups
 from mha_core.masks import allowed_keys
-from mha_core.reference import State, Step, dropout_factor
+from mha_core.reference import State, Step
 
 QUERIES = 2
 """Queries of a block."""
@@ -37,10 +36,6 @@ ONLINE_FIX = (
     "by exp(m - max(m, n)) before its own are added, and divide by l at the end."
 )
 JOIN_FIX = "Take one softmax over the scores of past and new keys together, then add up the two weighted sums."
-ACCUMULATE_FIX = "Add up over all blocks of queries what each gives to the keys, the values and a shared bias."
-RECOMPUTE_FIX = (
-    "Recompute the very weights of the forward direction: exp(score - logsumexp), mask, bias and dropout alike."
-)
 
 
 def _bug(
@@ -52,14 +47,14 @@ def _bug(
 # Blocks of queries --------------------------------------------------------------------------------
 
 
-def _blocks(state: State) -> list[slice]:
+def blocks_of_queries(state: State) -> list[slice]:
     return query_blocks(state.sizes.query_len, QUERIES)
 
 
 def _allowed_in(state: State, rule: Callable[[State, slice], NDArray]) -> NDArray:
     """The mask, AND `rule(state, queries)` in each block of queries; the rule gives bool, broadcastable to it."""
     found = reference.allowed(state).copy()
-    for queries in _blocks(state):
+    for queries in blocks_of_queries(state):
         found[:, :, queries] &= rule(state, queries)
     return found
 
@@ -130,7 +125,7 @@ def _open_inside(state: State) -> NDArray:
     rest = replace(mask, valid_lens=None, causal=False, window=None)
     found = allowed_keys(rest, state.sizes, state.config.num_heads).copy()
     j = np.arange(state.sizes.key_len)
-    for queries in _blocks(state):
+    for queries in blocks_of_queries(state):
         first, stop = _ends(_reach(state), queries)
         found[:, :, queries] &= ((j >= first) & (j < stop))[:, None, None]
     return found
@@ -202,11 +197,11 @@ def _keep_of_first_block(state: State) -> NDArray:
 
 def _block_maximum(state: State) -> NDArray:
     """One maximum for all queries of a block: what lies far below it underflows, and 0 / 0 becomes 0."""
-    scores = _open_scores(state)
+    scores = open_scores(state)
     highest = scores.copy()
-    for queries in _blocks(state):
+    for queries in blocks_of_queries(state):
         highest[:, :, queries] = scores[:, :, queries].max(axis=(2, 3), keepdims=True, initial=-np.inf)
-    return _divided(state, np.exp(scores - _finite(highest)))
+    return _divided(state, np.exp(scores - finite(highest)))
 
 
 QUERY_BLOCKS = (
@@ -296,11 +291,11 @@ QUERY_BLOCKS = (
 # Blocks of keys -----------------------------------------------------------------------------------
 
 
-def _open_scores(state: State) -> NDArray:
+def open_scores(state: State) -> NDArray:
     return np.where(state["allowed"], state["scores"], -np.inf)
 
 
-def _finite(highest: NDArray) -> NDArray:
+def finite(highest: NDArray) -> NDArray:
     """A maximum that can be subtracted, also where there is no key."""
     return np.where(np.isneginf(highest), 0.0, highest)
 
@@ -317,7 +312,7 @@ def _key_blocks(state: State) -> list[slice]:
 
 def _block_maxima(state: State) -> NDArray:
     """(B, H, Lq, Lk): of the block of keys that the key is in."""
-    scores = _open_scores(state)
+    scores = open_scores(state)
     highest = scores.copy()
     for keys in _key_blocks(state):
         highest[..., keys] = scores[..., keys].max(axis=-1, keepdims=True, initial=-np.inf)
@@ -326,25 +321,25 @@ def _block_maxima(state: State) -> NDArray:
 
 def _maximum_so_far(state: State) -> NDArray:
     """(B, H, Lq, Lk): up to the end of the block of keys that the key is in."""
-    return _finite(np.maximum.accumulate(_block_maxima(state), axis=-1))
+    return finite(np.maximum.accumulate(_block_maxima(state), axis=-1))
 
 
 def _never_rescaled(state: State) -> NDArray:
-    return _divided(state, np.exp(_open_scores(state) - _maximum_so_far(state)))
+    return _divided(state, np.exp(open_scores(state) - _maximum_so_far(state)))
 
 
 def _sum_alone_rescaled(state: State) -> NDArray:
-    scores = _open_scores(state)
-    right = np.exp(scores - _finite(scores.max(axis=-1, keepdims=True, initial=-np.inf)))
+    scores = open_scores(state)
+    right = np.exp(scores - finite(scores.max(axis=-1, keepdims=True, initial=-np.inf)))
     return _divided(state, np.exp(scores - _maximum_so_far(state)), right.sum(axis=-1, keepdims=True))
 
 
 def _maximum_of_each_block(state: State) -> NDArray:
-    return _divided(state, np.exp(_open_scores(state) - _finite(_block_maxima(state))))
+    return _divided(state, np.exp(open_scores(state) - finite(_block_maxima(state))))
 
 
 def _averaged(state: State) -> NDArray:
-    found = np.exp(_open_scores(state) - _finite(_block_maxima(state)))
+    found = np.exp(open_scores(state) - finite(_block_maxima(state)))
     blocks = _key_blocks(state)
     for keys in blocks:
         total = found[..., keys].sum(axis=-1, keepdims=True)
@@ -354,11 +349,11 @@ def _averaged(state: State) -> NDArray:
 
 def _padding_counted(state: State) -> NDArray:
     """Zeros behind the last key, up to a whole block, score 0."""
-    scores, has_key = _open_scores(state), state["allowed"].any(axis=-1, keepdims=True)
+    scores, has_key = open_scores(state), state["allowed"].any(axis=-1, keepdims=True)
     padding = -state.sizes.key_len % KEYS
     highest = scores.max(axis=-1, keepdims=True, initial=0.0 if padding else -np.inf)
-    exponentials = np.exp(scores - _finite(highest))
-    total = exponentials.sum(axis=-1, keepdims=True) + padding * np.exp(-_finite(highest))
+    exponentials = np.exp(scores - finite(highest))
+    total = exponentials.sum(axis=-1, keepdims=True) + padding * np.exp(-finite(highest))
     return _divided(state, exponentials, np.where(has_key, total, 1.0))
 
 
@@ -426,9 +421,9 @@ def _past_and_new(weights: Callable[[State, list[slice]], NDArray]) -> Mapping[s
 
 def _exponentials_of(state: State, parts: list[slice]) -> NDArray:
     """Of each part, with its own maximum subtracted."""
-    scores = _open_scores(state)
+    scores = open_scores(state)
     for part in parts:
-        scores[..., part] -= _finite(scores[..., part].max(axis=-1, keepdims=True, initial=-np.inf))
+        scores[..., part] -= finite(scores[..., part].max(axis=-1, keepdims=True, initial=-np.inf))
     return np.exp(scores)
 
 
@@ -455,139 +450,4 @@ STEPS = (
     ),
 )
 
-
-# Backward -----------------------------------------------------------------------------------------
-
-
-def _backward_bug(id: str, sentence: str, fix: str, backward: Mapping[str, Step], seen_in: str = "") -> Bug:
-    return Bug(id, sentence, GRADIENTS, fix, backward=backward, seen_in=seen_in)
-
-
-def _of_last_block(step: Step, *names: str) -> Step:
-    """The right step on the queries of the last block alone, which overwrote what the others gave."""
-
-    def last(state: State) -> NDArray | None:
-        if not state.sizes.query_len:
-            return step(state)
-        start = _blocks(state)[-1].start
-        arrays = dict(state.arrays)
-        for name in names:
-            if arrays.get(name) is not None:
-                arrays[name] = arrays[name].copy()
-                arrays[name][:, :, :start] = 0.0
-        return step(replace(state, arrays=arrays))
-
-    return last
-
-
-def _recomputed(weights: Callable[[State], NDArray]) -> Mapping[str, Step]:
-    """Both uses of the weights in the backward direction with `weights(state)`, before dropout."""
-
-    def d_values(state: State) -> NDArray:
-        per_head = (weights(state) * dropout_factor(state)).swapaxes(-1, -2) @ state["d_heads"]
-        return sum_kv_groups(per_head, state.config.num_kv_heads)
-
-    def d_scores(state: State) -> NDArray:
-        # D is taken of the heads, which are those of the forward direction.
-        row_sum = (state["d_heads"] * state["heads"]).sum(axis=-1, keepdims=True)
-        again = weights(state)
-        return np.where(again == 0.0, 0.0, again * (state["d_weights"] - row_sum))
-
-    return {"d_values": d_values, "d_scores": d_scores}
-
-
-def _logsumexp(state: State) -> NDArray:
-    """(B, H, Lq, 1), infinite in a row without a key."""
-    scores = _open_scores(state)
-    highest = _finite(scores.max(axis=-1, keepdims=True, initial=-np.inf))
-    total = np.exp(scores - highest).sum(axis=-1, keepdims=True)
-    return np.where(total > 0.0, highest + np.log(np.where(total > 0.0, total, 1.0)), np.inf)
-
-
-def _unnormalised(state: State) -> NDArray:
-    scores = _open_scores(state)
-    return np.exp(scores - _finite(scores.max(axis=-1, keepdims=True, initial=-np.inf)))
-
-
-def _without_mask(state: State) -> NDArray:
-    return np.exp(state["scores"] - _logsumexp(state))
-
-
-def _without_bias(state: State) -> NDArray:
-    unbiased = reference.cap(state, reference.similarity(state))
-    return np.where(state["allowed"], np.exp(unbiased - _logsumexp(state)), 0.0)
-
-
-def _through_dropped(state: State) -> NDArray:
-    row_sum = (state["d_heads"] * state["heads"]).sum(axis=-1, keepdims=True)
-    kept = state["kept_weights"]
-    return np.where(kept == 0.0, 0.0, kept * (state["d_weights"] - row_sum))
-
-
-def _other_factor(state: State) -> NDArray | float:
-    """What a second draw would drop."""
-    keep = state.inputs.dropout_keep
-    return 1.0 if keep is None else np.roll(keep, 1, axis=-1) / (1.0 - state.config.dropout)
-
-
-def _values_by_other_factor(state: State) -> NDArray:
-    per_head = (state["weights"] * _other_factor(state)).swapaxes(-1, -2) @ state["d_heads"]
-    return sum_kv_groups(per_head, state.config.num_kv_heads)
-
-
-GRADIENTS_OF_BLOCKS = (
-    _backward_bug(
-        "gradient-of-keys-from-last-block",
-        "Each block of queries overwrites the gradient of the keys instead of adding to it.",
-        ACCUMULATE_FIX,
-        {"d_keys": _of_last_block(reference.d_keys, "d_similarity", "d_additive_hidden")},
-    ),
-    _backward_bug(
-        "gradient-of-values-from-last-block",
-        "Each block of queries overwrites the gradient of the values instead of adding to it.",
-        ACCUMULATE_FIX,
-        {"d_values": _of_last_block(reference.d_values, "kept_weights")},
-    ),
-    _backward_bug(
-        "gradient-of-bias-from-last-block",
-        "Each block of queries overwrites the gradient of the bias instead of adding to it.",
-        ACCUMULATE_FIX,
-        {"d_bias": _of_last_block(reference.d_bias, "d_scores")},
-        "HKUSTDial/flash-sparse-attention#194",
-    ),
-    _backward_bug(
-        "gradient-recomputed-unnormalised",
-        "The recomputed weights are exp(score - maximum), not divided by their sum.",
-        RECOMPUTE_FIX,
-        _recomputed(_unnormalised),
-    ),
-    _backward_bug(
-        "gradient-recomputed-without-mask",
-        "The recomputed weights do not exclude what the mask excludes.",
-        RECOMPUTE_FIX,
-        _recomputed(_without_mask),
-        "hao-ai-lab/FastVideo#925",
-    ),
-    _backward_bug(
-        "gradient-recomputed-without-bias",
-        "The recomputed scores leave out the bias.",
-        RECOMPUTE_FIX,
-        _recomputed(_without_bias),
-    ),
-    _backward_bug(
-        "gradient-through-dropped-weights",
-        "The softmax's gradient multiplies by the weights after dropout instead of before.",
-        "Keep both: weights before dropout for the scores' gradient, after it for the values'.",
-        {"d_scores": _through_dropped},
-        "aws-neuron/nki-samples#81",
-    ),
-    _backward_bug(
-        "gradient-dropout-drawn-again",
-        "The recomputation drops other weights than the forward direction did.",
-        RECOMPUTE_FIX,
-        {"d_weights": lambda s: s["d_kept_weights"] * _other_factor(s), "d_values": _values_by_other_factor},
-        "openai/guided-diffusion#167",
-    ),
-)
-
-BUGS = (*QUERY_BLOCKS, *KEY_BLOCKS, *STEPS, *GRADIENTS_OF_BLOCKS)
+BUGS = (*QUERY_BLOCKS, *KEY_BLOCKS, *STEPS)
