@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bug import GRADIENTS, Bug
-from conformance.zoo.blocks import blocks_of_queries, finite, open_scores
+from conformance.zoo.blocks import blocks_of_queries
+from conformance.zoo.key_blocks import finite, open_scores
 from mha_core import reference
 from mha_core.heads import sum_kv_groups
 from mha_core.reference import State, Step, dropout_factor

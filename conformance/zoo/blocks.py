@@ -1,4 +1,4 @@
-"""Attention in blocks done wrong: blocks of queries, blocks of keys, and the parts of a decoding step.
+"""Attention in blocks of queries done wrong.
 
 The block sizes here are small, so that small cases see what goes wrong between blocks.
 """
@@ -31,14 +31,9 @@ RANGE_FIX = (
 )
 SKIP_FIX = "Skip a block only if none of its queries, of any item in it, has a key."
 POSITION_FIX = "Query i of a block that begins at query s stands at position query_offset + s + i."
-ONLINE_FIX = (
-    "Keep the maximum m and the sum l so far; for a block with the maximum n, multiply l and the weighted sum so far "
-    "by exp(m - max(m, n)) before its own are added, and divide by l at the end."
-)
-JOIN_FIX = "Take one softmax over the scores of past and new keys together, then add up the two weighted sums."
 
 
-def _bug(
+def bug_of_blocks(
     id: str, sentence: str, fix: str, forward: Mapping[str, Step], seen_in: str = "", stage: str = "weights"
 ) -> Bug:
     return Bug(id, sentence, stage, fix, forward=forward, seen_in=seen_in)
@@ -163,11 +158,6 @@ def _last_queries_dropped(state: State, queries: slice) -> NDArray:
     return np.full((1, 1, 1, 1), queries.stop - queries.start == QUERIES)
 
 
-def _last_keys_dropped(state: State) -> NDArray:
-    key_len = state.sizes.key_len
-    return reference.allowed(state) & (np.arange(key_len) < key_len - key_len % KEYS)
-
-
 def _rows_of_first_query(sizes: CallSizes) -> NDArray:
     """(Lq,): the first query of the block that the query is in."""
     return np.arange(sizes.query_len) // QUERIES * QUERIES
@@ -195,75 +185,70 @@ def _keep_of_first_block(state: State) -> NDArray:
     return state["weights"] * keep[:, :, rows] / (1.0 - state.config.dropout)
 
 
-def _block_maximum(state: State) -> NDArray:
-    """One maximum for all queries of a block: what lies far below it underflows, and 0 / 0 becomes 0."""
-    scores = open_scores(state)
-    highest = scores.copy()
-    for queries in blocks_of_queries(state):
-        highest[:, :, queries] = scores[:, :, queries].max(axis=(2, 3), keepdims=True, initial=-np.inf)
-    return _divided(state, np.exp(scores - finite(highest)))
-
-
-QUERY_BLOCKS = (
-    _bug(
+BUGS = (
+    bug_of_blocks(
         "block-of-last-queries-dropped",
         "Queries behind the last whole block are not computed.",
         LAST_FIX,
         {"allowed": lambda s: _allowed_in(s, _last_queries_dropped)},
     ),
-    _bug(
+    bug_of_blocks(
         "block-of-last-queries-moved-back",
         "The last block of queries is read where a whole one fits (a clamped slice), but masked as if it were not.",
         POSITION_FIX,
         _at_rows(_last_moved_back),
     ),
-    _bug(
+    bug_of_blocks(
         "block-position-from-zero",
         "Every block of queries is masked as if it began at query 0.",
         POSITION_FIX,
         _at_rows(_from_zero),
     ),
-    _bug("block-keys-one-short", "A block's keys end one too early.", RANGE_FIX, _keys_within(_one_short)),
-    _bug(
+    bug_of_blocks("block-keys-one-short", "A block's keys end one too early.", RANGE_FIX, _keys_within(_one_short)),
+    bug_of_blocks(
         "block-keys-to-first-query",
         "A block's keys end where those of its first query do.",
         RANGE_FIX,
         _keys_within(_to_query(0)),
     ),
-    _bug(
+    bug_of_blocks(
         "block-keys-to-last-query",
         "A block's keys end where those of its last query do.",
         RANGE_FIX,
         _keys_within(_to_query(-1)),
     ),
-    _bug(
+    bug_of_blocks(
         "block-keys-from-last-query",
         "A block's keys begin where those of its last query do.",
         RANGE_FIX,
         _keys_within(_from_last_query),
     ),
-    _bug(
+    bug_of_blocks(
         "block-keys-of-first-item",
         "A block's keys are told by batch item 0, for all items.",
         RANGE_FIX,
         _keys_within(_of_first_item),
     ),
-    _bug(
+    bug_of_blocks(
         "block-not-masked-inside",
         "Each query of a block attends to all keys of its block.",
         "Mask inside a block, unless each of its queries may attend to all of its keys.",
         {"allowed": _open_inside},
         "pytorch/executorch#21857",
     ),
-    _bug("block-skipped-by-first-query", "A block is skipped if its first query has no key.", SKIP_FIX, _skipped_by(0)),
-    _bug("block-skipped-by-last-query", "A block is skipped if its last query has no key.", SKIP_FIX, _skipped_by(-1)),
-    _bug(
+    bug_of_blocks(
+        "block-skipped-by-first-query", "A block is skipped if its first query has no key.", SKIP_FIX, _skipped_by(0)
+    ),
+    bug_of_blocks(
+        "block-skipped-by-last-query", "A block is skipped if its last query has no key.", SKIP_FIX, _skipped_by(-1)
+    ),
+    bug_of_blocks(
         "block-skipped-by-first-item",
         "A block is skipped for all items if batch item 0 has no key in it.",
         SKIP_FIX,
         {"allowed": lambda s: _allowed_in(s, _skipped_by_first_item)},
     ),
-    _bug(
+    bug_of_blocks(
         "block-bias-of-first-query",
         "Every query of a block gets the bias of the block's first.",
         "Take the bias's rows of all queries of the block, unless it has one for all.",
@@ -271,14 +256,14 @@ QUERY_BLOCKS = (
         "google-research/tabfm#40",
         "scores",
     ),
-    _bug(
+    bug_of_blocks(
         "block-allowed-of-first-query",
         "Every query of a block gets the allowed keys of the block's first.",
         "Take the rows of `allowed` of all queries of the block, unless it has one for all.",
         {"allowed": _allowed_of_first_query},
         "google-research/tabfm#40",
     ),
-    _bug(
+    bug_of_blocks(
         "block-dropout-of-first",
         "Every block of queries drops what the first block drops.",
         "Take each block's own rows of the keep-mask, or draw by the queries' places in the whole call.",
@@ -286,168 +271,3 @@ QUERY_BLOCKS = (
         stage="heads",
     ),
 )
-
-
-# Blocks of keys -----------------------------------------------------------------------------------
-
-
-def open_scores(state: State) -> NDArray:
-    return np.where(state["allowed"], state["scores"], -np.inf)
-
-
-def finite(highest: NDArray) -> NDArray:
-    """A maximum that can be subtracted, also where there is no key."""
-    return np.where(np.isneginf(highest), 0.0, highest)
-
-
-def _divided(state: State, exponentials: NDArray, total: NDArray | None = None) -> NDArray:
-    """By their own sum, or another one; 0 where a key is excluded or the sum is 0."""
-    total = exponentials.sum(axis=-1, keepdims=True) if total is None else total
-    return np.where(state["allowed"], exponentials / np.where(total == 0.0, 1.0, total), 0.0)
-
-
-def _key_blocks(state: State) -> list[slice]:
-    return query_blocks(state.sizes.key_len, KEYS)
-
-
-def _block_maxima(state: State) -> NDArray:
-    """(B, H, Lq, Lk): of the block of keys that the key is in."""
-    scores = open_scores(state)
-    highest = scores.copy()
-    for keys in _key_blocks(state):
-        highest[..., keys] = scores[..., keys].max(axis=-1, keepdims=True, initial=-np.inf)
-    return highest
-
-
-def _maximum_so_far(state: State) -> NDArray:
-    """(B, H, Lq, Lk): up to the end of the block of keys that the key is in."""
-    return finite(np.maximum.accumulate(_block_maxima(state), axis=-1))
-
-
-def _never_rescaled(state: State) -> NDArray:
-    return _divided(state, np.exp(open_scores(state) - _maximum_so_far(state)))
-
-
-def _sum_alone_rescaled(state: State) -> NDArray:
-    scores = open_scores(state)
-    right = np.exp(scores - finite(scores.max(axis=-1, keepdims=True, initial=-np.inf)))
-    return _divided(state, np.exp(scores - _maximum_so_far(state)), right.sum(axis=-1, keepdims=True))
-
-
-def _maximum_of_each_block(state: State) -> NDArray:
-    return _divided(state, np.exp(open_scores(state) - finite(_block_maxima(state))))
-
-
-def _averaged(state: State) -> NDArray:
-    found = np.exp(open_scores(state) - finite(_block_maxima(state)))
-    blocks = _key_blocks(state)
-    for keys in blocks:
-        total = found[..., keys].sum(axis=-1, keepdims=True)
-        found[..., keys] /= np.where(total == 0.0, 1.0, total) * len(blocks)
-    return np.where(state["allowed"], found, 0.0)
-
-
-def _padding_counted(state: State) -> NDArray:
-    """Zeros behind the last key, up to a whole block, score 0."""
-    scores, has_key = open_scores(state), state["allowed"].any(axis=-1, keepdims=True)
-    padding = -state.sizes.key_len % KEYS
-    highest = scores.max(axis=-1, keepdims=True, initial=0.0 if padding else -np.inf)
-    exponentials = np.exp(scores - finite(highest))
-    total = exponentials.sum(axis=-1, keepdims=True) + padding * np.exp(-finite(highest))
-    return _divided(state, exponentials, np.where(has_key, total, 1.0))
-
-
-KEY_BLOCKS = (
-    _bug(
-        "block-of-last-keys-dropped",
-        "Keys behind the last whole block are not attended to.",
-        LAST_FIX,
-        {"allowed": _last_keys_dropped},
-    ),
-    _bug(
-        "block-padding-counted",
-        "The last block of keys is filled up with zeros, and their scores of 0 count in the sum.",
-        LAST_FIX,
-        {"weights": _padding_counted},
-        "jax-ml/jax#27224",
-    ),
-    _bug(
-        "online-never-rescaled",
-        "The online softmax does not rescale its sums when its maximum rises.",
-        ONLINE_FIX,
-        {"weights": _never_rescaled},
-    ),
-    _bug(
-        "online-sum-alone-rescaled",
-        "The online softmax rescales its sum and not its weighted sum when its maximum rises.",
-        ONLINE_FIX,
-        {"weights": _sum_alone_rescaled},
-    ),
-    _bug(
-        "online-maximum-of-each-block",
-        "Each block of keys subtracts its own maximum, and the sums are added as they are.",
-        ONLINE_FIX,
-        {"weights": _maximum_of_each_block},
-    ),
-    _bug(
-        "block-softmaxes-averaged",
-        "Each block of keys has a softmax of its own, and the results are averaged.",
-        ONLINE_FIX,
-        {"weights": _averaged},
-    ),
-    _bug(
-        "block-maximum-shared",
-        "One maximum is subtracted from all queries of a block: quieter rows underflow.",
-        "Subtract from each row the maximum of its own allowed scores.",
-        {"weights": _block_maximum},
-    ),
-)
-
-
-# A decoding step ----------------------------------------------------------------------------------
-
-
-def _past_and_new(weights: Callable[[State, list[slice]], NDArray]) -> Mapping[str, Step]:
-    """`weights(state, [past, new])` where there is a past, and new keys."""
-
-    def step(state: State) -> NDArray:
-        past_len = state.sizes.past_len
-        if not 0 < past_len < state.sizes.key_len:
-            return reference.weights(state)
-        return weights(state, [slice(0, past_len), slice(past_len, None)])
-
-    return {"weights": step}
-
-
-def _exponentials_of(state: State, parts: list[slice]) -> NDArray:
-    """Of each part, with its own maximum subtracted."""
-    scores = open_scores(state)
-    for part in parts:
-        scores[..., part] -= finite(scores[..., part].max(axis=-1, keepdims=True, initial=-np.inf))
-    return np.exp(scores)
-
-
-def _each_normalised(state: State, parts: list[slice]) -> NDArray:
-    found = _exponentials_of(state, parts)
-    for part in parts:
-        total = found[..., part].sum(axis=-1, keepdims=True)
-        found[..., part] /= np.where(total == 0.0, 1.0, total)
-    return np.where(state["allowed"], found, 0.0)
-
-
-STEPS = (
-    _bug(
-        "past-and-new-normalised-apart",
-        "Past and new keys have a softmax each, and the two weighted sums are added.",
-        JOIN_FIX,
-        _past_and_new(_each_normalised),
-    ),
-    _bug(
-        "past-and-new-maxima-apart",
-        "Past and new keys each subtract their own maximum, and the sums are added as they are.",
-        JOIN_FIX,
-        _past_and_new(lambda s, parts: _divided(s, _exponentials_of(s, parts))),
-    ),
-)
-
-BUGS = (*QUERY_BLOCKS, *KEY_BLOCKS, *STEPS)
