@@ -25,6 +25,7 @@ from conformance.guard import one_line
 from conformance.precision import Precision
 from conformance.problem import Problem
 from conformance.runner import BackendSubject
+from mha.port_arrays import LoadedArrays
 from mha.port_model import Encoder
 from mha.recipes import Site, attention_layers, record, replaced
 from mha.recipes.judge import Judgement, judge, judge_original
@@ -97,6 +98,7 @@ class PortReport:
 
     Attributes:
         tokens: of each text.
+        arrays: parameter of the model -> the array of its files that it equals, bit for bit; what is left out.
         failed: backend -> why it gave no answer.
         diagnoses: backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
@@ -105,6 +107,7 @@ class PortReport:
     model: str
     texts: tuple[str, ...]
     tokens: tuple[int, ...]
+    arrays: LoadedArrays
     dtype: str
     num_heads: int
     layers: tuple[LayerResult, ...]
@@ -122,7 +125,7 @@ class PortReport:
         """Everything as JSON can hold it."""
         fields = asdict(self)
         fields["embeddings"] = [{**asdict(found), "equal": found.equal} for found in self.embeddings]
-        return {"schema": SCHEMA_VERSION, "equal": self.equal, **fields}
+        return {"schema": SCHEMA_VERSION, "equal": self.equal, **fields, "arrays": self.arrays.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +200,7 @@ def port(
         model=encoder.name,
         texts=tuple(texts),
         tokens=tuple(int(mask.sum()) for mask in batch["attention_mask"]),
+        arrays=encoder.arrays,
         dtype=dtype,
         num_heads=layers[0].problem.config.num_heads,
         layers=tuple(results),

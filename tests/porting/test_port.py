@@ -16,7 +16,7 @@ from mha.commands.port import port as command  # noqa: E402
 from mha.port import ORIGINAL, port  # noqa: E402
 from mha.port_model import load_encoder  # noqa: E402
 from mha_core import backend  # noqa: E402
-from tests.porting.hf_models import model_of  # noqa: E402
+from tests.porting.hf_models import model_of, save_encoder  # noqa: E402
 
 TEXTS = ("the cat sleeps .", "a train")
 
@@ -28,12 +28,7 @@ def mha_port(*arguments):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small model of the BERT family with its tokenizer, as save_pretrained writes them."""
-    path = tmp_path_factory.mktemp("model")
-    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "the", "cat", "sleeps", ".", "a", "train"]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    hf.BertTokenizer(vocab=vocabulary, model_max_length=9).save_pretrained(path)
-    model_of("bert").save_pretrained(path)
-    return path
+    return save_encoder(tmp_path_factory.mktemp("model"))
 
 
 def test_a_model_from_a_folder_through_every_backend(folder, backend_name):

@@ -1,0 +1,84 @@
+"""What the JSON files of a model's folder say, and what `mha port` refuses for it before anything is loaded.
+
+transformers reads what its own class knows and passes over the rest in silence: code that the folder names,
+another kind of positions, another arithmetic. A model of such a folder is not the one that was trained.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mha.recipes import RECIPES, recipe_for_config
+from mha_core import SpecError
+
+POSITIONS = "absolute"
+"""The only `position_embedding_type` whose attention is the definition's."""
+
+OTHER_ARITHMETIC = re.compile(r"alibi|rope|rotary|relative|position_bias|sliding|window|softcap|qk_norm|logit_scale")
+"""Keys of a config that change what attention computes, and that no class of the BERT family has."""
+
+
+def check_folder(folder: Path) -> None:
+    """SpecError unless the folder's config is one of the BERT family, and all that it says of attention is known."""
+    config = _json(folder / "config.json")
+    if config is None:
+        raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
+    family = recipe_for_config(config).family
+    if family != "bert":
+        raise SpecError(
+            f"mha port takes sentence encoders of the bert family ({', '.join(RECIPES['bert'].model_types)}). "
+            f"Got model type {config['model_type']!r}; docs/recipes.md has what there is for the family {family}."
+        )
+    for name in ("config.json", "tokenizer_config.json"):
+        _refuse_own_code(folder / name, _json(folder / name) or {})
+    _check_config(folder / "config.json", config)
+    if (folder / "adapter_config.json").exists():
+        raise SpecError(
+            f"{folder} has an adapter_config.json: an adapter (LoRA and the like) changes what the layers compute. "
+            "Merge it into the weights first"
+        )
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file."""
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise SpecError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise SpecError(f"{file} must hold a JSON object. Got {str(content)[:80]}.")
+    return content
+
+
+def _refuse_own_code(file: Path, content: Mapping[str, Any]) -> None:
+    """The class that transformers would take in its place computes something else."""
+    own = content.get("auto_map")
+    if own:
+        named = ", ".join(map(str, own.values())) if isinstance(own, dict) else str(own)
+        raise SpecError(
+            f"{file} says that code of its own computes this model (auto_map: {named}); it is never run here"
+        )
+
+
+def _check_config(file: Path, config: Mapping[str, Any]) -> None:
+    positions = config.get("position_embedding_type")
+    if positions not in (None, POSITIONS):
+        raise SpecError(
+            f"{file}: position_embedding_type must be {POSITIONS!r}. Got {positions!r}, "
+            "which adds to the scores what the definition does not have."
+        )
+    for key, value in config.items():
+        if OTHER_ARITHMETIC.search(key) and key != "position_embedding_type" and value not in (None, False, "", {}, []):
+            raise SpecError(
+                f"{file}: {key}={str(value)[:60]} changes what attention computes, and is not understood here"
+            )
+    if config.get("quantization_config"):
+        raise SpecError(
+            f"{file}: quantization_config says that the weights are quantized, which is not understood here"
+        )
