@@ -21,7 +21,7 @@ from benchmarks.measure import Timing, measure, timed
 from benchmarks.memory import extra_peak
 from benchmarks.problem import BOUNDS, Answer, difference, expected, flops, make_problem
 from benchmarks.settings import DIRECTIONS, Direction, Setting
-from mha_core.errors import BackendError, SpecError
+from mha_core.errors import BackendError, SpecError, one_line
 
 PRODUCT_SIZES, PRODUCT_CALLS = (1024, 2048), 5
 """The matrix products whose best is called the peak."""
@@ -211,8 +211,7 @@ def _first_calls(entry: Entry, prepared: Prepared, task: Task, wanted: Answer, m
 
 def _fail(entry: Entry, error: Exception) -> None:
     traceback.print_exception(error, file=sys.stderr)
-    first = next(iter(str(error).strip().splitlines()), "")
-    entry.left_out = f"failed: {type(error).__name__}: {first}"[:300]
+    entry.left_out = f"failed: {one_line(error)}"
     entry.failed, entry.prepared = True, None
 
 

@@ -21,6 +21,7 @@ from conformance.precision import Precision
 from conformance.runner import Subject
 from mha_core import STAGES, SpecError
 from mha_core.backend import Run
+from mha_core.errors import one_line
 
 ARRAYS = (*STAGES, "gradients")
 """What ratios are gathered by."""
@@ -101,7 +102,7 @@ def parse_case(case: str) -> tuple[int, int]:
     >>> parse_case("7-204")
     (7, 204)
     """
-    found = re.fullmatch(r"(\d+)-(\d+)", case, re.ASCII)
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", case, re.ASCII)
     if found is None:
         raise SpecError(f"replay must be SEED-INDEX, two numbers as a report gives them. Got {case!r}.")
     return int(found[1]), int(found[2])
@@ -136,8 +137,7 @@ def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run
             prepared[subject.name] = subject.prepare(problem.config, problem.weights)
         trace = prepared[subject.name](problem.inputs)
     except Exception as error:  # whatever a framework raises; the other runs go on
-        message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        return Outcome(subject.name, subject.dtype, case, message=message, failed=True, selector=selector)
+        return Outcome(subject.name, subject.dtype, case, message=one_line(error), failed=True, selector=selector)
     message = ""
     try:
         ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)

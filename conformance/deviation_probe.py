@@ -10,10 +10,11 @@ from typing import Any, Literal
 from conformance.cases import select
 from conformance.compare import Mismatch
 from conformance.deviation import Deviation
-from conformance.guard import one_line, place
+from conformance.guard import place
 from conformance.runner import Result, run_case
 from conformance.subjects import load_subject
 from mha_core import SpecError
+from mha_core.errors import one_line
 
 Outcome = Literal["happens", "gone", "not here", "not installed", "other version", "failed"]
 """What came of an entry: seen, not seen, not seen and not to be expected everywhere (`only_where`), not to be

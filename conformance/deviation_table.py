@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ from conformance.deviation import EVERY_GRADIENT, EVERYTHING, Deviation
 from mha_core import STAGES, SpecError
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import DTYPES
+from mha_core.outside import parse_toml
 
 TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
 """Fields that every entry has, besides `versions`."""
@@ -41,10 +41,7 @@ def read(text: str, *, source: str) -> tuple[Deviation, ...]:
     ...
     mha_core.errors.SpecError: mine.toml: entry 1 lacks 'id', which every entry has
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{source} is no TOML: {error}") from error
+    table = parse_toml(text, what=source)
     extra = [name for name in table if name != "deviation"]
     if extra:
         raise SpecError(f"{source} holds {extra[0]!r}; it may hold [[deviation]] alone")

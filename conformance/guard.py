@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 import mha_core
 from conformance.problem import Problem
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
+from mha_core.errors import one_line
 
 
 class CannotExpress(Exception):
@@ -289,17 +290,7 @@ def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:
                 raise
 
 
-# One line for an error -------------------------------------------------------------------------------
-
-
-def one_line(error: BaseException) -> str:
-    r"""The type of an error and the first line of what it says.
-
-    >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
-    ('ValueError: no such axis', 'AssertionError')
-    """
-    text = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+# Where an error comes from -------------------------------------------------------------------------
 
 
 def place(error: BaseException) -> str:

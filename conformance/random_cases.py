@@ -21,11 +21,12 @@ from conformance.case import Case
 from conformance.decoding_cases import poison_past
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.outside import parse_json_object
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """(name of the choice, options, simplest first) -> one of the options."""
 
-NUMBERED = re.compile(r"random-(\d+)-(\d+)")
+NUMBERED = re.compile(r"random-(\d{1,18})-(\d{1,18})")
 DESCRIBED = "random:"
 
 _SIZES = tuple(range(1, 10))
@@ -71,12 +72,7 @@ def case_from_text(text: str) -> Case:
         return _case(text, _choices_of(_from_generator(Random(f"{int(numbered[1])}/{int(numbered[2])}"))))
     if not text.startswith(DESCRIBED):
         raise SpecError(f"a random case is random-SEED-INDEX or {DESCRIBED}{{...}}. Got {text!r}.")
-    try:
-        chosen = json.loads(text.removeprefix(DESCRIBED))
-    except ValueError as error:
-        raise SpecError(f"random case: what follows {DESCRIBED!r} must be JSON ({error}). Got {text!r}.") from error
-    if not isinstance(chosen, dict):
-        raise SpecError(f"random case: what follows {DESCRIBED!r} must be a JSON object. Got {text!r}.")
+    chosen = parse_json_object(text.removeprefix(DESCRIBED), what=f"random case: what follows {DESCRIBED!r}")
     choices = _choices_of(_from_mapping(chosen))
     unknown = sorted(set(chosen) - set(choices))
     if unknown:

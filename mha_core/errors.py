@@ -1,11 +1,67 @@
-"""The two errors that this project raises on purpose."""
+"""The errors that this project raises on purpose, and the words for what others raise or call their things.
+
+What stands in a message may come from a file or from code that anybody made: a name of a megabyte, escape sequences
+that rewrite a terminal, a text that fails while it is made. So every message is bounded and printable, here.
+"""
+
+from __future__ import annotations
+
+LONGEST_MESSAGE = 4000
+"""So many characters a message may have; a longer one is cut in the middle."""
+
+LONGEST_NAME = 120
+"""So many characters of a name from outside are shown."""
+
+LONGEST_REASON = 300
+"""So many characters are shown of what another program says of an error."""
+
+
+def shown(text: object, longest: int = LONGEST_NAME) -> str:
+    r"""A text from outside as it may stand in a message or a table: printable, and cut in the middle if it is long.
+
+    Characters that are not printable (line ends, escape sequences, marks that reverse the direction of writing) are
+    written as Python writes them. Markup of the package rich is left as it is: who prints by rich escapes it there.
+
+    >>> shown("layer.0\x1b[2J\n"), shown("a" * 200 + "z", longest=12)
+    ('layer.0\\x1b[2J\\n', 'aaaa ... aaz')
+    """
+    plain = str(text)
+    if len(plain) > longest:  # before it is escaped, which takes time
+        plain = _cut(plain, longest)
+    if not plain.isprintable():
+        plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+    return _cut(plain, longest)
+
+
+def one_line(error: BaseException) -> str:
+    r"""The type of an error and the first line of what it says, printable and bounded.
+
+    >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
+    ('ValueError: no such axis', 'AssertionError')
+    """
+    try:
+        said = str(error)
+    except Exception as failure:  # an error of somebody's own may fail even there
+        said = f"(it can't say what it is: its __str__ raised {type(failure).__name__})"
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    name = shown(type(error).__name__)
+    return f"{name}: {shown(first, LONGEST_REASON)}" if first else name
 
 
 class SpecError(ValueError):
-    """A request that the definition of multi-head attention does not allow.
+    r"""A request that the definition of multi-head attention does not allow.
 
-    The message names the value, the rule and the choices, and comes before any arithmetic.
+    The message names the value, the rule and the choices, and comes before any arithmetic. Whatever it is made of,
+    it is printable and at most LONGEST_MESSAGE characters long.
+
+    >>> str(SpecError("no layer is called \x1b[31m"))
+    'no layer is called \\x1b[31m'
     """
+
+    def __init__(self, message: object = "") -> None:
+        # Line ends stay: some messages are lists. What comes from outside is put in by `shown` or as a repr.
+        lines = _cut(str(message), LONGEST_MESSAGE).split("\n")
+        super().__init__("\n".join(shown(line, LONGEST_MESSAGE) for line in lines))
 
 
 class BackendError(RuntimeError):
@@ -14,3 +70,11 @@ class BackendError(RuntimeError):
 
 class BackendNotInstalled(BackendError):
     """A backend whose framework is not there; the message has the line that installs it."""
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    mark = " ... "
+    kept = longest - len(mark)
+    return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as to_safetensors
 
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
+from mha_core.outside import parse_json_object
+from mha_core.tensorfile import as_arrays, read_tensors, to_sealed
 
 Weights = Mapping[str, NDArray]
 """Canonical name -> array."""
@@ -129,10 +129,7 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
     (True, ['k_proj.weight', 'out_proj.weight', 'q_proj.weight', 'v_proj.weight'])
     """
     checked = check_weights(config, weights)
-    # safetensors writes the underlying buffer, so a strided view must be laid out first.
-    arrays = {name: np.ascontiguousarray(array) for name, array in checked.items()}
-    data = to_safetensors(arrays, metadata={METADATA_KEY: json.dumps(config.to_dict())})
-    write_atomically(Path(path), data)
+    write_atomically(Path(path), to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict())}))
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
@@ -143,24 +140,15 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights
             not fit the config.
         FileNotFoundError: there is no such file.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
-    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
-        raise SpecError(f"{path} is not a whole safetensors file of float arrays: {error}") from error
+    arrays, metadata = read_tensors(path)
     if METADATA_KEY not in metadata:
         raise SpecError(f"{path} holds no config: its metadata must have {METADATA_KEY!r}, as save_weights writes it")
+    fields = parse_json_object(metadata[METADATA_KEY], what=f"{path}: the config in its metadata")
     try:
-        fields = json.loads(metadata[METADATA_KEY])
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{path}: the config in its metadata is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise SpecError(f"{path}: the config in its metadata must be a JSON object. Got {fields!r}.")
-    config = AttentionConfig.from_dict(fields)
-    return config, check_weights(config, arrays)
+        config = AttentionConfig.from_dict(fields)
+        return config, check_weights(config, arrays)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

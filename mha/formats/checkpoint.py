@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
+from mha_core.errors import one_line
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
@@ -80,12 +81,6 @@ def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)
     return SpecError(f"{path} is not a whole {form} file: {why}{hint}")
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error says, with its type."""
-    text = next(iter(str(error).strip().splitlines()), "").strip()
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 def _looks_like(path: Path) -> str:

@@ -84,7 +84,7 @@ def test_what_cannot_be_shrunk_stays_as_it_is():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("random:B=2", "must be JSON"),
+        ("random:B=2", "is not JSON"),
         ("random:[2]", "must be a JSON object"),
         ('random:{"heads":2}', "'heads' is not asked for"),
         ('random:{"Lk":-1}', "Lk must be one of"),
