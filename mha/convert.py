@@ -22,6 +22,7 @@ from mha.formats.atomic import check_target, replaced_at_the_end
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, beside, caveats, choose, find_layers, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
+from mha.formats.survey import Survey, survey
 from mha.verify import Side, verify_sides
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
@@ -62,6 +63,7 @@ class Conversion:
         layers: every layer, in the file's order.
         size: of the file written, in bytes.
         seconds: that it took.
+        survey: what else there is in `source` that looks like attention.
     """
 
     source: Path
@@ -70,6 +72,7 @@ class Conversion:
     layers: tuple[ConvertedLayer, ...]
     size: int
     seconds: float
+    survey: Survey
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,15 @@ def convert(
         num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
         dtype: cast to this one. Default: arrays stay as they are.
         to_prefix: what the names in `out` begin with; "{prefix}" in it is the source's prefix, "{index}" the
-            layer's number from 0, and "{_index}" nothing for the first and "_1", "_2" for the others, as
-            Keras counts. Default: the source's prefix if `every`, else the top level.
+            layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
+            "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
+            prefix if `every`, else the top level.
         force: replace a file that is there.
         progress: called with what is done, the number of layers done, and of all.
 
     Raises:
-        SpecError: source, choice or target do not fit; the message says what and which choices there are.
+        SpecError: source, choice or target do not fit; the message says what and which choices there are. Also
+            where a layer lacks arrays, unless `prefix` names one that is whole.
         NotEqual: a side computes something else than the reference.
     """
     start = time.perf_counter()
@@ -159,15 +164,17 @@ def convert(
     _check_choices(target, form, from_layout, dtype)
     check_target(out, force=force)
     with open_checkpoint(source) as checkpoint:
-        found = find_layers(checkpoint)
+        seen = survey(checkpoint)
+        seen.refuse_incomplete(prefix, from_layout)
+        found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)
         if every and from_layout is not None:
             found = [layer for layer in found if from_layout in layer.layouts] or found
         chosen = choose(found, str(source), prefix, every=every)
         jobs = []
-        for index, layer in enumerate(chosen):
+        for layer in chosen:
             layouts = settle_layout(layer, from_layout, format_of(source).framework)
             left = beside(checkpoint, layouts[0], layer.prefix)
-            to = _to_prefix(layer.prefix, layouts[0], target, index, to_prefix, every=every)
+            to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
             jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, left))
         _check_distinct(jobs)
         with replaced_at_the_end(out) as temporary:
@@ -177,7 +184,7 @@ def convert(
                 for index, job in enumerate(jobs):
                     layers.append(_verify(job, written, target))
                     progress("verified", index + 1, len(jobs))
-    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start)
+    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start, seen)
 
 
 # Writing ------------------------------------------------------------------------------------------------

@@ -12,10 +12,8 @@ from conformance.commands.common import DIFFERENT, CouldNotRun, check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from mha.convert import Conversion
-    from mha.formats.find import FoundLayer
 
 
 def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -62,6 +60,7 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--to-prefix", help="What names in OUT begin with; {prefix}, {index}, {_index} are replaced.")
 @click.option("--infer", "inferred", is_flag=True, help="Names mean nothing: find the weights as `mha infer` does.")
 @click.option("--recorded", type=click.Path(path_type=Path), help="With --infer: one call of the layer.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="With --list: write it here; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.pass_context
 def convert(
@@ -79,6 +78,7 @@ def convert(
     to_prefix: str | None,
     inferred: bool,
     recorded: Path | None,
+    json_path: Path | None,
     force: bool,
 ) -> None:
     """Convert the attention layers in the file SOURCE to another layout, or another format, or both.
@@ -92,7 +92,6 @@ def convert(
     from rich.console import Console
 
     from mha.convert import convert as convert_layers
-    from mha.convert import list_layers
     from mha.verify import NotEqual
     from mha_core import BackendError, SpecError
 
@@ -101,6 +100,8 @@ def convert(
         raise CouldNotRun("--infer and --recorded FILE belong together")
     if inferred and (only_list or from_layout or prefix is not None or every or num_kv_heads):
         raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
+    if json_path is not None and not only_list:
+        raise CouldNotRun("--json belongs to --list")
     folder = context.with_resource(tempfile.TemporaryDirectory())
     try:
         if recorded is not None:
@@ -113,10 +114,7 @@ def convert(
             source, from_layout, num_heads = found_weights, "canonical", None
             to_layout = to_layout or "canonical"
         if only_list:
-            found = list_layers(source)
-            if not found:
-                raise CouldNotRun(f"{source}: no attention layer of a layout that is known (mha convert --layouts)")
-            console.print(_listing(found))
+            _list(console, source, json_path)
             return
         if to_layout is None or out is None:
             raise CouldNotRun("give --to LAYOUT and --out FILE, or --list to see what is in the file")
@@ -143,6 +141,23 @@ def convert(
     _print(console, done)
 
 
+def _list(console: Console, source: Path, json_path: Path | None) -> None:
+    from mha.commands import listing
+    from mha.formats.survey import survey_file
+
+    on_stdout = json_path is not None and str(json_path) == "-"
+    if not on_stdout:
+        check_writable("--json", json_path)
+    seen = survey_file(source)
+    if not seen.order:
+        also = f"; {seen.line()}" if seen.unseen else ""
+        raise CouldNotRun(f"{source}: no attention layer of a layout that is known (mha convert --layouts){also}")
+    if json_path is not None:
+        listing.write_json(seen, json_path)
+    if not on_stdout:
+        listing.show(console, seen)
+
+
 def refuse_existing(out: Path | None, force: bool) -> None:
     """CouldNotRun if the file to write is there already, before a long search and not after it."""
     check_writable("--out", out)
@@ -162,47 +177,6 @@ def _infer(console: Console, errors: Console, source: Path, recorded: Path, num_
     if found.verdict == "unique":
         save_weights(out, *found.weights())
     return found.verdict == "unique"
-
-
-def _listing(found: list[FoundLayer]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("prefix", "layout", "heads", "dtype", "matrices", "biases")
-    for layer in found:
-        heads = "?" if layer.num_heads is None else str(layer.num_heads)
-        if layer.num_kv_heads not in (None, layer.num_heads):
-            heads += f" ({layer.num_kv_heads} for keys)"
-        table.add_row(
-            escape(repr(layer.prefix)),
-            " or ".join(layer.layouts),
-            heads,
-            ", ".join(layer.dtypes),
-            _matrices(layer),
-            _biases(layer),
-        )
-    return table
-
-
-def _matrices(layer: FoundLayer) -> str:
-    """Names and shapes; only their number where several in a row have the same shape."""
-    from itertools import groupby
-
-    from mha_core.layouts import get
-
-    parts = []
-    for shape, group in groupby(get(layer.layouts[0]).required, key=layer.shapes.__getitem__):
-        names = list(group)
-        parts.append(f"{names[0] if len(names) == 1 else f'{len(names)} of'} {'x'.join(map(str, shape))}")
-    return ", ".join(parts)
-
-
-def _biases(layer: FoundLayer) -> str:
-    from mha_core.layouts import get
-
-    optional = get(layer.layouts[0]).optional
-    there = [name for name in optional if name in layer.shapes]
-    return "all" if len(there) == len(optional) else ", ".join(there) or "none"
 
 
 def _print(console: Console, done: Conversion) -> None:
@@ -236,4 +210,5 @@ def _print(console: Console, done: Conversion) -> None:
         f"{len(done.layers)} x {layouts} to {done.to_layout}: {done.out} ({done.size / 1e6:.1f} MB) in "
         f"{done.seconds:.1f} s; every array reads back the same to the bit"
     )
+    lines.append(done.survey.line([layer.prefix for layer in done.layers]))
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

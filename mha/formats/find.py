@@ -59,13 +59,12 @@ class FoundLayer:
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
     """Every attention layer of a layout that is known, in the file's order."""
-    names = list(checkpoint.entries)
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
-        for prefix in layout.find(names):
-            if _axes_fit(checkpoint, layout, prefix):
+        for prefix in layout.find(checkpoint.entries):
+            if axes_fit(checkpoint, layout, prefix):
                 layouts.setdefault(prefix, []).append(layout)
-    order = {name: index for index, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(checkpoint.entries)}
     found = [_found(checkpoint, prefix, fitting) for prefix, fitting in layouts.items()]
     return sorted(found, key=lambda layer: order[_first_name(checkpoint, layer)])
 
@@ -155,11 +154,11 @@ def _reading(layout: Layout) -> tuple[object, ...]:
     return (type(layout), layout.required, getattr(layout, "transposed", None), getattr(layout, "interleaved", None))
 
 
-def _axes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
-    """Layouts that carry the heads have them in an axis of their own."""
+def axes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
+    """Whether the matrices that are there have as many axes as the layout's: one more if they carry the heads."""
     wanted = 3 if layout.carries_heads else 2
     names = layout.names_of(prefix, checkpoint.entries)
-    return all(len(checkpoint.entries[names[name]].shape) == wanted for name in layout.required)
+    return all(len(checkpoint.entries[names[name]].shape) == wanted for name in layout.required if name in names)
 
 
 def _found(checkpoint: Checkpoint, prefix: str, layouts: Sequence[Layout]) -> FoundLayer:

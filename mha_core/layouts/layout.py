@@ -6,7 +6,7 @@ A layout is a fact about somebody else's layer, in NumPy alone: it moves numbers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ class Layout(ABC):
         name: as `mha convert --from` takes it.
         summary: whose layout it is, in a line.
         separator: what stands between the parts of a name, and between a layer's prefix and the name.
-        required: names that every layer of this layout has.
-        optional: names that it may have besides.
+        required: names that every layer of this layout has; the output projection's is the last.
+        optional: names that it may have besides; likewise.
+        foreign: names that show that it is a layer of another layout, though it has all that are required.
         framework: the backend whose framework has the layer: "torch", "tf", "jax", "mxnet"; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
     """
@@ -36,6 +37,7 @@ class Layout(ABC):
     separator: str = "."
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     framework: str = ""
     carries_heads: bool = False
 
@@ -71,21 +73,39 @@ class Layout(ABC):
         >>> get("torch").find(["encoder.attn.in_proj_weight", "encoder.attn.out_proj.weight", "fc.weight"])
         ['encoder.attn']
         """
-        known = list(dict.fromkeys(names))
-        there = set(known)
-        first, *others = self.required
-        found = []
-        for name in known:
-            if name == first or name.endswith(self.separator + first):
-                prefix = name[: len(name) - len(first)]
-                if all(prefix + other in there for other in others):
-                    found.append(prefix.removesuffix(self.separator))
+        return [prefix for prefix, missing in self.places(names).items() if not missing]
+
+    def places(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Prefix -> the required arrays that `names` lacks there; () where it holds a whole layer.
+
+        Wherever there is an array that queries, keys or values are computed with, be it a bias. An output
+        projection alone is no place: other modules have such names too.
+
+        >>> from mha_core.layouts import get
+        >>> get("torch-separate").places(["0.q_proj_weight", "0.v_proj_weight", "0.out_proj.weight", "out_proj.weight"])
+        {'0': ('k_proj_weight',)}
+        """
+        there = names if isinstance(names, (Mapping, Set)) else dict.fromkeys(names)
+        endings = {own: self.separator + own for own in (*self.required[:-1], *self.optional[:-1])}
+        any_ending = tuple(endings.values())
+        found: dict[str, tuple[str, ...]] = {}
+        for name in there:
+            if not name.endswith(any_ending) and name not in endings:
+                continue
+            for own, ending in endings.items():
+                # What begins with the separator has no prefix that could be named.
+                if name != own and not (name.endswith(ending) and len(name) > len(ending)):
+                    continue
+                prefix = name.removesuffix(own).removesuffix(self.separator)
+                start = name.removesuffix(own)
+                if prefix not in found and not any(start + other in there for other in self.foreign):
+                    found[prefix] = tuple(other for other in self.required if start + other not in there)
         return found
 
     def names_of(self, prefix: str, names: Iterable[str]) -> dict[str, str]:
-        """Relative name -> full name, of the arrays that the layer at `prefix` has."""
+        """Relative name -> full name, of the arrays that the layer at `prefix` has. A mapping or a set is quick."""
         start = prefix + self.separator if prefix else ""
-        there = set(names)
+        there = names if isinstance(names, (Mapping, Set)) else set(names)
         wanted = (*self.required, *self.optional)
         return {name: start + name for name in wanted if start + name in there}
 

@@ -1,0 +1,264 @@
+"""What of a file's attention is read, and what is not: whole layers, incomplete ones, and modules of no known layout.
+
+Nothing is passed over in silence: a layer that has lost an array is named with what it lacks, and what only looks
+like attention, by its name, is named as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mha.formats import open_checkpoint
+from mha.formats.checkpoint import Checkpoint
+from mha.formats.find import MOST_SHOWN, FoundLayer, axes_fit, find_layers
+from mha_core import SpecError
+from mha_core.layouts import LAYOUTS, get
+
+ATTENTION = re.compile(r"attn|attention|multi_?head|(?:^|_)mha", re.IGNORECASE)
+"""What the name of a module has in it that looks like attention."""
+
+PROJECTION = re.compile(r"w?qkv\w*|\w*_qkv|query_key_value|to_q|w_?q|q(uery)?(_proj)?|q_lin", re.IGNORECASE)
+"""What a projection of queries is called where no name above it looks like attention."""
+
+NUMBER = re.compile(r"\d+")
+PART = re.compile(r"[^./]+")
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
+
+
+@dataclass(frozen=True)
+class IncompleteLayer:
+    """A layer that has some of a layout's arrays, and lacks others.
+
+    Attributes:
+        prefix: what its arrays' names begin with; "" at the top level.
+        missing: layout -> the required arrays that it lacks, by their full names; of the layouts that it lacks
+            fewest of.
+        there: the full names of the arrays that it has.
+    """
+
+    prefix: str
+    missing: Mapping[str, tuple[str, ...]]
+    there: tuple[str, ...]
+
+    def lacks(self) -> str:
+        """What it lacks, in words: layouts that lack the same are one.
+
+        >>> IncompleteLayer("a", {"canonical": ("a.out_proj.weight",), "llama": ("a.o_proj.weight",)}, ()).lacks()
+        'lacks a.out_proj.weight (canonical) or a.o_proj.weight (llama)'
+        """
+        layouts: dict[tuple[str, ...], list[str]] = {}
+        for layout, names in self.missing.items():
+            layouts.setdefault(names, []).append(layout)
+        return "lacks " + " or ".join(f"{', '.join(names)} ({', '.join(of)})" for names, of in layouts.items())
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The attention in one file.
+
+    Attributes:
+        path: of the file.
+        layers: whole layers, in the file's order.
+        incomplete: layers that lack arrays, in the file's order.
+        unseen: modules whose names look like attention, and whose arrays fit no layout.
+        order: the prefixes of `layers` and `incomplete` in the file's order.
+    """
+
+    path: str
+    layers: tuple[FoundLayer, ...]
+    incomplete: tuple[IncompleteLayer, ...]
+    unseen: tuple[str, ...]
+    order: tuple[str, ...]
+
+    def numbers(self, layout: str | None = None) -> dict[str, int]:
+        """Prefix -> number from 0, in the file's order: a layer that is incomplete keeps its number.
+
+        Args:
+            layout: number the layers that may have this one alone. Default: all.
+        """
+        counted = {layer.prefix for layer in self.layers if layout is None or layout in layer.layouts}
+        counted |= {layer.prefix for layer in self.lacking(layout)}
+        return {prefix: number for number, prefix in enumerate(one for one in self.order if one in counted)}
+
+    def lacking(self, layout: str | None = None) -> list[IncompleteLayer]:
+        """The incomplete layers, or those that may have been of one layout."""
+        return [layer for layer in self.incomplete if layout is None or layout in layer.missing]
+
+    def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
+        """SpecError if a layer that is asked for is incomplete; it names all that are, and what they lack.
+
+        Args:
+            prefix: of the one layer that is asked for. Default: all are.
+            layout: only layers that may be of this one are asked for. Default: all.
+        """
+        lacking = [one for one in self.lacking(layout) if prefix in (None, one.prefix)]
+        if not lacking or prefix in {layer.prefix for layer in self.layers}:
+            return
+        shown = "; ".join(f"{layer.prefix!r} {layer.lacks()}" for layer in lacking[:MOST_SHOWN])
+        if len(lacking) > MOST_SHOWN:
+            shown += f"; and {len(lacking) - MOST_SHOWN} more"
+        hint = "choose the prefix of a whole layer" if self.layers else "there is no whole layer in it"
+        if SHARD.search(self.path):
+            hint = "this is one of several shards: name their folder or their index"
+        count = f"{len(lacking)} of {len(self.order)} attention layers lack arrays"
+        raise SpecError(f"{self.path}: {count}: {shown} ({hint})")
+
+    def line(self, read: Collection[str] | None = None) -> str:
+        """How much of what looks like attention was read, and what was not.
+
+        Args:
+            read: the prefixes that were. Default: those of all whole layers.
+        """
+        wanted = [layer.prefix for layer in self.layers] if read is None else list(read)
+        others = [repr(layer.prefix) for layer in self.layers if layer.prefix not in wanted]
+        others += [f"{layer.prefix!r}, incomplete" for layer in self.incomplete]
+        others += [repr(name) for name in self.unseen]
+        text = f"read {len(wanted)} of {len(self.order) + len(self.unseen)} modules that look like attention"
+        if others:
+            text += f"; not: {', '.join(others[:MOST_SHOWN])}"
+        return text + (f" and {len(others) - MOST_SHOWN} more" if len(others) > MOST_SHOWN else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it."""
+        numbers = self.numbers()
+        return {
+            "source": self.path,
+            "read": len(self.layers),
+            "of": len(self.order) + len(self.unseen),
+            "layers": [
+                {
+                    "number": numbers[layer.prefix],
+                    "prefix": layer.prefix,
+                    "layouts": list(layer.layouts),
+                    "num_heads": layer.num_heads,
+                    "num_kv_heads": layer.num_kv_heads,
+                    "dtypes": list(layer.dtypes),
+                    "shapes": {name: list(shape) for name, shape in layer.shapes.items()},
+                }
+                for layer in self.layers
+            ],
+            "incomplete": [
+                {
+                    "number": numbers[layer.prefix],
+                    "prefix": layer.prefix,
+                    "missing": {layout: list(names) for layout, names in layer.missing.items()},
+                    "there": list(layer.there),
+                }
+                for layer in self.incomplete
+            ],
+            "unseen": list(self.unseen),
+        }
+
+
+def survey_file(path: str | Path) -> Survey:
+    """`survey` of a file or folder of weights.
+
+    Raises:
+        SpecError: as `mha.formats.open_checkpoint`.
+    """
+    with open_checkpoint(path) as checkpoint:
+        return survey(checkpoint)
+
+
+def survey(checkpoint: Checkpoint) -> Survey:
+    """Everything in a file that is attention or looks like it, from its names and shapes alone."""
+    layers = find_layers(checkpoint)
+    read = {name for layer in layers for name in _names_of(checkpoint, layer)}
+    incomplete = _incomplete(checkpoint, layers, read)
+    parts = read | {name for layer in incomplete for name in layer.there}
+    first = {name: index for index, name in enumerate(checkpoint.entries)}
+    starts = {layer.prefix: min(first[name] for name in _names_of(checkpoint, layer)) for layer in layers}
+    starts |= {layer.prefix: min(first[name] for name in layer.there) for layer in incomplete}
+    return Survey(
+        str(checkpoint.path),
+        tuple(layers),
+        tuple(sorted(incomplete, key=lambda layer: starts[layer.prefix])),
+        tuple(_unseen(checkpoint, parts)),
+        tuple(sorted(starts, key=starts.__getitem__)),
+    )
+
+
+def _names_of(checkpoint: Checkpoint, layer: FoundLayer) -> Iterable[str]:
+    """Of every layout that it may have: two can share a prefix and not their arrays."""
+    for layout in layer.layouts:
+        yield from get(layout).names_of(layer.prefix, checkpoint.entries).values()
+
+
+def _incomplete(checkpoint: Checkpoint, whole: Collection[FoundLayer], read: Collection[str]) -> list[IncompleteLayer]:
+    """Every place that has some arrays of a layout, none of which a whole layer has or one that lacks fewer."""
+    known = {layer.prefix for layer in whole}
+    missing: dict[str, dict[str, tuple[str, ...]]] = {}
+    for layout in LAYOUTS.values():
+        for prefix, names in layout.places(checkpoint.entries).items():
+            if names and prefix not in known and axes_fit(checkpoint, layout, prefix):
+                start = prefix + layout.separator if prefix else ""
+                missing.setdefault(prefix, {})[layout.name] = tuple(start + name for name in names)
+    patterns: dict[str, set[str]] = {}
+    for layer in whole:
+        for name in layer.layouts:
+            patterns.setdefault(name, set()).add(NUMBER.sub("#", layer.prefix))
+    for prefix, name, names in _outputs_alone(checkpoint, patterns):
+        if prefix not in known:
+            missing.setdefault(prefix, {}).setdefault(name, names)
+    for prefix, of in missing.items():
+        like = {layout for layout in of if NUMBER.sub("#", prefix) in patterns.get(layout, ())}
+        missing[prefix] = {layout: names for layout, names in of.items() if layout in like or not like}
+    fewest = {prefix: min(map(len, of.values())) for prefix, of in missing.items()}
+    taken, found = set(read), []
+    for prefix in sorted(missing, key=fewest.__getitem__):
+        best = {layout: names for layout, names in missing[prefix].items() if len(names) == fewest[prefix]}
+        there = dict.fromkeys(
+            name for layout in best for name in get(layout).names_of(prefix, checkpoint.entries).values()
+        )
+        if not taken.intersection(there):
+            taken.update(there)
+            found.append(IncompleteLayer(prefix, best, tuple(there)))
+    return found
+
+
+def _outputs_alone(
+    checkpoint: Checkpoint, patterns: Mapping[str, Collection[str]]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Prefix, layout, and what is missing, wherever an output projection stands as in a whole layer, but for numbers.
+
+    Args:
+        patterns: layout -> the prefixes of whole layers, "#" in place of numbers.
+    """
+    for layout in map(get, patterns):
+        ending = layout.separator + layout.required[-1]
+        for name in checkpoint.entries:
+            prefix = name.removesuffix(ending)
+            if prefix != name and NUMBER.sub("#", prefix) in patterns[layout.name]:
+                yield prefix, layout.name, tuple(prefix + layout.separator + own for own in layout.required[:-1])
+
+
+def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
+    """The modules that look like attention, hold matrices, and have no array in `read`."""
+    known = {module_of(name) for name in read}
+    modules = dict.fromkeys(module_of(name) for name, entry in checkpoint.entries.items() if len(entry.shape) > 1)
+    return [name for name in modules if name is not None and name not in known]
+
+
+def module_of(name: str) -> str | None:
+    """The module that looks like attention in the name of an array, as a prefix; None if none does.
+
+    >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
+    'encoder.block.0.layer.0.SelfAttention'
+    >>> module_of("h.0.attn.c_attn.weight"), module_of("layers.3.mixer.Wqkv.weight"), module_of("mlp.fc1.weight")
+    ('h.0.attn', 'layers.3.mixer', None)
+    """
+    parts = list(PART.finditer(name))[:-1]  # the last is the array's own
+    marked = [index for index, part in enumerate(parts) if ATTENTION.search(part[0])]
+    if marked:
+        last = marked[-1]
+        while last and last - 1 in marked:  # attention.attention, attn.c_attn: a module and a part of it
+            last -= 1
+        return name[: parts[last].end()]
+    for index, part in enumerate(parts):
+        if PROJECTION.fullmatch(part[0]):
+            return name[: parts[index - 1].end()] if index else ""
+    return None
