@@ -29,7 +29,9 @@ CHANGES_THE_RESULT = (
 )
 """How parts of names begin that a layer has beside a layout's, if it computes something else than the definition."""
 
-CAVEATS = {"llama": "the Llama family also turns queries and keys by their position, which no array says"}
+CAVEATS = dict.fromkeys(
+    ("llama", "llama-kernel"), "the Llama family also turns queries and keys by their position, which no array says"
+)
 """Layout -> what its layers may do besides, and the arrays don't show."""
 
 
@@ -62,7 +64,7 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
-            if axes_fit(checkpoint, layout, prefix):
+            if sizes_fit(checkpoint, layout, prefix):
                 layouts.setdefault(prefix, []).append(layout)
     order = {name: index for index, name in enumerate(checkpoint.entries)}
     found = [_found(checkpoint, prefix, fitting) for prefix, fitting in layouts.items()]
@@ -154,11 +156,10 @@ def _reading(layout: Layout) -> tuple[object, ...]:
     return (type(layout), layout.required, getattr(layout, "transposed", None), getattr(layout, "interleaved", None))
 
 
-def axes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
-    """Whether the matrices that are there have as many axes as the layout's: one more if they carry the heads."""
-    wanted = 3 if layout.carries_heads else 2
+def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
+    """Whether the matrices that are there may be those of the layout, by their shapes."""
     names = layout.names_of(prefix, checkpoint.entries)
-    return all(len(checkpoint.entries[names[name]].shape) == wanted for name in layout.required if name in names)
+    return layout.fits({own: checkpoint.entries[full].shape for own, full in names.items()})
 
 
 def _found(checkpoint: Checkpoint, prefix: str, layouts: Sequence[Layout]) -> FoundLayer:

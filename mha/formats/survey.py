@@ -14,7 +14,7 @@ from typing import Any
 
 from mha.formats import open_checkpoint
 from mha.formats.checkpoint import Checkpoint
-from mha.formats.find import MOST_SHOWN, FoundLayer, axes_fit, find_layers
+from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
@@ -194,7 +194,7 @@ def _incomplete(checkpoint: Checkpoint, whole: Collection[FoundLayer], read: Col
     missing: dict[str, dict[str, tuple[str, ...]]] = {}
     for layout in LAYOUTS.values():
         for prefix, names in layout.places(checkpoint.entries).items():
-            if names and prefix not in known and axes_fit(checkpoint, layout, prefix):
+            if names and prefix not in known and sizes_fit(checkpoint, layout, prefix):
                 start = prefix + layout.separator if prefix else ""
                 missing.setdefault(prefix, {})[layout.name] = tuple(start + name for name in names)
     patterns: dict[str, set[str]] = {}

@@ -8,17 +8,6 @@ from typing import Any
 from mha.recipes.recipe import Recipe
 from mha_core import SpecError, layouts
 from mha_core.layouts import Layout
-from mha_core.layouts.packed import PackedLayout
-
-CROSS = PackedLayout(
-    "gpt2-cross",
-    "Hugging Face GPT-2's cross-attention: q_attn (E, E), c_attn (E, 2E), c_proj, transposed (Conv1D)",
-    framework="torch",
-    packs={"q_attn.weight": ("q_proj",), "c_attn.weight": ("k_proj", "v_proj")},
-    out="c_proj.weight",
-    bias_of={"q_attn.weight": "q_attn.bias", "c_attn.weight": "c_attn.bias", "c_proj.weight": "c_proj.bias"},
-    transposed=True,
-)
 
 
 class GPT2Recipe(Recipe):
@@ -35,14 +24,14 @@ class GPT2Recipe(Recipe):
         return module.c_proj
 
     def layout(self, module: Any) -> Layout:
-        return CROSS if module.is_cross_attention else layouts.get("gpt2")
+        return layouts.get("gpt2-cross" if module.is_cross_attention else "gpt2")
 
     def num_heads(self, module: Any) -> int:
         return int(module.num_heads)
 
     @property
     def checkpoint_layouts(self) -> tuple[Layout, ...]:
-        return CROSS, layouts.get("gpt2")
+        return layouts.get("gpt2-cross"), layouts.get("gpt2")
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
         return int(model_config["n_head"])

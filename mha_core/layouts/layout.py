@@ -109,6 +109,14 @@ class Layout(ABC):
         wanted = (*self.required, *self.optional)
         return {name: start + name for name in wanted if start + name in there}
 
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether a layer's matrices, those that are there, have as many axes as the layout's, by relative name.
+
+        Layouts that carry the heads have them in an axis of their own.
+        """
+        wanted = 3 if self.carries_heads else 2
+        return all(len(shapes[name]) == wanted for name in self.required if name in shapes)
+
     def _check_names(self, arrays: Mapping[str, NDArray]) -> None:
         missing = [name for name in self.required if name not in arrays]
         if missing:

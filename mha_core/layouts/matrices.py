@@ -91,6 +91,31 @@ def _named(query: str, key: str, value: str, out: str) -> dict[str, str]:
 
 SEED = _named("W_q", "W_k", "W_v", "W_o")
 
+HUGGING_FACE = {
+    "bert": _named("self.query", "self.key", "self.value", "output.dense"),
+    "vit": _named("attention.query", "attention.key", "attention.value", "output.dense"),
+    "distilbert": _named("q_lin", "k_lin", "v_lin", "out_lin"),
+    "llama": _named("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+"""Layout -> its modules. BART's are this project's own."""
+
+ALL_OR_NONE = {"bert": (PROJECTIONS,), "vit": (PROJECTIONS[:3],), "distilbert": (PROJECTIONS,)}
+"""Layout -> which of its biases are there together."""
+
+
+def _kernels(name: str, of: str, modules: Mapping[str, str]) -> MatrixLayout:
+    """The same modules in Hugging Face's TensorFlow and Flax models (up to transformers 4): kernels (in, out)."""
+    return MatrixLayout(
+        f"{name}-kernel",
+        f"Hugging Face {of} in TensorFlow and Flax: {modules['q_proj'].replace('.', '/')}/kernel (in, out)",
+        {projection: module.replace(".", "/") for projection, module in modules.items()},
+        transposed=True,
+        separator="/",
+        weight="kernel",
+        all_or_none=ALL_OR_NONE.get(name, ()),
+    )
+
+
 MATRIX_LAYOUTS = (
     MatrixLayout(
         "canonical",
@@ -130,29 +155,34 @@ MATRIX_LAYOUTS = (
     MatrixLayout(
         "bert",
         "Hugging Face BERT family: self.query, self.key, self.value, output.dense",
-        _named("self.query", "self.key", "self.value", "output.dense"),
+        HUGGING_FACE["bert"],
         framework="torch",
-        all_or_none=(PROJECTIONS,),
+        all_or_none=ALL_OR_NONE["bert"],
     ),
     MatrixLayout(
         "vit",
         "Hugging Face ViT up to transformers 4: attention.query, attention.key, attention.value, output.dense",
-        _named("attention.query", "attention.key", "attention.value", "output.dense"),
+        HUGGING_FACE["vit"],
         framework="torch",
-        all_or_none=(PROJECTIONS[:3],),
+        all_or_none=ALL_OR_NONE["vit"],
     ),
     MatrixLayout(
         "distilbert",
         "Hugging Face DistilBERT: q_lin, k_lin, v_lin, out_lin",
-        _named("q_lin", "k_lin", "v_lin", "out_lin"),
+        HUGGING_FACE["distilbert"],
         framework="torch",
-        all_or_none=(PROJECTIONS,),
+        all_or_none=ALL_OR_NONE["distilbert"],
     ),
     MatrixLayout(
         "llama",
         "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT of transformers 5; Llama family (without rotary positions)",
-        _named("q_proj", "k_proj", "v_proj", "o_proj"),
+        HUGGING_FACE["llama"],
         framework="torch",
     ),
+    _kernels("bert", "BERT family", HUGGING_FACE["bert"]),
+    _kernels("vit", "ViT", HUGGING_FACE["vit"]),
+    _kernels("distilbert", "DistilBERT", HUGGING_FACE["distilbert"]),
+    _kernels("bart", "BART and Whisper", _named(*PROJECTIONS)),
+    _kernels("llama", "Llama family (without rotary positions)", HUGGING_FACE["llama"]),
 )
 """Every layout of this kind."""

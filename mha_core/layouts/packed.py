@@ -24,6 +24,9 @@ class PackedLayout(Layout):
             them; otherwise (projection, head, width).
         transposed: whether matrices are (in, out).
         one_switch: whether all biases are there, or none; otherwise each matrix has its own.
+        bias_is_row: whether biases are matrices of one row.
+        checks_sizes: whether layers with the same names and other sizes are of another layout.
+        separator, foreign: see `Layout`.
     """
 
     def __init__(
@@ -38,8 +41,14 @@ class PackedLayout(Layout):
         interleaved: bool = False,
         transposed: bool = False,
         one_switch: bool = True,
+        bias_is_row: bool = False,
+        checks_sizes: bool = False,
+        separator: str = ".",
+        foreign: tuple[str, ...] = (),
     ) -> None:
         self.name, self.summary, self.framework = name, summary, framework
+        self.separator, self.foreign = separator, foreign
+        self.bias_is_row, self.checks_sizes = bias_is_row, checks_sizes
         self.packs = {**packs, out: ("out_proj",)}
         self.out, self.bias_of = out, bias_of
         self.interleaved, self.transposed, self.one_switch = interleaved, transposed, one_switch
@@ -60,9 +69,10 @@ class PackedLayout(Layout):
             weights.update({f"{p}.weight": part for p, part in zip(projections, parts, strict=True)})
             if self.bias_of[name] in arrays:
                 bias = np.asarray(arrays[self.bias_of[name]])
-                if bias.ndim != 1:
-                    raise SpecError(f"{self.bias_of[name]} must be a vector. Got shape {bias.shape}.")
-                parts = self._unpack(self.bias_of[name], bias, projections, heads)
+                if bias.ndim != 1 + self.bias_is_row or (self.bias_is_row and len(bias) != 1):
+                    wanted = "a matrix of one row" if self.bias_is_row else "a vector"
+                    raise SpecError(f"{self.bias_of[name]} must be {wanted}. Got shape {bias.shape}.")
+                parts = self._unpack(self.bias_of[name], bias.reshape(-1), projections, heads)
                 weights.update({f"{p}.bias": part for p, part in zip(projections, parts, strict=True)})
         weights = {
             f"{p}.{kind}": weights[f"{p}.{kind}"]
@@ -94,8 +104,21 @@ class PackedLayout(Layout):
             if biases is None and everything is not None:
                 biases = [np.zeros(len(matrix), matrix.dtype) for matrix in matrices]
             if biases is not None:
-                arrays[self.bias_of[name]] = self._pack(biases, config.num_heads)
+                bias = self._pack(biases, config.num_heads)
+                arrays[self.bias_of[name]] = bias[None] if self.bias_is_row else bias
         return arrays
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Also as many rows as the pack needs, where other layers have the same names."""
+        if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
+            return super().fits(shapes)
+        rows, columns = (1, 0) if self.transposed else (0, 1)
+        width = shapes[self.out][columns]
+        return all(
+            shapes[name][rows] == len(of) * width
+            for name, of in self.packs.items()
+            if name in shapes and name != self.out
+        )
 
     def _pack(self, parts: list[NDArray], heads: int) -> NDArray:
         if not self.interleaved or len(parts) == 1:
@@ -194,15 +217,6 @@ PACKED_LAYOUTS: tuple[Layout, ...] = (
         bias_of={"in_proj_weight": "in_proj_bias", "out_proj.weight": "out_proj.bias"},
     ),
     TorchSeparateLayout(),
-    PackedLayout(
-        "gpt2",
-        "Hugging Face GPT-2: c_attn (E, 3E), c_proj, both transposed (Conv1D)",
-        framework="torch",
-        packs={"c_attn.weight": PROJECTIONS[:3]},
-        out="c_proj.weight",
-        bias_of={"c_attn.weight": "c_attn.bias", "c_proj.weight": "c_proj.bias"},
-        transposed=True,
-    ),
     PackedLayout(
         "mxnet-selfatt",
         "MXNet's interleaved self-attention operators, as Sockeye names them: ff_in (H, 3, d rows), ff_out",

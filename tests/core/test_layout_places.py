@@ -45,6 +45,26 @@ def gpt2_place(projection, head, element, other):
     return "c_attn.weight", (other, column), "c_attn.bias", column
 
 
+def gpt2_cross_place(projection, head, element, other):
+    """q_attn.weight (E, H * d) and c_attn.weight (E, 2 * H * d)."""
+    if projection == "q":
+        return "q_attn.weight", (other, head * 3 + element), "q_attn.bias", head * 3 + element
+    column = "kv".index(projection) * 6 + head * 3 + element
+    return "c_attn.weight", (other, column), "c_attn.bias", column
+
+
+def gpt2_tf_place(projection, head, element, other):
+    """As in PyTorch, and biases of one row."""
+    _, index, _, column = gpt2_place(projection, head, element, other)
+    return "c_attn/weight", index, "c_attn/bias", (0, column)
+
+
+def gpt2_flax_place(projection, head, element, other):
+    """c_attn/kernel (3 * H * d, E): what FlaxConv1D transposes before it multiplies."""
+    _, (_, column), _, _ = gpt2_place(projection, head, element, other)
+    return "c_attn/kernel", (column, other), "c_attn/bias", column
+
+
 def selfatt_place(projection, head, element, other):
     """ff_in.weight (H * 3 * d, D): head by head, in each q, k and v."""
     row = head * 9 + "qkv".index(projection) * 3 + element
@@ -102,6 +122,27 @@ PLACES = {
         gpt2_place,
         columns("c_proj.weight"),
     ),
+    "gpt2-cross": (
+        TINY,
+        {
+            **{"q_attn.weight": (5, 6), "q_attn.bias": (6,), "c_attn.weight": (5, 12), "c_attn.bias": (12,)},
+            **{"c_proj.weight": (6, 7), "c_proj.bias": (7,)},
+        },
+        gpt2_cross_place,
+        columns("c_proj.weight"),
+    ),
+    "gpt2-tf": (
+        TINY,
+        {"c_attn/weight": (5, 18), "c_attn/bias": (1, 18), "c_proj/weight": (6, 7), "c_proj/bias": (1, 7)},
+        gpt2_tf_place,
+        columns("c_proj/weight"),
+    ),
+    "gpt2-flax": (
+        TINY,
+        {"c_attn/kernel": (18, 5), "c_attn/bias": (18,), "c_proj/kernel": (7, 6), "c_proj/bias": (7,)},
+        gpt2_flax_place,
+        rows("c_proj/kernel"),
+    ),
     "mxnet-selfatt": (
         TINY,
         {"ff_in.weight": (18, 5), "ff_in.bias": (18,), "ff_out.weight": (7, 6), "ff_out.bias": (7,)},
@@ -137,6 +178,7 @@ def filled_by_hand(config, shapes, place, out):
                 matrix, index, bias, bias_index = place(projection, head, element, other)
                 bias_value = bias_number(projection, head, element)
             arrays[matrix][index] = number(projection, head, element, other)
+            bias_index = (0, other) if projection == "o" and arrays[bias].ndim == 2 else bias_index
             arrays[bias][bias_index] = bias_value
     assert not any(np.isnan(array).any() for array in arrays.values())
     return arrays

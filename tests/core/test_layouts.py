@@ -21,11 +21,17 @@ SQUARE = AttentionConfig(15, 3)
 CONFIGS = {
     **dict.fromkeys(("canonical", "d2l-torch", "d2l-mxnet", "d2l-tf", "d2l-jax"), (WIDTHS, GROUPED)),
     **dict.fromkeys(("bert", "vit", "distilbert", "llama"), (WIDTHS, GROUPED)),
+    **{f"{name}-kernel": (WIDTHS, GROUPED) for name in ("bert", "vit", "distilbert", "bart", "llama")},
     "torch": (SQUARE, AttentionConfig(14, 7)),
     "torch-separate": (SQUARE, replace(SQUARE, key_dim=8, value_dim=9)),
-    "gpt2": (SQUARE, PACKED),
     "mxnet-selfatt": (SQUARE, PACKED),
     "mxnet-encdec": (SQUARE, replace(EQUAL_HEADS, value_dim=8)),
+    "gpt2": (SQUARE, PACKED),
+    "gpt2-cross": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
+    "gpt2-tf": (SQUARE, PACKED),
+    "gpt2-cross-tf": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
+    "gpt2-flax": (SQUARE, PACKED),
+    "gpt2-cross-flax": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
     "keras": (SQUARE, WIDTHS),
     "keras-gqa": (EQUAL_HEADS, replace(EQUAL_HEADS, num_heads=6, num_kv_heads=2)),
     "linen": (SQUARE, EQUAL_HEADS),
@@ -39,7 +45,10 @@ BIASES = (False, True, SOME, {"out_proj": True}, {"k_proj": True, "out_proj": Tr
 OWN_SWITCHES = {
     "canonical": (),
     "llama": (),
+    "bart-kernel": (),
+    "llama-kernel": (),
     "vit": (PROJECTIONS[:3],),
+    "vit-kernel": (PROJECTIONS[:3],),
     "mxnet-selfatt": (PROJECTIONS[:3],),
     "mxnet-encdec": (("k_proj", "v_proj"),),
 }
@@ -252,12 +261,14 @@ def test_kernels_that_contradict_each_other(name):
         assert f"{key} must have shape (2, 4), as its kernel says. Got (4, 2)." in said
 
 
-@pytest.mark.parametrize("name", ["torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate"])
+@pytest.mark.parametrize(
+    "name", ["torch", *(name for name in LAYOUTS if "gpt2" in name), "mxnet-selfatt", "mxnet-encdec", "torch-separate"]
+)
 def test_packs_that_do_not_split(name):
     arrays, heads = of_layout(name, 0)
     for key, array in arrays.items():
         if "in" in key.split("_") or "c_attn" in key or "kv" in key or "ff_in" in key:
-            axis = array.ndim - 1 if name == "gpt2" else 0
+            axis = array.ndim - 1 if "gpt2" in name and "flax" not in name else 0
             said = refused(name, {**arrays, key: np.delete(array, 0, axis=axis)}, num_heads=heads)
             assert f"{key} must hold" in said
 

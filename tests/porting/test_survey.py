@@ -68,6 +68,21 @@ def test_a_packed_matrix_that_is_lost_without_biases_is_missed_by_its_likes(tmp_
     assert layer.lacks() == "lacks encoder.layers.1.attn.c_attn.weight (gpt2)"
 
 
+def test_a_cross_attention_that_lost_its_queries_is_no_self_attention(tmp_path):
+    """GPT-2's has the same names but for q_attn; one key head for all queries has the same names and other sizes."""
+    for bias in (True, False):
+        arrays = {name: array for name, array in layers_of("gpt2-cross").items() if bias or "bias" not in name}
+        del arrays["encoder.layers.1.attn.q_attn.weight"]
+        save_file(arrays, tmp_path / "a.safetensors")
+        (layer,) = survey_file(tmp_path / "a.safetensors").incomplete
+        assert layer.lacks() == "lacks encoder.layers.1.attn.q_attn.weight (gpt2-cross)"
+    one_key_head = arrays_of("gpt2", prefix="h.0.attn")
+    one_key_head |= {"h.0.attn.c_attn.weight": np.ones((20, 12), "float32")}
+    save_file(one_key_head, tmp_path / "a.safetensors")
+    seen = survey_file(tmp_path / "a.safetensors")
+    assert (seen.order, seen.unseen) == ((), ("h.0.attn",))
+
+
 def test_a_whole_layer_of_a_file_with_an_incomplete_one_can_be_converted_under_its_own_number(tmp_path):
     arrays = layers_of("bert")
     del arrays["encoder.layers.1.attn.self.key.weight"]
