@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.weights import Weights
@@ -72,6 +74,9 @@ class Hooks(Protocol):
     def versions(self) -> dict[str, str]:
         """Package -> version of what computes."""
 
+    def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
+        """The names of a module's direct parts that hold parameters, and all that is in it: see `mha.coverage`."""
+
     def watch(
         self, target: Any, choose: Callable[[str, Any], Adapter | None], seen: Callable[..., None]
     ) -> AbstractContextManager[None]:
@@ -96,12 +101,18 @@ def unregister(adapter: Adapter) -> None:
 
 
 class Capture:
-    """What is being recorded: `calls` so far, and `recording` when at least one was made."""
+    """What is being recorded: `calls` so far, `recording` when at least one was made, and `coverage` of the model."""
 
-    def __init__(self, versions: Mapping[str, str]) -> None:
+    def __init__(self, versions: Mapping[str, str], survey: Survey) -> None:
         self.layers: list[RecordedLayer] = []
         self.calls: list[RecordedCall] = []
         self.versions = dict(versions)
+        self.survey = survey
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which of the modules that look like attention were recorded so far, and which were not."""
+        return self.survey.coverage([layer.name for layer in self.layers])
 
     @property
     def recording(self) -> Recording:
@@ -111,7 +122,7 @@ class Capture:
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
                 "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
             )
-        return Recording(tuple(self.layers), tuple(self.calls), self.versions)
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread)
 
     def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Record one call. SpecError for one that no recording can hold."""
@@ -136,11 +147,18 @@ class Capture:
 
 @contextmanager
 def capture(
-    target: Any, path: str | os.PathLike[str] | None = None, *, layers: Sequence[str] = ("*",), overwrite: bool = False
+    target: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    layers: Sequence[str] = ("*",),
+    overwrite: bool = False,
+    strict: bool = False,
 ) -> Iterator[Capture]:
     """Record every call that is made of the attention layers in `target` within the context.
 
-    The file is written at its end, whole or not at all; not if it ends with an exception.
+    The file is written at its end, whole or not at all; not if it ends with an exception. Modules that look like
+    attention and are not recorded, because nothing here knows their class or they were not called, are named in a
+    warning (`mha.coverage.UnreadWarning`) and in the file.
 
     Args:
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
@@ -148,10 +166,12 @@ def capture(
         path: the file. None: only `Capture.recording`, in memory.
         layers: names of the layers to record; wildcards work.
         overwrite: whether a file that is there may be replaced.
+        strict: whether it is an error that a module which looks like attention is not recorded.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
-            no recording can hold; at a call, if that is so for the call; at the end, if there was none.
+            no recording can hold; at a call, if that is so for the call; at the end, if there was none; with
+            `strict`, as soon as it is known that a module is not recorded, and then nothing is written.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()
@@ -171,7 +191,9 @@ def capture(
     def choose(name: str, module: Any) -> Adapter | None:
         """The adapter for a module, if it is to be recorded."""
         adapter = next((adapter for adapter in adapters if adapter.matches(module)), None)
-        if adapter is None or not any(fnmatchcase(name, pattern) for pattern in layers):
+        asked = any(fnmatchcase(name, pattern) for pattern in layers)
+        survey.meet(name, module, known=adapter is not None, asked=asked)
+        if adapter is None or not asked:
             return None
         try:
             adapter.check(module)
@@ -180,10 +202,17 @@ def capture(
             raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
         return adapter
 
-    recorder = Capture(hooks.versions())
+    survey = Survey(hooks.parts_of)
+    recorder = Capture(hooks.versions(), survey)
     with hooks.watch(target, choose, recorder.see):
+        if strict:
+            survey.coverage().check()
         yield recorder
     recording = recorder.recording
+    if strict:
+        recorder.coverage.check()
+    if recorder.coverage.unseen:
+        warnings.warn(recorder.coverage.line, UnreadWarning, stacklevel=3)
     if path is not None:
         recording.save(path, overwrite=overwrite)
 

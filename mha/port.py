@@ -24,9 +24,10 @@ from conformance.expected import Expected, answer
 from conformance.precision import Precision
 from conformance.problem import Problem
 from conformance.runner import BackendSubject
+from mha.coverage import Coverage
 from mha.port_arrays import LoadedArrays
 from mha.port_model import Encoder
-from mha.recipes import Site, attention_layers, record, replaced
+from mha.recipes import Site, record, replaced, survey
 from mha.recipes.judge import Judgement, judge, judge_original
 from mha_core import SpecError
 from mha_core.backend import Backend, Run
@@ -99,6 +100,7 @@ class PortReport:
     Attributes:
         tokens: of each text.
         arrays: parameter of the model -> the array of its files that it equals, bit for bit; what is left out.
+        coverage: which modules that look like attention were read, and which were not.
         failed: backend -> why it gave no answer.
         diagnoses: backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
@@ -108,6 +110,7 @@ class PortReport:
     texts: tuple[str, ...]
     tokens: tuple[int, ...]
     arrays: LoadedArrays
+    coverage: Coverage
     dtype: str
     num_heads: int
     layers: tuple[LayerResult, ...]
@@ -125,7 +128,13 @@ class PortReport:
         """Everything as JSON can hold it."""
         fields = asdict(self)
         fields["embeddings"] = [{**asdict(found), "equal": found.equal} for found in self.embeddings]
-        return {"schema": SCHEMA_VERSION, "equal": self.equal, **fields, "arrays": self.arrays.to_dict()}
+        return {
+            "schema": SCHEMA_VERSION,
+            "equal": self.equal,
+            **fields,
+            "arrays": self.arrays.to_dict(),
+            "coverage": self.coverage.to_dict(),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +157,7 @@ def port(
     backends: Sequence[Backend],
     *,
     dtype: str = "float32",
+    strict: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> PortReport:
     """Port every attention layer of `encoder` into every backend, on these texts.
@@ -157,6 +167,7 @@ def port(
         texts: what is embedded.
         backends: where the layers go; on the CPU.
         dtype: in which model and backends compute.
+        strict: whether modules that look like attention and have no recipe are an error.
         progress: sees what is being done.
 
     Raises:
@@ -164,7 +175,9 @@ def port(
     """
     progress("embedding the texts")
     batch = encoder.batch(texts)
-    sites = attention_layers(encoder.model)
+    sites, coverage = survey(encoder.model)
+    if strict:
+        coverage.check()
     embeddings, calls = record(sites, lambda: encoder.embed(batch))
     layers = []
     for site in sites:
@@ -201,6 +214,7 @@ def port(
         texts=tuple(texts),
         tokens=tuple(int(mask.sum()) for mask in batch["attention_mask"]),
         arrays=encoder.arrays,
+        coverage=coverage,
         dtype=dtype,
         num_heads=layers[0].problem.config.num_heads,
         layers=tuple(results),

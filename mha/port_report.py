@@ -18,6 +18,7 @@ def print_report(console: Console, report: PortReport) -> None:
         console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
     )
     _line(console, arrays_line(report.arrays))
+    _line(console, f"{report.coverage.line}.")
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
         style="bold",

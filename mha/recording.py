@@ -10,7 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from conformance.case import Case
 from conformance.problem import Problem
 from mha.array_pool import ArrayPool, array_of, read
+from mha.coverage import Coverage, Unread, unread_of
 from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.dtypes import check_dtype, round_to, storage_dtype
 from mha_core.stages import stage_shapes
@@ -74,6 +75,8 @@ class Recording:
         layers: every layer that was called; twice, if its weights changed between calls.
         calls: in the order in which they were made.
         versions: package -> version of what computed.
+        unread: the modules of the model that look like attention and are not among the layers; None if nobody
+            looked, as for a file of an older release.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -94,6 +97,7 @@ class Recording:
     layers: tuple[RecordedLayer, ...]
     calls: tuple[RecordedCall, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[Unread, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.calls:
@@ -117,6 +121,18 @@ class Recording:
             seen[name] += 1
             names.append(f"{name}#{seen[name]}" if often[name] > 1 else name)
         return tuple(names)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What was recorded of the model, and what was not; None if nobody looked."""
+        names = tuple(dict.fromkeys(layer.name for layer in self.layers))
+        return None if self.unread is None else Coverage(names, self.unread)
+
+    def check_coverage(self) -> None:
+        """SpecError if modules that look like attention were left out, or the file does not say whether."""
+        if self.coverage is None:
+            raise SpecError("the recording does not say which modules were left out; it is of an older release")
+        self.coverage.check()
 
     @property
     def made_with(self) -> str:
@@ -188,6 +204,8 @@ class Recording:
             "layers": [_describe_layer(pool, layer) for layer in self.layers],
             "calls": [_describe_call(pool, f"calls.{i}", call, self.layers) for i, call in enumerate(self.calls)],
         }
+        if self.unread is not None:
+            description["unread"] = [asdict(one) for one in self.unread]
         pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
 
     @classmethod
@@ -307,7 +325,8 @@ def _recording(arrays: Mapping[str, NDArray], description: Mapping[str, Any]) ->
         inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
         outputs = {name: find(value) for name, value in call["outputs"].items()}
         calls.append(RecordedCall(_position(call["layer"], len(layers)), inputs, outputs))
-    return Recording(tuple(layers), tuple(calls), dict(description["versions"]))
+    unread = None if description.get("unread") is None else unread_of(description["unread"])
+    return Recording(tuple(layers), tuple(calls), dict(description["versions"]), unread)
 
 
 def _made(cls: type, values: Mapping[str, Any], find: Callable[[Any], Any], **more: Any) -> Any:

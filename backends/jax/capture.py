@@ -30,6 +30,21 @@ def versions() -> dict[str, str]:
     return {"jax": jax.__version__, "flax": flax.__version__}
 
 
+def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
+    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
+
+    Those of linen are made anew in each call, so their names alone tell what is in what.
+    """
+    if isinstance(module, nn.Module):
+        return list(module.variables.get("params", {})) if module.scope is not None else [], None
+    parts = [name for name, part in vars(module).items() if isinstance(part, nnx.Param) or _holds_params(part)]
+    return parts, lambda: [id(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
+
+
+def _holds_params(part: Any) -> bool:
+    return isinstance(part, nnx.Module) and bool(jax.tree.leaves(nnx.state(part, nnx.Param)))
+
+
 @contextmanager
 def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.

@@ -32,6 +32,12 @@ def versions() -> dict[str, str]:
     return {"mxnet": mx.__version__}
 
 
+def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a block's direct parts that hold parameters, and what gives the ids of all blocks in it."""
+    parts = [name for name, child in block._children.items() if child.collect_params().keys()]
+    return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
+
+
 @contextmanager
 def watch(target: mx.gluon.Block, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.

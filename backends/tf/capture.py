@@ -28,6 +28,13 @@ def versions() -> dict[str, str]:
     return {"keras": keras.__version__, "tensorflow": tf.__version__}
 
 
+def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a layer's direct parts that hold weights, and what gives the ids of all layers in it."""
+    kinds = (keras.Layer, keras.Variable, tf.Variable)
+    parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
+    return parts, lambda: [id(part) for part in _layers(layer)]
+
+
 @contextmanager
 def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.

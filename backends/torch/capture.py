@@ -36,6 +36,18 @@ def versions() -> dict[str, str]:
     return {"torch": torch.__version__}
 
 
+def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it."""
+    parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
+    parts += [name for name, parameter in module._parameters.items() if parameter is not None]
+    return parts, lambda: [id(part) for part in module.modules()]
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether there are numbers in it; those of a quantized layer are no parameters."""
+    return any(True for _ in module.parameters()) or bool(module.state_dict())
+
+
 @contextmanager
 def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.

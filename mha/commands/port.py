@@ -18,9 +18,10 @@ TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt h
 @click.option("--text", "texts", multiple=True, default=TEXTS, show_default=True, help="What to embed (repeatable).")
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
 @click.option("--dtype", "-d", default="float32", show_default=True, help="float32 or float64: of model and backends.")
+@click.option("--strict", is_flag=True, help="Refuse a model with modules that look like attention and are not read.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything to this file.")
 def port(
-    model: str, texts: tuple[str, ...], backend_names: tuple[str, ...], dtype: str, json_path: Path | None
+    model: str, texts: tuple[str, ...], backend_names: tuple[str, ...], dtype: str, strict: bool, json_path: Path | None
 ) -> None:
     """Port the attention layers of MODEL into every backend, and prove it.
 
@@ -49,7 +50,7 @@ def port(
             find_model(model)  # a model that can't be ported is refused before anything is imported
             backends, absent = load_backends(backend_names)
             encoder = load_encoder(model, dtype)
-            report = port_model(encoder, texts, backends, dtype=dtype, progress=status.update)
+            report = port_model(encoder, texts, backends, dtype=dtype, strict=strict, progress=status.update)
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error
     for line in absent:

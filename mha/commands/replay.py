@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: that of each call.")
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
+@click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
 def replay(
     file: Path,
@@ -45,6 +46,7 @@ def replay(
     dtypes: tuple[str, ...],
     devices: tuple[str, ...],
     time_limit: float,
+    strict: bool,
     json_path: Path | None,
 ) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
@@ -67,6 +69,8 @@ def replay(
     try:
         check_writable("--json", json_path)
         recording = Recording.load(file)
+        if strict:
+            recording.check_coverage()
         chosen = [check_dtype(dtype) for dtype in dtypes] or list(recording.dtypes)
         subjects, left_out, versions = _subjects(backend_names, specs, chosen, devices, time_limit)
         for line in left_out:
@@ -78,7 +82,8 @@ def replay(
     _print(console, recording, outcome, file)
     if json_path is not None:
         whole = report.to_json([], versions)
-        report.write_json(json_path, {**whole, "made_with": dict(recording.versions), **outcome.to_dict()})
+        seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
+        report.write_json(json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
     statuses = {result.status for result in outcome.everything}
     nothing_judged = not {result.status for result in outcome.results} & {"equal", "different"}
     sys.exit(
@@ -116,7 +121,10 @@ def _print(console: Console, recording: Recording, outcome: Replay, file: Path) 
 
     kinds = dict.fromkeys(layer.kind for layer in recording.layers)
     calls = "1 call" if len(recording.calls) == 1 else f"{len(recording.calls)} calls"
-    text(f"{calls} of {', '.join(kinds)}, recorded with {recording.made_with}\n")
+    text(f"{calls} of {', '.join(kinds)}, recorded with {recording.made_with}")
+    if recording.coverage is not None:
+        text(f"{recording.coverage.line}.")
+    text("")
     console.print("Worst error / allowed error over all calls; equal means at most 1", style="bold")
     console.print(report.parity_table(outcome.everything))
     if outcome.agreements:

@@ -10,9 +10,11 @@ Importing this imports neither PyTorch nor transformers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recipes.bart import BartRecipe, WhisperRecipe
 from mha.recipes.bert import BertRecipe
 from mha.recipes.gpt2 import GPT2Recipe
@@ -32,6 +34,7 @@ __all__ = [
     "recipe_for_config",
     "record",
     "replaced",
+    "survey",
 ]
 
 RECIPES: dict[str, Recipe] = {
@@ -45,20 +48,43 @@ def recipe_for(module: Any) -> Recipe | None:
     return next((recipe for recipe in RECIPES.values() if recipe.matches(module)), None)
 
 
-def attention_layers(model: Any) -> list[Site]:
+def attention_layers(model: Any, *, strict: bool = False) -> list[Site]:
     """Every attention layer of a live model that there is a recipe for, in the model's order.
 
+    Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
+
+    Args:
+        model: a PyTorch module of transformers, or one that contains some.
+        strict: whether such others are an error.
+
     Raises:
-        SpecError: there is none.
+        SpecError: there is none; or, with `strict`, there are others.
     """
-    sites = [
-        Site(name, module, recipe)
-        for name, module in model.named_modules()
-        if (recipe := recipe_for(module)) is not None
-    ]
+    sites, found = survey(model)
+    if strict:
+        found.check()
+    if found.unseen:
+        warnings.warn(found.line, UnreadWarning, stacklevel=2)
+    return sites
+
+
+def survey(model: Any) -> tuple[list[Site], Coverage]:
+    """The attention layers of a live model, as `attention_layers` gives them, and what it has beside them.
+
+    Raises:
+        SpecError: there is no layer with a recipe.
+    """
+    from backends.torch.capture import parts_of
+
+    sites, met = [], Survey(parts_of)
+    for name, module in model.named_modules():
+        recipe = recipe_for(module)
+        met.meet(name, module, known=recipe is not None)
+        if recipe is not None:
+            sites.append(Site(name, module, recipe))
     if not sites:
         raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
-    return sites
+    return sites, met.coverage()
 
 
 def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:

@@ -1,0 +1,251 @@
+"""Coverage: which modules of a live model look like attention, which of them were read, and which were not.
+
+A tool that reads the layers whose classes it knows, and says "equal", has said nothing of the others. What looks
+like attention is decided here, for all frameworks: by the names of a module's class and of its parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mha_core import SpecError
+
+Why = Literal["unknown", "uncalled", "unasked"]
+"""Why a module was not read: nothing here knows its class, it was never called, or other layers were asked for."""
+
+SHOWN = 12
+"""How many names a line lists; JSON has them all."""
+
+
+class UnreadWarning(UserWarning):
+    """Some modules that look like attention were not read, so nothing that is said holds for them."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A module that looks like attention and was not read.
+
+    Attributes:
+        name: where it stands in the model.
+        kind: its class.
+        why: "unknown", "uncalled" or "unasked".
+    """
+
+    name: str
+    kind: str
+    why: Why
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was read of a model, and what was not.
+
+    >>> print(Coverage(("layers.0.attn",), (Unread("layers.1.attn", "mine.Attention", "unknown"),)).line)
+    read 1 of 2 modules that look like attention; not: layers.1.attn (mine.Attention)
+    """
+
+    read: tuple[str, ...]
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def unseen(self) -> tuple[Unread, ...]:
+        """Those that were asked for and not read."""
+        return tuple(one for one in self.unread if one.why != "unasked")
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        total = len(self.read) + len(self.unread)
+        parts = [
+            f"read {len(self.read)} of {total} module{'s' * (total != 1)} that look{'s' * (total == 1)} like attention"
+        ]
+        for why, words in (("unknown", "not"), ("uncalled", "never called"), ("unasked", "not asked for")):
+            found = [one for one in self.unread if one.why == why]
+            if found:
+                names = [f"{_shown(one.name)} ({one.kind})" if why == "unknown" else _shown(one.name) for one in found]
+                more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+                parts.append(f"{words}: {', '.join(names[:SHOWN] + more)}")
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"read": list(self.read), "unread": [asdict(one) for one in self.unread]}
+
+    def check(self) -> None:
+        """SpecError if a module that was asked for was not read."""
+        if self.unseen:
+            raise SpecError(f"{self.line}. Without strict this is said and no error")
+
+
+PartsOf = Callable[[Any], tuple[Collection[str], Callable[[], Collection[int]] | None]]
+"""What a framework shows of a module: the names of its direct parts (modules and parameters) that hold parameters,
+and what gives the ids of all modules in it; None where modules are made anew in each call, and names alone tell.
+"""
+
+
+@dataclass(eq=False)
+class _Met:
+    """A module that may be attention: `known` to be, or by its parts (`sure`), or by a name alone."""
+
+    name: str
+    module: Any
+    parts: Collection[str]
+    within: Collection[int] | None
+    known: bool
+    asked: bool
+    sure: bool
+
+
+class Survey:
+    """Meets every module of a model and says at the end what was read.
+
+    Args:
+        parts_of: what the hooks of its framework know of a module.
+    """
+
+    def __init__(self, parts_of: PartsOf) -> None:
+        self._parts_of = parts_of
+        self._met: dict[Any, _Met] = {}
+
+    def meet(self, name: str, module: Any, *, known: bool, asked: bool = True) -> None:
+        """One module: whether something here reads its class, and whether the caller asked for its name."""
+        parts, within = self._parts_of(module)
+        key = name if within is None else id(module)
+        if key in self._met:
+            return
+        sure = has_projections(parts)
+        if known or sure or named_like_attention(re.split("[./]", name)[-1], module, parts):
+            self._met[key] = _Met(name, module, parts, within and frozenset(within()), known, asked, sure)
+
+    def coverage(self, called: Collection[str] | None = None) -> Coverage:
+        """What was read, if the layers of these names were called; None: if every known one that was asked for was."""
+        met = list(self._met.values())
+        known = [one for one in met if one.known]
+        unknown = [
+            one
+            for one in met
+            if not one.known
+            and not any(self._inside(one, outer) for outer in known)
+            and (one.sure or not any(self._inside(inner, one) for inner in known))
+        ]
+        unknown = [one for one in unknown if self._stands_for_itself(one, unknown)]
+        read = [one.name for one in known if one.asked and (called is None or one.name in called)]
+        read += [name for name in called or () if name not in read]  # one that was met under another name
+        unread = [
+            Unread(one.name, kind_of(one.module), _why(one))
+            for one in met
+            if one in unknown or (one.known and one.name not in read)
+        ]
+        return Coverage(tuple(read), tuple(unread))
+
+    def _stands_for_itself(self, one: _Met, others: Iterable[_Met]) -> bool:
+        """Of modules within each other only one counts: the outermost that has projections; else the innermost that
+        has parameters, because what is around it only wraps it.
+        """
+        for other in others:
+            if self._inside(one, other) and (other.sure or (not one.sure and not one.parts)):
+                return False
+            if self._inside(other, one) and not one.sure and (other.sure or other.parts):
+                return False
+        return True
+
+    def _inside(self, one: _Met, other: _Met) -> bool:
+        if one is other:
+            return False
+        if other.within is not None:
+            return id(one.module) in other.within
+        return other.name == "" or one.name.startswith(f"{other.name}/")
+
+
+def _why(one: _Met) -> Why:
+    return "unasked" if not one.asked else "uncalled" if one.known else "unknown"
+
+
+def _shown(name: str) -> str:
+    return name or "the model itself"
+
+
+def kind_of(module: Any) -> str:
+    """A module's class in words: "mine.Attention".
+
+    >>> kind_of(Coverage(()))
+    'mha.coverage.Coverage'
+    """
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+# What looks like attention ------------------------------------------------------------------------------
+
+_CLASS = re.compile(r"(?i:attention|attn|multi_?head)|MHA|MHSA|MQA|GQA")
+_NO_CLASS = re.compile(r"(?i:mask|norm|dropout|output|bias|config|cache|embeddings?|pos|weights?)$")
+_NAME = re.compile(r"(self_?|cross_?|encoder_?|multi_?head_?)?(attn|attention)|mha|mhsa", re.IGNORECASE)
+_NORM = re.compile(r"norm|^ln", re.IGNORECASE)
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "num_attn_heads", "nhead", "heads")
+_FILLER = frozenset(
+    (
+        *("c", "conv", "dense", "fc", "head", "heads", "in", "kernel", "layer", "lin", "linear", "map", "matrix"),
+        *("net", "proj", "project", "projection", "to", "transform", "w", "weight", "weights"),
+    )
+)
+_ROLES = {"q": "q", "query": "q", "queries": "q", "k": "k", "key": "k", "keys": "k"}
+_ROLES |= {"v": "v", "value": "v", "values": "v", "kv": "kv", "qk": "qk", "qkv": "qkv"}
+
+
+def has_projections(parts: Iterable[str]) -> bool:
+    """Whether the parts of these names project to queries, keys and values, each alone or packed.
+
+    >>> has_projections(["q_proj", "k_proj", "v_proj"]), has_projections(["Wqkv"]), has_projections(["to_q", "to_kv"])
+    (True, True, True)
+    >>> has_projections(["query_key_value", "dense"]), has_projections(["c_attn"]), has_projections(["key", "value"])
+    (True, True, False)
+    """
+    return {"q", "k", "v"} <= set().union(*(_roles(part) for part in parts))
+
+
+def _roles(part: str) -> set[str]:
+    """Which of q, k and v a part of this name makes; none if its name has a word that says something else."""
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
+    if snake in ("c_attn", "in_proj_weight"):
+        return {"q", "k", "v"}
+    words = [re.sub(r"^w(?=(q|k|v|kv|qk|qkv)$)", "", word) for word in re.split(r"[^a-z]+", snake) if word]
+    words = [word for word in words if word not in _FILLER]
+    if not words or not all(word in _ROLES for word in words):
+        return set()
+    return set("".join(_ROLES[word] for word in words))
+
+
+def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
+    """Whether a class or a place in the model is called attention, or something with heads has two parts or more.
+
+    >>> class PooledAttention: pass
+    >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])
+    (True, True)
+    """
+    classes = [cls.__name__ for cls in type(module).__mro__]
+    if any(_CLASS.search(cls) and not _NO_CLASS.search(cls) for cls in classes) and not _NO_CLASS.search(classes[0]):
+        return True
+    if len([part for part in parts if not _NORM.search(part)]) < 2:
+        return False
+    return bool(_NAME.fullmatch(name)) or any(_is_count(module, heads) for heads in _HEADS)
+
+
+def _is_count(module: Any, name: str) -> bool:
+    try:
+        value = getattr(module, name, None)
+    except Exception:  # a property of somebody's class may raise anything
+        return False
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def unread_of(described: Iterable[Mapping[str, Any]]) -> tuple[Unread, ...]:
+    """What `Coverage.to_dict` says of unread modules, read again. SpecError if it says something else."""
+    found = []
+    for one in described:
+        unread = Unread(**one)
+        if unread.why not in ("unknown", "uncalled", "unasked") or not isinstance(unread.name, str):
+            raise SpecError(f"an unread module needs a name and a reason. Got {dict(one)!r}.")
+        found.append(unread)
+    return tuple(found)
