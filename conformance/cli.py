@@ -15,6 +15,7 @@ from conformance.commands.check import check
 from conformance.commands.determinism import determinism
 from conformance.commands.deviations import deviations
 from conformance.commands.diagnose import diagnose
+from mha.commands.compare import compare
 from mha.commands.convert import convert
 from mha.commands.infer import infer
 from mha.commands.port import port
@@ -29,7 +30,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, deviations, convert, infer, port, replay, bench):
+for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
 for command in (backends, cases, bugs, calibrate, determinism):
     main.add_command(command)

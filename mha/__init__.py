@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mha.capturing import capture
+    from mha.comparing import compare
     from mha.convert import Conversion, list_layers
     from mha.recording import Recording
 
-__all__ = ["Conversion", "Recording", "capture", "list_layers"]
+__all__ = ["Conversion", "Recording", "capture", "compare", "list_layers"]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
     "Recording": "mha.recording",
     "capture": "mha.capturing",
+    "compare": "mha.comparing",
     "Conversion": "mha.convert",
     "list_layers": "mha.convert",
 }

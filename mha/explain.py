@@ -69,12 +69,12 @@ def _two_items_each(recording: Recording) -> Recording:
         batch = call.inputs.queries.shape[0]
         if batch > 2 and call.outputs["output"].size > SMALL:
             first = (worst.get(name) or (0,))[0]
-            call = _items(call, np.array([first, (first + 1) % batch]))
+            call = items_of(call, np.array([first, (first + 1) % batch]))
         calls.append(call)
     return replace(recording, calls=tuple(calls))
 
 
-def _items(call: RecordedCall, items: NDArray) -> RecordedCall:
+def items_of(call: RecordedCall, items: NDArray) -> RecordedCall:
     """The call with these batch items alone, in every array that has an axis for them."""
     inputs, mask = call.inputs, call.inputs.mask
     batch = inputs.queries.shape[0]
@@ -117,16 +117,14 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
 
 def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tuple[AttentionConfig, Weights]]:
     """Name of a layer -> the config and the weights that it was meant to hold."""
-    try:
-        original = Recording.load(path)
-    except SpecError:
-        config, weights = load_weights(path)
+    original = meant_by(path)
+    if isinstance(original, tuple):
         if len(names) > 1:
             raise SpecError(
                 f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
                 "Give a recording of the original."
-            ) from None
-        return {names[0]: (config, weights)}
+            )
+        return {names[0]: original}
     theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
     if set(names) <= set(theirs):
         return {name: theirs[name] for name in names}
@@ -136,3 +134,14 @@ def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tupl
             f"recorded were {', '.join(map(repr, names))}."
         )
     return dict(zip(names, theirs.values(), strict=True))
+
+
+def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:
+    """What a file says of the layers that were ported: a recording of them, or the config and weights of one.
+
+    Raises SpecError if it is neither, and FileNotFoundError if it is not there.
+    """
+    try:
+        return Recording.load(path)
+    except SpecError:
+        return load_weights(path)
