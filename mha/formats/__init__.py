@@ -28,6 +28,7 @@ class Format:
         layouts: the layouts that have a place in it; () for all.
         readable_only: "", or why none can be written.
         keeps_config: whether such a file has a place for the layers' configs.
+        writes_with: the module of a package that only writing needs; "" for none.
     """
 
     name: str
@@ -38,13 +39,14 @@ class Format:
     layouts: tuple[str, ...] = ()
     readable_only: str = ""
     keeps_config: bool = False
+    writes_with: str = ""
 
 
 IN_KERAS_FILES = ("keras", "keras-gqa", "d2l-tf")
 
 FORMATS = (
     Format("safetensors", (".safetensors",), "mha.formats.safetensors", keeps_config=True),
-    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.pytorch", framework="torch"),
+    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.pytorch", framework="torch", writes_with="torch"),
     Format("Keras weights", (".weights.h5",), "mha.formats.keras", framework="tf", layouts=IN_KERAS_FILES),
     Format(
         "Keras model",
@@ -53,7 +55,7 @@ FORMATS = (
         framework="tf",
         readable_only="a .keras file holds a whole model; write a .weights.h5 file and load it into the model",
     ),
-    Format("Flax msgpack", (".msgpack",), "mha.formats.flax", framework="jax"),
+    Format("Flax msgpack", (".msgpack",), "mha.formats.flax", framework="jax", writes_with="flax.serialization"),
     Format("npz", (".npz",), "mha.formats.npz", dtypes=("float64", "float32", "float16")),
     Format(
         "MXNet params",
@@ -109,12 +111,14 @@ def create(
         layout: the layout of all that is added: Keras files hold it under paths of their own.
         configs: prefix -> config, filled by the caller meanwhile; kept where the format has a place for it.
     """
-    found: AbstractContextManager[Add] = _module(form).create(path, layout=layout, configs=configs)
+    found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs)
     return found
 
 
-def _module(form: Format) -> ModuleType:
+def _module(form: Format, *, write: bool = False) -> ModuleType:
     try:
+        if write and form.writes_with:
+            import_module(form.writes_with)
         return import_module(form.module)
     except ModuleNotFoundError as error:
         extra = "convert" if error.name == "h5py" else form.framework

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,17 @@ from numpy.typing import NDArray
 
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
-from mha_core.errors import one_line
+from mha_core.errors import one_line, shown
+from mha_core.tensorfile import check_name
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
+
+GROWTH = 20
+"""So many times a file's size its arrays may take, unpacked and all together."""
+
+ALWAYS_FINE = 64 << 20
+"""So many bytes they may take besides, however small the file."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,13 @@ class Checkpoint:
         path: where it is.
         entries: full name -> array, in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file says it.
+        others: full name -> what it is, of all that has a name in the file and is no array: a number, a text.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> NDArray:
         """One array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
@@ -52,7 +62,51 @@ class Checkpoint:
         if entry.dtype not in DTYPES:
             raise SpecError(f"{self.path}: {name} must be of {', '.join(DTYPES)}. Got {entry.dtype}.")
         with spec_errors(self.path, f"{name} can't be read"):
-            return entry.load()
+            array = entry.load()
+            if array.shape != entry.shape or array.dtype.name != entry.dtype:
+                raise ValueError(f"it is {array.dtype} {array.shape} where the file says {entry.dtype} {entry.shape}")
+            return array
+
+
+def largest_claim(size: int) -> int:
+    """How many bytes the arrays of a file of `size` bytes may take: what compression can do to trained numbers.
+
+    Anything beyond is a claim that the file does not make good, and reading it would fill the memory.
+    """
+    return ALWAYS_FINE + GROWTH * size
+
+
+def check_growth(path: Path, claimed: int, what: str) -> None:
+    """SpecError if `claimed` bytes are more than `largest_claim` of the file."""
+    size = path.stat().st_size
+    if claimed > largest_claim(size):
+        raise SpecError(
+            f"{path}: {what} would take {claimed} bytes, and the file has {size}; at most {GROWTH} times a file's size "
+            f"and {ALWAYS_FINE >> 20} MiB are read"
+        )
+
+
+def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
+    """The arrays of a file by their names, in its order.
+
+    Raises:
+        SpecError: a name stands there twice or is not printable; all together claim far more than the file has.
+    """
+    entries: dict[str, Entry] = {}
+    claimed = 0
+    for name, entry in named:
+        check_name(path, name)
+        if name in entries:
+            raise SpecError(f"{path}: {shown(repr(name))} stands there twice")
+        entries[name] = entry
+        claimed += prod(entry.shape) * _itemsize(entry.dtype)
+    check_growth(path, claimed, "its arrays")
+    return entries
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of one number; 0 of what can't be read anyway."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize if dtype in DTYPES else 0
 
 
 def bfloat16() -> np.dtype:

@@ -1,36 +1,87 @@
-"""Flax's msgpack files: dicts in dicts, whose names are joined by "/", through flax.serialization."""
+"""Flax's msgpack files: dicts in dicts, whose names are joined by "/", by the package msgpack.
+
+Flax keeps an array as an extension of type 1, itself msgpack: its shape, the name of its dtype, its bytes. One of
+more than a gigabyte is a dict of parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
-from flax.serialization import msgpack_restore, msgpack_serialize
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
 from mha_core import AttentionConfig, SpecError
+from mha_core.errors import shown
+
+ARRAY = 1
+"""Flax's number of the extension; 2 is a complex number, 3 a NumPy scalar."""
+
+KNOWN_EXTENSIONS = (1, 2, 3)
+
+KINDS = frozenset(
+    (
+        *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool"),
+        *("uint64", "uint32", "uint16", "uint8", "complex64", "complex128"),
+    )
+)
+"""The dtypes whose arrays can be told apart; others are listed and not read."""
+
+PARTS = "__msgpack_chunked_array__"
+
+DEEPEST = 64
+"""So many dicts may stand in one another."""
+
+LONGEST_LIST = 1024
+"""Flax makes dicts of lists, so a long one is no part of its files."""
+
+
+class _Broken(ValueError):
+    """It is no msgpack as Flax writes it."""
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array as it stands in the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+    def load(self) -> NDArray:
+        kind = bfloat16() if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        return np.frombuffer(self.data, kind).reshape(self.shape)
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """The arrays of the file, which is read as a whole: msgpack has no table of contents."""
+    others: dict[str, str] = {}
     try:
-        content = msgpack_restore(path.read_bytes())
-    except Exception as error:  # msgpack's own errors, and NumPy's on arrays that end early
+        content = _unpacked(path.read_bytes())
+        if not isinstance(content, dict):
+            raise _Broken(f"it holds no dict but {type(content).__name__}")
+        found = list(_flat(content, others))
+    except SpecError:
+        raise
+    except Exception as error:  # msgpack's own errors, and RecursionError and MemoryError of a hostile file
         raise not_whole(path, "Flax msgpack", error) from error
-    if not isinstance(content, Mapping):
-        raise not_whole(path, "Flax msgpack", f"it holds no dict but {type(content).__name__}")
-    yield Checkpoint(path, dict(_flat("", content)))
+    yield Checkpoint(path, collect(path, found), others=others)
 
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
     """Write a file that flax.serialization.msgpack_restore and from_bytes read."""
+    from flax.serialization import msgpack_serialize
+
     tree: dict[str, Any] = {}
 
     def add(name: str, array: NDArray) -> None:
@@ -46,10 +97,81 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
     path.write_bytes(msgpack_serialize(tree, in_place=True))
 
 
-def _flat(prefix: str, content: Mapping[Any, Any]) -> Iterator[tuple[str, Entry]]:
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, np.ndarray):
-            yield name, Entry(value.shape, value.dtype.name, partial(np.asarray, value))
-        elif isinstance(value, Mapping):
-            yield from _flat(f"{name}/", value)
+def _unpacked(data: bytes) -> Any:
+    return msgpack.unpackb(
+        data,
+        raw=False,
+        ext_hook=_extension,
+        object_pairs_hook=_once,
+        max_array_len=LONGEST_LIST,
+        max_ext_len=len(data),
+    )
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if not isinstance(name, str):
+            raise _Broken(f"a name must be a text. Got {type(name).__name__}.")
+        if name in found:
+            raise _Broken(f"the name {shown(repr(name))} stands there twice")
+        found[name] = value
+    return found
+
+
+def _extension(code: int, data: bytes) -> Any:
+    if code not in KNOWN_EXTENSIONS:
+        raise _Broken(f"it holds an extension of type {code}, which Flax does not write")
+    if code != ARRAY:
+        return None
+    made = msgpack.unpackb(data, raw=True, max_array_len=LONGEST_LIST)
+    if not isinstance(made, list | tuple) or len(made) != 3:
+        raise _Broken("an array must be a shape, a dtype and bytes")
+    shape, name, numbers = made
+    if not isinstance(shape, list | tuple) or not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise _Broken("the shape of an array must be a list of counts")
+    if not isinstance(name, bytes) or not isinstance(numbers, bytes):
+        raise _Broken("an array must be a shape, a dtype and bytes")
+    dtype = name.decode()
+    if dtype in KINDS:
+        itemsize = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+        if prod(shape) * itemsize != len(numbers):
+            raise _Broken(f"an array of {dtype} {tuple(shape)} must have as many bytes. Got {len(numbers)}.")
+    return _Array(tuple(shape), dtype, numbers)
+
+
+def _flat(content: dict[str, Any], others: dict[str, str]) -> Iterator[tuple[str, Entry]]:
+    waiting = [("", content, 0)]
+    while waiting:
+        prefix, branch, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise _Broken(f"its dicts stand in one another deeper than {DEEPEST}")
+        inner = []
+        for key, value in branch.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict) and PARTS in value:
+                yield name, _of_parts(name, value)
+            elif isinstance(value, dict):
+                inner.append((f"{name}/", value, depth + 1))
+            elif isinstance(value, _Array):
+                yield name, Entry(value.shape, value.dtype, partial(value.load))
+            else:
+                others[name] = type(value).__name__
+        waiting += reversed(inner)
+
+
+def _of_parts(name: str, value: dict[str, Any]) -> Entry:
+    shape, parts = (_listed(value.get(key)) for key in ("shape", "chunks"))
+    counts = all(type(axis) is int and axis >= 0 for axis in shape)
+    if not counts or not parts or not all(isinstance(part, _Array) for part in parts):
+        raise _Broken(f"{shown(name)} must be an array in parts")
+    if len({part.dtype for part in parts}) > 1 or sum(prod(part.shape) for part in parts) != prod(shape):
+        raise _Broken(f"the parts of {shown(name)} do not make an array of shape {tuple(shape)}")
+    return Entry(tuple(shape), parts[0].dtype, lambda: np.concatenate([part.load() for part in parts]).reshape(shape))
+
+
+def _listed(value: Any) -> list[Any]:
+    """Flax's dict of a tuple: {"0": ..., "1": ...}."""
+    if not isinstance(value, dict) or list(value) != [str(index) for index in range(len(value))]:
+        raise _Broken("a list must be a dict whose names count from 0")
+    return list(value.values())

@@ -8,6 +8,8 @@ variables themselves.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,8 +21,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, not_whole
-from mha_core import AttentionConfig
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha.formats.hdf5 import Refused, datasets
+from mha.formats.zips import check_sum, open_zip
+from mha_core import AttentionConfig, SpecError
 
 WEIGHTS = "model.weights.h5"
 """The member of a .keras archive that holds the weights."""
@@ -39,7 +43,11 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(_open(path, stack))
-            entries = dict(_entries(file))
+            entries = collect(path, _entries(datasets(file, path.stat().st_size)))
+        except SpecError:
+            raise
+        except Refused as error:
+            raise SpecError(f"{path} is refused: {error}") from error
         except Exception as error:  # OSError of h5py, BadZipFile, KeyError, and RuntimeError of a damaged tree
             raise not_whole(path, form, error) from error
         if not entries:
@@ -78,16 +86,23 @@ def path_of(name: str, layout: str) -> str:
 def _open(path: Path, stack: ExitStack) -> Any:
     if not path.name.endswith(".keras"):
         return h5py.File(path, "r")
-    archive = stack.enter_context(zipfile.ZipFile(path))
-    # Kept without compression, so h5py can seek in it as in any file.
-    return h5py.File(stack.enter_context(archive.open(WEIGHTS)), "r")
+    archive = stack.enter_context(open_zip(path))
+    member = archive.getinfo(WEIGHTS)
+    if member.compress_type == zipfile.ZIP_STORED:
+        # As Keras keeps it: h5py can seek in it as in any file.
+        check_sum(archive, member)
+        return h5py.File(stack.enter_context(archive.open(member)), "r")
+    # Zipped again by somebody: each step back would unpack it from its beginning.
+    unpacked = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack is one
+    with archive.open(member) as packed:
+        shutil.copyfileobj(packed, unpacked, 1 << 20)
+    return h5py.File(unpacked, "r")
 
 
-def _entries(file: Any) -> Iterator[tuple[str, Entry]]:
-    found: dict[str, Any] = {}
-    file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
+def _entries(found: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
     for name, dataset in found.items():
-        bf16 = dataset.attrs.get("dtype") == "bfloat16"
+        noted = dataset.attrs.get("dtype") if dataset.dtype.kind == "V" else None
+        bf16 = isinstance(noted, str) and noted == "bfloat16" and dataset.dtype == np.dtype("V2")
         dtype = "bfloat16" if bf16 else dataset.dtype.name
         yield _own_name(name, found), Entry(dataset.shape, dtype, partial(_load, dataset, bf16))
 

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, collect, not_whole
 from mha_core import AttentionConfig, SpecError
 
 FILE_MAGIC = 0x112
@@ -45,7 +45,7 @@ class _Damaged(Exception):
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """The arrays by name, without the "arg:" and "aux:" of checkpoints that mx.model saves."""
     try:
-        entries = _entries(path)
+        entries = collect(path, _entries(path))
     except _Damaged as error:
         raise not_whole(path, "MXNet params", str(error)) from error
     yield Checkpoint(path, entries)
@@ -75,11 +75,11 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
         file.write(struct.pack("<Q", len(names)))
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def _entries(path: Path) -> Iterator[tuple[str, Entry]]:
     size = path.stat().st_size
     with path.open("rb") as file:
-        magic, _, count = _numbers(file, "QQQ")
-        if magic != FILE_MAGIC:
+        magic, reserved, count = _numbers(file, "QQQ")
+        if magic != FILE_MAGIC or reserved:
             raise _Damaged(f"it must begin with {FILE_MAGIC:#x}. Got {magic:#x}.")
         # An array takes 4 bytes at the least, so a damaged count can't keep us here.
         if count > size // 4:
@@ -89,7 +89,10 @@ def _entries(path: Path) -> dict[str, Entry]:
         if named != count:
             raise _Damaged(f"it holds {count} arrays and {named} names")
         names = [_name(file) for _ in range(named)]
-    return {name.removeprefix("arg:").removeprefix("aux:"): entry for name, entry in zip(names, arrays, strict=True)}
+        if file.tell() != size:
+            raise _Damaged(f"it goes on after its last name, at byte {file.tell()} of {size}")
+    for name, entry in zip(names, arrays, strict=True):
+        yield name.removeprefix("arg:").removeprefix("aux:"), entry
 
 
 def _skip_array(path: Path, file: BinaryIO, size: int) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -13,23 +13,27 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, collect, not_whole
+from mha.formats.zips import open_zip
 from mha_core import AttentionConfig, SpecError
+from mha_core.errors import shown
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """What is in the archive."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise not_whole(path, "npz", error) from error
-    with archive:
+    with ExitStack() as stack:
+        try:
+            archive = stack.enter_context(open_zip(path))
+        except SpecError:
+            raise
+        except Exception as error:  # BadZipFile, NotWhole, struct.error and more
+            raise not_whole(path, "npz", error) from error
         members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
         if not members:
             raise not_whole(path, "npz", "there is no array in the archive")
-        entries = {info.filename.removesuffix(".npy"): _entry(path, archive, info) for info in members}
-        yield Checkpoint(path, entries)
+        named = ((info.filename.removesuffix(".npy"), _entry(path, archive, info)) for info in members)
+        yield Checkpoint(path, collect(path, named))
 
 
 @contextmanager
@@ -54,13 +58,17 @@ def _entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry
     except Exception as error:  # whatever a damaged member brings out
         raise not_whole(path, "npz", error) from error
     if dtype.hasobject:
-        raise SpecError(f"{path}: {info.filename} holds pickled objects, whose reading could run code; it is refused")
-    if info.file_size - start != dtype.itemsize * prod(shape):
-        raise not_whole(path, "npz", f"{info.filename} is not as long as its shape says")
+        raise SpecError(
+            f"{path}: {shown(info.filename)} holds pickled objects, whose reading could run code; it is refused"
+        )
+    if any(axis < 0 for axis in shape) or info.file_size - start != dtype.itemsize * prod(shape):
+        raise not_whole(path, "npz", f"{shown(info.filename)} is not as long as its shape says")
     return Entry(shape, dtype.name, partial(_load, archive, info))
 
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray:
     with archive.open(info) as member:
         array: NDArray = npy.read_array(member, allow_pickle=False)
+        if member.read(1):  # at the end, the checksum is compared
+            raise ValueError("it is longer than its shape says")
     return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, not_whole
-from mha_core import AttentionConfig, SpecError
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha_core import AttentionConfig
+from mha_core.errors import shown
+from mha_core.outside import parse_json_object
+from mha_core.tensorfile import SEAL, UNSEALED, read_header, seal_file
 from mha_core.weights import METADATA_KEY
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -28,16 +31,14 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """What is in the file."""
     try:
+        # First, since it says best what is wrong with a file that is none.
         file = safe_open(path, framework="numpy")
     except Exception as error:  # SafetensorError is one of several
         raise not_whole(path, "safetensors", error) from error
     with file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
-        entries = {}
-        for name, part in slices.items():
-            dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
-            entries[name] = Entry(tuple(part.get_shape()), dtype, partial(_load, path, name, dtype))
-        configs = _configs(path, file.metadata() or {})
+        header = read_header(path)
+        entries = collect(path, ((name, _entry(path, name, file.get_slice(name))) for name in file.keys()))  # noqa: SIM118  # not a dict
+        configs = _configs(path, header.metadata)
     yield Checkpoint(path, entries, configs)
 
 
@@ -51,7 +52,13 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
 
     yield add
     metadata = {config_key(prefix): json.dumps(config.to_dict()) for prefix, config in configs.items()}
-    save_file(arrays, path, metadata=metadata)
+    save_file(arrays, path, metadata={**metadata, SEAL: UNSEALED})
+    seal_file(path)
+
+
+def _entry(path: Path, name: str, part: Any) -> Entry:
+    dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
+    return Entry(tuple(part.get_shape()), dtype, partial(_load, path, name, dtype))
 
 
 def _load(path: Path, name: str, dtype: str) -> NDArray:
@@ -74,11 +81,5 @@ def _configs(path: Path, metadata: Mapping[str, str]) -> dict[str, Mapping[str, 
         name, _, prefix = key.partition(":")
         if name != METADATA_KEY:
             continue
-        try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise SpecError(f"{path}: the config {key!r} in its metadata is not JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise SpecError(f"{path}: the config {key!r} in its metadata must be a JSON object. Got {fields!r}.")
-        configs[prefix] = fields
+        configs[prefix] = parse_json_object(text, what=f"{path}: the config {shown(repr(key))} in its metadata")
     return configs

@@ -135,12 +135,12 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [("a.weights.h5", "h5py", "convert"), ("a.pt", "torch", "torch"), ("a.msgpack", "flax.serialization", "jax")],
+    [("a.weights.h5", "h5py", "convert"), ("a.msgpack", "msgpack", "jax")],
 )
 def test_a_package_that_is_not_installed_is_named_with_its_extra(name, package, extra, tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
-    for reader in ("keras", "pytorch", "flax"):
+    for reader in ("keras", "hdf5", "flax"):
         monkeypatch.delitem(sys.modules, f"mha.formats.{reader}", raising=False)
     with pytest.raises(SpecError, match=f"need the package '{package}', which is not .*mha-parity.{extra}."):
         read(tmp_path / name)
@@ -168,11 +168,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(how, tmp_path):
     with pytest.raises(SpecError) as caught:
         read(path)
     assert not mark.exists()
-    # PyTorch's safe loader knows protocol 2 alone, and stops at the first byte that is not of it.
-    message = (
-        "nothing in it was run" if how == "pickle 4" else "holds io.open, which is no tensor: reading it would run code"
-    )
-    assert message in str(caught.value)
+    assert "holds io.open, which is no tensor: reading it would run code" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "weights_only" not in str(caught.value), "nobody is advised to switch the safety off"
 

@@ -1,0 +1,118 @@
+"""HDF5 files from outside: every dataset that holds its numbers itself; whatever reaches elsewhere is refused.
+
+HDF5 can take a dataset's numbers from any other file (external storage, virtual datasets, external links), give a
+number for what was never written, or run a filter that it loads from a folder. A file of weights needs none of it,
+and a hostile one copies another file's content out that way, or claims gigabytes that it does not have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import h5py
+
+from mha.formats.checkpoint import largest_claim
+from mha_core.errors import shown
+
+DEEPEST = 64
+"""So many groups may stand in one another."""
+
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
+"""The filters that are part of HDF5 itself, by number."""
+
+
+class Refused(ValueError):
+    """Something in the file that a file of weights does not need; the message names it."""
+
+
+def datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
+    """Every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
+
+    Args:
+        file: open for reading.
+        size: of the file in bytes; no array may claim far more.
+
+    Raises:
+        Refused: a link, a dataset or a type reaches elsewhere, or claims what is not there.
+    """
+    found: dict[str, h5py.Dataset] = {}
+    groups = {_address(file["/"])}
+    places: list[tuple[int, int, str]] = []
+    for path, item in _walk(file["/"], "", groups, 0):
+        check_dataset(path, item, size)
+        offset, nbytes = item.id.get_offset(), item.id.get_storage_size()
+        if offset is not None and nbytes:
+            places.append((offset, offset + nbytes, path))
+        found[path] = item
+    _check_apart(sorted(places))
+    return found
+
+
+def _walk(group: h5py.Group, prefix: str, seen: set[int], depth: int) -> Iterator[tuple[str, h5py.Dataset]]:
+    if depth > DEEPEST:
+        raise Refused(f"its groups stand in one another deeper than {DEEPEST}")
+    for name in group:
+        path = f"{prefix}{name}"
+        kind = group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type
+        if kind != h5py.h5l.TYPE_HARD:
+            words = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link into another file"}
+            raise Refused(f"{shown(path)} is {words.get(kind, 'a link of an unknown kind')}, which is not followed")
+        item = group[name]
+        if isinstance(item, h5py.Dataset):
+            yield path, item
+        elif isinstance(item, h5py.Group):
+            address = _address(item)
+            if address in seen:
+                raise Refused(f"{shown(path)} is a group that stands at another place too")
+            seen.add(address)
+            yield from _walk(item, f"{path}/", seen, depth + 1)
+        else:
+            raise Refused(f"{shown(path)} is a type of the file's own, which no weights need")
+
+
+def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
+    """Refused unless a dataset's numbers stand in the file itself, all of them, and are no more than it can hold."""
+    what = shown(path)
+    plan, kind = dataset.id.get_create_plist(), dataset.id.get_type()
+    if plan.get_external_count():
+        raise Refused(f"{what} takes its numbers from another file (external storage), which is not read")
+    layout = plan.get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        raise Refused(f"{what} takes its numbers from other datasets (a virtual one), which is not read")
+    if kind.committed():
+        raise Refused(f"{what} is of a type of the file's own, which no weights need")
+    if dataset.shape is None:
+        raise Refused(f"{what} is a dataset that holds nothing")
+    claimed = prod(dataset.shape) * kind.get_size()
+    if claimed > largest_claim(size):
+        raise Refused(f"{what} claims {claimed} bytes in a file of {size}")
+    for index in range(plan.get_nfilters()):
+        number = plan.get_filter(index)[0]
+        if number not in FILTERS:
+            raise Refused(f"{what} needs the filter number {number} (known: {', '.join(FILTERS.values())})")
+    if layout == h5py.h5d.CHUNKED:
+        _check_chunks(what, dataset, plan.get_chunk(), kind.get_size(), size)
+    elif claimed > dataset.id.get_storage_size():
+        raise Refused(f"{what} was never written: the file has {dataset.id.get_storage_size()} of its {claimed} bytes")
+
+
+def _check_chunks(what: str, dataset: h5py.Dataset, chunk: tuple[int, ...], itemsize: int, size: int) -> None:
+    if prod(chunk) * itemsize > largest_claim(size):
+        raise Refused(f"{what} claims blocks of {prod(chunk) * itemsize} bytes in a file of {size}")
+    wanted = prod(-(-axis // block) for axis, block in zip(dataset.shape, chunk, strict=True))
+    if dataset.id.get_num_chunks() != wanted:
+        raise Refused(f"{what} was never written: the file has {dataset.id.get_num_chunks()} of its {wanted} blocks")
+
+
+def _check_apart(places: list[tuple[int, int, str]]) -> None:
+    """Refused if two arrays stand in the same bytes, as they do where an address is damaged."""
+    for (_, end, path), (start, _, other) in itertools.pairwise(places):
+        if start < end:
+            raise Refused(f"{shown(path)} and {shown(other)} stand in the same bytes")
+
+
+def _address(item: Any) -> int:
+    return int(h5py.h5o.get_info(item.id).addr)

@@ -1,0 +1,84 @@
+"""Zip archives from outside (.npz, .pt, .keras): nothing twice, nothing hidden, nothing that grows without end."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mha.formats.checkpoint import check_growth
+from mha_core.errors import shown
+
+METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+"""The methods of compression that are read."""
+
+LONGEST_TAIL = 24
+"""So many bytes of a record of sizes may follow a member."""
+
+LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+ENCRYPTED = 1
+
+
+class NotWhole(ValueError):
+    """The archive is not as one is written; the message says in what."""
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive whose table of contents has been checked; the bytes of a member when it is read.
+
+    Raises:
+        NotWhole, zipfile.BadZipFile, OSError, ValueError: it is damaged.
+        SpecError: it is far larger than its file when it is unpacked.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        seen: set[str] = set()
+        for member in members:
+            # zipfile gives the last one of that name, and cuts names at the first NUL.
+            if member.filename in seen or member.orig_filename != member.filename:
+                raise NotWhole(f"the member {shown(repr(member.orig_filename))} stands there twice")
+            seen.add(member.filename)
+            if member.flag_bits & ENCRYPTED or member.compress_type not in METHODS:
+                raise NotWhole(f"the member {shown(repr(member.filename))} is encrypted or packed in an unusual way")
+            if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
+                raise NotWhole(f"the member {shown(repr(member.filename))} has two sizes")
+        _check_no_gaps(path, archive)
+        check_growth(path, sum(member.file_size for member in members), "its members")
+        yield archive
+
+
+def read_member(archive: zipfile.ZipFile, name: str | zipfile.ZipInfo) -> bytes:
+    """All bytes of a member, its checksum compared. Raises zipfile.BadZipFile if it does not fit."""
+    info = archive.getinfo(name) if isinstance(name, str) else name
+    with archive.open(info) as member:
+        data = member.read()
+        if len(data) != info.file_size or member.read(1):
+            raise zipfile.BadZipFile(f"{shown(repr(info.filename))} is not as long as the archive says")
+    return data
+
+
+def check_sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    """Compare a member's checksum without keeping its bytes. Raises zipfile.BadZipFile if it does not fit."""
+    with archive.open(info) as member:
+        while member.read(1 << 20):
+            pass
+
+
+def _check_no_gaps(path: Path, archive: zipfile.ZipFile) -> None:
+    """NotWhole unless the members fill the file up to the table of contents: one may be lost from the table."""
+    end = 0
+    with path.open("rb") as file:
+        for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+            if not end <= member.header_offset <= end + LONGEST_TAIL:
+                raise NotWhole(f"before the member {shown(repr(member.filename))} stands what no entry names")
+            file.seek(member.header_offset)
+            raw = file.read(LOCAL_HEADER.size)
+            if len(raw) < LOCAL_HEADER.size:
+                raise NotWhole(f"the member {shown(repr(member.filename))} goes beyond the file")
+            *_, name_length, extra_length = LOCAL_HEADER.unpack(raw)
+            end = member.header_offset + LOCAL_HEADER.size + name_length + extra_length + member.compress_size
+    if not end <= archive.start_dir <= end + LONGEST_TAIL:
+        raise NotWhole("its table of contents does not follow its last member")
