@@ -17,7 +17,8 @@ class Mismatch:
     """One array that is not what it should be, described at its worst element.
 
     `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names
-    differ, and `message` says so.
+    differ, and `message` says so. `call` is empty for the first time that a subject is asked, else it says
+    which time it was (see `conformance.repeats`).
     """
 
     stage: str
@@ -29,6 +30,7 @@ class Mismatch:
     allowed: float | None = None
     wrong: int = 0
     total: int = 0
+    call: str = ""
 
 
 class ParityError(AssertionError):

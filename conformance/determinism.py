@@ -50,9 +50,9 @@ def fingerprint(trace: Trace) -> dict[str, str]:
     >>> fingerprint(Trace(output=np.zeros(2))) == fingerprint(Trace(output=-np.zeros(2)))
     False
     """
-    arrays = {**dict(trace.stages()), **{f"gradients.{name}": array for name, array in (trace.gradients or {}).items()}}
     return {
-        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16] for name, array in arrays.items()
+        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+        for name, array in trace.arrays().items()
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.guard import Handout, SubjectFailed, as_trace
+from conformance.guard import SubjectFailed, as_trace, shapes_of
+from conformance.handout import Handout
 from conformance.precision import Precision
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
@@ -114,7 +115,7 @@ class FunctionSubject:
                 "dtype": self.dtype,
             }
             answer = self.function(
-                weights,
+                dict(weights),  # what is taken out of it is there again at the next call
                 inputs.queries,
                 inputs.keys,
                 inputs.values,
@@ -124,7 +125,7 @@ class FunctionSubject:
             written = resolved.changed()
             if written:
                 raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}")
-            return as_trace(answer, weights)
+            return as_trace(answer, weights, shapes_of(config, weights, inputs))
 
         return run
 

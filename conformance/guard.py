@@ -7,26 +7,25 @@ not answer in time.
 
 from __future__ import annotations
 
-import contextvars
 import os
 import sysconfig
-import threading
-import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import mha_core
+from conformance.handout import GRADIENTS_OF_INPUTS, Handout, input_arrays, with_arrays
+from conformance.in_time import TookTooLong, in_time
 from conformance.problem import Problem
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
-from mha_core.errors import one_line
+from mha_core.errors import LONGEST_MESSAGE, one_line, shown
+from mha_core.stages import stage_shapes
 
 
 class CannotExpress(Exception):
@@ -55,45 +54,97 @@ def ask(subject: Any, problem: Problem) -> Trace:
         SubjectFailed: it raised, gave something else than NumPy arrays, wrote into its weights or
             inputs, or did not answer in time.
     """
-    limit: float | None = getattr(subject, "time_limit", None)
-    weights = Handout(problem.weights)
-    arrays = Handout(_input_arrays(problem.inputs))
-    inputs = _with_arrays(problem.inputs, arrays.copies)
+    return Session(subject, problem).answer()
 
-    def work() -> Any:
-        # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
-        with np.errstate(all="ignore"):
-            reason = _why_not(subject, problem.config, inputs)
-            if reason is not None:
-                raise CannotExpress(reason)
-            run = subject.prepare(problem.config, weights.copies)
-            if not callable(run):
-                raise SubjectFailed(f"prepare returned {_a(run)}; it must return a function run(inputs) -> Trace")
-            return run(inputs)
 
+class Session:
+    """A subject prepared for one problem's layer, that can be asked again and again.
+
+    Everything that touches the subject, or what it returned, runs within its time limit, and what goes wrong there
+    is one line; see `ask` for the arguments and errors.
+    """
+
+    def __init__(self, subject: Any, problem: Problem) -> None:
+        self.subject = subject
+        self.problem = problem
+        self._weights = Handout(problem.weights)
+        self._run: Callable[[AttentionInputs], Any] | None = None
+
+    def answer(self, given: AttentionInputs | None = None) -> Trace:
+        """What the layer gives for these inputs (None: the problem's). It is prepared at the first call alone."""
+        given = self.problem.inputs if given is None else given
+        limit: float | None = getattr(self.subject, "time_limit", None)
+        arrays = Handout(input_arrays(given))
+        inputs = with_arrays(given, arrays.copies)
+        shapes = shapes_of(self.problem.config, self.problem.weights, given)
+
+        def work() -> Trace:
+            # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
+            with np.errstate(all="ignore"), _in_one_line(limit):
+                if self._run is None:
+                    self._run = self._prepared(inputs)
+                return as_trace(self._run(inputs), self.problem.weights, shapes)
+
+        try:
+            trace: Trace = work() if limit is None else in_time(work, limit)
+        except TookTooLong as error:
+            raise SubjectFailed(str(error)) from error
+        written = [
+            f"wrote into its {what}: {', '.join(names)}"
+            for what, names in (("inputs", arrays.changed()), ("weights", self._weights.changed()))
+            if names
+        ]
+        if written:
+            raise SubjectFailed("; ".join(written))
+        return trace
+
+    def _prepared(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Any]:
+        reason = _why_not(self.subject, self.problem.config, inputs)
+        if reason is not None:
+            raise CannotExpress(reason)
+        # A dict of its own: what is taken out of it is not missed here.
+        run = self.subject.prepare(self.problem.config, dict(self._weights.copies))
+        if not callable(run):
+            raise SubjectFailed(f"prepare returned {_a(run)}; it must return a function run(inputs) -> Trace")
+        return run
+
+
+@contextmanager
+def _in_one_line(limit: float | None) -> Iterator[None]:
+    """Whatever a subject raises as CannotExpress or SubjectFailed of one line; with a limit, it is somebody's own code.
+
+    Within the limit, since even asking an error for its words runs the subject's code.
+    """
     try:
-        answer = work() if limit is None else in_time(work, limit)
-    except (CannotExpress, SubjectFailed, KeyboardInterrupt):
-        raise
+        yield
+    except CannotExpress as reason:
+        raise CannotExpress(words(reason)) from reason
+    except SubjectFailed as error:
+        raise SubjectFailed(words(error)) from error
     except BaseException as error:  # a subject may raise anything, even SystemExit; the other cases still run
         if limit is None and not isinstance(error, Exception):
             raise
         where = "" if limit is None else place(error)
         raise SubjectFailed(one_line(error) + where) from error
-    written = [
-        f"wrote into its {what}: {', '.join(names)}"
-        for what, names in (("inputs", arrays.changed()), ("weights", weights.changed()))
-        if names
-    ]
-    if written:
-        raise SubjectFailed("; ".join(written))
-    return as_trace(answer, problem.weights)
 
 
-def as_trace(answer: Any, weight_names: Collection[str]) -> Trace:
+def shapes_of(
+    config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs
+) -> dict[str, tuple[int, ...]]:
+    """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
+    sizes = inputs.check(config)
+    arrays = {**{name: array for name, array in input_arrays(inputs).items() if name in GRADIENTS_OF_INPUTS}, **weights}
+    return {
+        **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
+        **{f"gradients.{name}": array.shape for name, array in arrays.items()},
+    }
+
+
+def as_trace(answer: Any, weight_names: Collection[str], shapes: Mapping[str, tuple[int, ...]] | None = None) -> Trace:
     """What a subject returned as a Trace of copies: a Trace, a dict by stage, or an output alone.
 
-    Raises SubjectFailed if it is nothing of these, or holds anything but NumPy arrays.
+    Raises SubjectFailed if it is nothing of these, or holds anything but NumPy arrays, or, where the `shapes`
+    that they must have are given, one of another shape that is too large to be copied.
 
     >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
     (1, 2, 3)
@@ -117,20 +168,24 @@ def as_trace(answer: Any, weight_names: Collection[str]) -> Trace:
         given = {"output": answer}
     gradients = given.pop("gradients", None)
     _check_names("its answer", given, STAGES)
-    stages = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    shapes = shapes or {}
+    stages = {name: as_array(name, value, shapes.get(name)) for name, value in given.items() if value is not None}
     if "output" not in stages:
         raise SubjectFailed("gave no output; it may leave out every other stage, but not that one")
-    return Trace(**stages, gradients=_as_gradients(gradients, weight_names))
+    return Trace(**stages, gradients=_as_gradients(gradients, weight_names, shapes))
 
 
-def _as_gradients(gradients: Any, weight_names: Collection[str]) -> dict[str, NDArray] | None:
+def _as_gradients(
+    gradients: Any, weight_names: Collection[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray] | None:
     if gradients is None:
         return None
     if not isinstance(gradients, Mapping):
         raise SubjectFailed(f"gradients is {_a(gradients)}; it must be a dict by name")
     _check_names("gradients", gradients, (*GRADIENTS_OF_INPUTS, *weight_names))
     # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
-    return {name: as_array(f"gradients.{name}", value) for name, value in gradients.items() if value is not None}
+    named = {name: (f"gradients.{name}", value) for name, value in gradients.items() if value is not None}
+    return {name: as_array(full, value, shapes.get(full)) for name, (full, value) in named.items()}
 
 
 def _check_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
@@ -147,9 +202,20 @@ CONVERSIONS = {
 """Package -> how its arrays become NumPy arrays, where it is not numpy.asarray()."""
 
 
-def as_array(name: str, value: Any) -> NDArray:
-    """A copy of a NumPy array; SubjectFailed for anything else, with the conversion that is missing."""
+MOST_BYTES = 2**28
+"""What an array of a wrong shape may take. It is copied to be reported; strides of 0 can make it any size."""
+
+
+def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None) -> NDArray:
+    """A copy of a NumPy array; SubjectFailed for anything else, with the conversion that is missing.
+
+    Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
+    """
     if isinstance(value, np.ndarray):
+        if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
+            raise SubjectFailed(
+                f"{name} has shape {value.shape}, which takes {value.nbytes / 1e9:.3g} GB; it must be {shape}"
+            )
         return np.array(value)
     package = type(value).__module__.split(".")[0]
     device = getattr(value, "device", None) or getattr(value, "ctx", None)
@@ -173,124 +239,18 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
     reason = supports(config, inputs)
     if reason is not None and not (isinstance(reason, str) and reason):
         raise SubjectFailed(f"supports returned {reason!r}; it must return None, or in words what is not possible")
-    return reason
+    return None if reason is None else "".join((reason, ""))  # a str, and no subclass with methods of its own
 
 
-# What is handed out ---------------------------------------------------------------------------------
+# What an error says, and where it comes from -----------------------------------------------------------
 
 
-class Handout:
-    """Copies of arrays, to be given away, that can be asked afterwards whether somebody wrote into them.
-
-    >>> handout = Handout({"keys": np.zeros(2), "values": np.zeros(2)})
-    >>> handout.copies["values"][0] = 1.0
-    >>> handout.changed()
-    ['values']
-    """
-
-    def __init__(self, originals: Mapping[str, NDArray]) -> None:
-        self.originals = originals
-        self.copies = {name: copy_in_layout(array) for name, array in originals.items()}
-
-    def changed(self) -> list[str]:
-        """The names of the arrays that are not as they were, to the bit."""
-        return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
-
-
-def copy_in_layout(array: NDArray) -> NDArray:
-    """A writable copy that lies in memory as `array` does: strided, transposed, or expanded by stride 0."""
-    if array.size == 0:
-        return array.copy()
-    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    before = -sum(step for step in reach if step < 0)
-    after = sum(step for step in reach if step > 0)
-    buffer: Any = np.zeros(before + after + array.itemsize, np.uint8)
-    copy: NDArray = np.ndarray(array.shape, array.dtype, buffer, before, array.strides)
-    copy[...] = array
-    return copy
-
-
-GRADIENTS_OF_INPUTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
-"""What gradients are taken of besides weights."""
-
-OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent", "past_keys", "past_values")
-"""The arrays of AttentionInputs; the others are its mask's."""
-
-
-def _input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
-    inputs.mask.map_arrays(lambda name, array: found.setdefault(name, array))
-    return {name: np.asarray(array) for name, array in found.items() if array is not None}
-
-
-def _with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
-    own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
-    return replace(inputs, **own, mask=inputs.mask.map_arrays(lambda name, array: arrays[name]))
-
-
-# Time ------------------------------------------------------------------------------------------------
-
-Answer = tuple[Any, BaseException | None]
-"""What a job gave, or what it raised."""
-
-_idle: list[_Worker] = []
-"""Threads that wait for work. One is enough unless subjects ask subjects."""
-
-
-class _Worker:
-    """A daemon thread that does one job after another.
-
-    It is kept from case to case: frameworks hold state and thread pools per thread.
-    """
-
-    def __init__(self) -> None:
-        self.jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self.answers: SimpleQueue[Answer] = SimpleQueue()
-        threading.Thread(target=self._loop, name="mha-subject", daemon=True).start()
-
-    def _loop(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            try:
-                self.answers.put((job(), None))
-            except BaseException as error:  # it belongs to whoever waits for the answer
-                self.answers.put((None, error))
-            del job
-
-
-def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """What `work()` gives or raises, in another thread; SubjectFailed if that takes more than `seconds`.
-
-    The thread can't be stopped: it is left behind, and ends with the process at the latest.
-    """
-    worker = _idle.pop() if _idle else _Worker()
-    worker.jobs.put(partial(contextvars.copy_context().run, work))
+def words(error: BaseException) -> str:
+    """The first line of what an error says; "" if it says nothing, or fails to say it."""
     try:
-        answer, error = _wait(worker.answers, seconds)
-    except Empty:
-        worker.jobs.put(None)
-        raise SubjectFailed(f"no answer within {seconds:g} s") from None
-    except BaseException:  # an interrupt, while it was busy
-        worker.jobs.put(None)
-        raise
-    _idle.append(worker)
-    if error is not None:
-        raise error
-    return answer
-
-
-def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:
-    """The next answer; Empty if there is none in time. In short waits: an interrupt may not end a long one."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return answers.get(timeout=max(0.0, min(left, 0.1)))
-        except Empty:
-            if left <= 0.1:
-                raise
-
-
-# Where an error comes from -------------------------------------------------------------------------
+        return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
+    except Exception:  # its own __str__, which may raise anything
+        return ""
 
 
 def place(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from conformance.case import Case
 from conformance.functions import OtherDtype
@@ -35,6 +35,7 @@ class VectorSubject:
     dtype: str
     name: str = "onnx"
     device: str = "cpu"
+    recorded: ClassVar[bool] = True
 
     @property
     def precision(self) -> Precision:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 if TYPE_CHECKING:
     from conformance.case import Case
     from conformance.deviations import Deviations
-    from conformance.runner import Result
+    from conformance.runner import CaseRunner, Result
     from conformance.subjects import LoadedSubject
 
 MARKER = "mha"
@@ -145,27 +145,28 @@ class SubjectCollector(pytest.Collector):
         self.add_marker(MARKER)
 
     def collect(self) -> Iterator[CaseItem]:
+        from conformance.runner import CaseRunner
+
         for subject in self.subjects:
+            runner = CaseRunner(subject, self.known)
             for case in self.cases:
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
                 nodeid = f"{self.nodeid}::{name}"
-                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, subject=subject, case=case, known=self.known)
+                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, runner=runner, case=case)
 
 
 class CaseItem(pytest.Item):
     """One case on one subject in one dtype."""
 
-    def __init__(self, *, subject: LoadedSubject, case: Case, known: Deviations, **details: Any) -> None:
+    def __init__(self, *, runner: CaseRunner, case: Case, **details: Any) -> None:
         super().__init__(**details)
-        self.subject = subject
+        self.runner = runner
+        self.subject = cast("LoadedSubject", runner.subject)
         self.case = case
-        self.known = known
 
     def runtest(self) -> None:
-        from conformance.runner import run_case
-
-        result = run_case(self.case, self.subject, self.known)
+        result = self.runner.run(self.case)
         if result.status == "unsupported":
             pytest.skip(f"{self.name} {result.message}")
         if result.status == "deviates":

@@ -16,6 +16,7 @@ from rich.table import Table
 from conformance.deviations import Deviations
 from conformance.runner import Result
 from mha_core import STAGES
+from mha_core.stages import is_gradient
 from mha_core.weights import write_atomically
 
 SCHEMA_VERSION = 1
@@ -35,7 +36,7 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     for result in results:
         if result.status in ("different", "failed"):
             console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
-    for line in (*deviation_lines(results), *unsupported_lines(results)):
+    for line in (*repeat_lines(results), *gradient_lines(results), *deviation_lines(results), *unsupported_lines(results)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
 
@@ -86,10 +87,35 @@ def failure_text(result: Result) -> str:
         lines = [f"{head} did not run", f"  {result.message}"]
     else:
         first = result.mismatches[0]
-        what = "not as listed" if result.stale else f"different since stage {first.stage!r}"
+        since = f"different since stage {first.stage!r}" if not first.call else "right at first, different when asked again"
+        what = "not as listed" if result.stale else since
         lines = [f"{head} {what}"]
         lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
     return "\n".join([*lines, f"  rerun: {result.rerun}"])
+
+
+def repeat_lines(results: Sequence[Result]) -> list[str]:
+    """What is right when it is asked once and not when it is asked again: one line for each subject."""
+    return [
+        f"{subject} {dtype} {text} in {len(names)} of its cases: {', '.join(names)}"
+        for (subject, dtype, text), names in _cases_by(
+            (result, "keeps something from one call to the next, or mixes the items of a batch,")
+            for result in results
+            if result.mismatches and result.mismatches[0].call
+        ).items()
+    ]
+
+
+def gradient_lines(results: Sequence[Result]) -> list[str]:
+    """Where a subject that shows gradients shows none although they were asked for: one line for each subject."""
+    lines = []
+    for group in _grouped(results):
+        answered = [result for result in group if result.judged and result.gradients_asked]
+        without = [result.case for result in answered if not any(map(is_gradient, result.judged))]
+        if without and len(without) < len(answered):
+            shown = f"{len(answered) - len(without)} of {len(answered)}"
+            lines.append(f"{_subject(group[0])} shows gradients in {shown} cases, and none in: {', '.join(without)}")
+    return lines
 
 
 def deviation_lines(results: Sequence[Result]) -> list[str]:

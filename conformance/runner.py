@@ -13,10 +13,11 @@ import numpy as np
 from conformance.case import Case
 from conformance.compare import Mismatch, ParityError, compare
 from conformance.deviations import Deviations, judge
-from conformance.expected import expected
-from conformance.guard import CannotExpress, SubjectFailed, ask
+from conformance.expected import Expected, expected
+from conformance.guard import CannotExpress, Session, SubjectFailed
 from conformance.precision import Precision
 from conformance.problem import Problem
+from conformance.repeats import asked_again, can_be_asked_again, repeats
 from mha_core import AttentionConfig, AttentionInputs, Trace, reference
 from mha_core.backend import Backend, Run
 from mha_core.weights import Weights
@@ -31,7 +32,8 @@ class Subject(Protocol):
     """Anything that can be judged: `prepare(config, weights) -> run(inputs) -> Trace`.
 
     It may also have `supports(config, inputs)`, which gives None or what it can't express of a case;
-    `time_limit`, the seconds that it may take for one case; and `selector`, the options of `mha check`
+    `time_limit`, the seconds that it may take for one answer; `recorded`, true if it gives what was recorded and can't
+    compute anything else; and `selector`, the options of `mha check`
     that choose it.
     """
 
@@ -94,6 +96,7 @@ class Result:
         mismatches: every array that differs.
         message: one line for a subject that failed to run, can't express the case, or deviates as known.
         judged: the stages and "gradients.NAME" that the subject exposes, which were compared.
+        gradients_asked: whether the case asks for gradients.
         selector: the options of `mha check` that choose the subject.
         deviations: the ids of the listed deviations that were seen.
         gone: the ids of those that should have been and were not.
@@ -110,6 +113,7 @@ class Result:
     message: str = ""
     seconds: float = 0.0
     judged: tuple[str, ...] = ()
+    gradients_asked: bool = False
     selector: str = ""
     deviations: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -128,6 +132,11 @@ class Result:
         """Whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
         return 0 < len(self.gone) == len(self.mismatches)
 
+    @property
+    def wrong_at_once(self) -> bool:
+        """Whether something was wrong when the subject was asked for the first time, and is not merely gone."""
+        return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it, with `rerun`."""
         return {**asdict(self), "rerun": self.rerun}
@@ -140,46 +149,80 @@ def run_case(case: Case, subject: Subject, known: Deviations | None = None) -> R
         case, subject: what is run.
         known: the deviations that may show, and must. Default: none, every difference is an error.
     """
-    result = _judge(case, subject)
-    if known is None:
-        return result
-    if known.option:
-        result = replace(result, selector=f"{result.selector} {known.option}".strip())
-    return judge(result, known.expected(subject, case.id, subject.dtype))
+    return CaseRunner(subject, known).run(case)
 
 
-def _judge(case: Case, subject: Subject) -> Result:
-    wanted = expected(case, subject.precision)
-    start = time.perf_counter()
+class CaseRunner:
+    """Judges one subject, case after case.
 
-    def result(status: Status, **details: Any) -> Result:
-        seconds = time.perf_counter() - start
-        selector = getattr(subject, "selector", "")
-        return Result(
-            case.id,
-            subject.name,
-            subject.dtype,
-            subject.device,
-            status,
-            seconds=seconds,
-            selector=selector,
-            **details,
-        )
+    A subject that is right in a case is asked again (see `conformance.repeats`), and once more after the next case:
+    what it computes for one problem may not depend on another.
+    """
 
-    try:
-        trace = ask(subject, wanted.problem)
-    except CannotExpress as reason:
-        return result("unsupported", message=f"cannot express: {reason}")
-    except SubjectFailed as error:
-        return result("failed", message=str(error))
-    recorded = _distance_from_recording(trace, wanted.problem)
-    judged = _judged(trace, wanted.trace)
-    try:
-        ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
-    except ParityError as error:
-        mismatches = tuple(error.mismatches)
-        return result("different", ratios=error.ratios, mismatches=mismatches, recorded=recorded, judged=judged)
-    return result("equal", ratios=ratios, recorded=recorded, judged=judged)
+    def __init__(self, subject: Subject, known: Deviations | None = None) -> None:
+        self.subject = subject
+        self.known = known
+        self._last: tuple[str, Session, Expected] | None = None
+
+    def run(self, case: Case) -> Result:
+        """Judge the subject by one case."""
+        result = self._judge(case)
+        if self.known is None:
+            return result
+        if self.known.option:
+            result = replace(result, selector=f"{result.selector} {self.known.option}".strip())
+        return judge(result, self.known.expected(self.subject, case.id, self.subject.dtype))
+
+    def _judge(self, case: Case) -> Result:
+        subject = self.subject
+        wanted = expected(case, subject.precision)
+        start = time.perf_counter()
+
+        def result(status: Status, **details: Any) -> Result:
+            seconds = time.perf_counter() - start
+            selector = getattr(subject, "selector", "")
+            return Result(
+                case.id,
+                subject.name,
+                subject.dtype,
+                subject.device,
+                status,
+                seconds=seconds,
+                selector=selector,
+                gradients_asked=wanted.trace.gradients is not None,
+                **details,
+            )
+
+        session = Session(subject, wanted.problem)
+        try:
+            trace = session.answer()
+        except CannotExpress as reason:
+            return result("unsupported", message=f"cannot express: {reason}")
+        except SubjectFailed as error:
+            return result("failed", message=str(error))
+        recorded = _distance_from_recording(trace, wanted.problem)
+        judged = _judged(trace, wanted.trace)
+        try:
+            ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
+            mismatches = tuple(self._asked_again(case.id, session, wanted))
+        except ParityError as error:
+            mismatches = tuple(error.mismatches)
+            return result("different", ratios=error.ratios, mismatches=mismatches, recorded=recorded, judged=judged)
+        except SubjectFailed as error:
+            return result("failed", message=str(error))
+        status: Status = "different" if mismatches else "equal"
+        return result(status, ratios=ratios, mismatches=mismatches, recorded=recorded, judged=judged)
+
+    def _asked_again(self, case: str, session: Session, wanted: Expected) -> Iterator[Mismatch]:
+        """What differs when a subject that was right is asked again, and when the last case is."""
+        if not can_be_asked_again(self.subject):
+            return
+        last, self._last = self._last, None
+        yield from repeats(session, wanted)
+        if last is not None:
+            other, other_session, other_wanted = last
+            yield from asked_again(other_session, other_wanted, f"case {other} asked again after this one")
+        self._last = case, session, wanted
 
 
 def run_all(
@@ -190,8 +233,9 @@ def run_all(
 ) -> Iterator[Result]:
     """Every case on every subject, subject by subject; `progress` sees each Result as it comes."""
     for subject in subjects:
+        runner = CaseRunner(subject, known)
         for case in cases:
-            outcome = run_case(case, subject, known)
+            outcome = runner.run(case)
             progress(outcome)
             yield outcome
 
@@ -224,11 +268,7 @@ class ReferenceSubject:
 
 def _judged(trace: Trace, wanted: Trace) -> tuple[str, ...]:
     """The names of the arrays that both have."""
-    gradients = [] if trace.gradients is None else list(wanted.gradients or ())
-    return (
-        *(name for name, _ in trace.stages()),
-        *(f"gradients.{name}" for name in gradients if name in (trace.gradients or {})),
-    )
+    return tuple(name for name in wanted.arrays() if name in trace.arrays())
 
 
 def _distance_from_recording(trace: Trace, problem: Problem) -> dict[str, float]:

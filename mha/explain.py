@@ -13,7 +13,7 @@ from conformance.bug import Bug
 from conformance.bugs import all_bugs
 from conformance.diagnose import Diagnosis, Observation, Runs
 from conformance.diagnose import diagnose as find_bugs
-from conformance.guard import OWN_ARRAYS
+from conformance.handout import OWN_ARRAYS
 from conformance.problem import Problem
 from mha.packing_bugs import packing_bugs
 from mha.recording import RecordedCall, Recording

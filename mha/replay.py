@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case import Case
 from conformance.expected import expected
-from conformance.guard import OWN_ARRAYS, CannotExpress, as_trace
+from conformance.guard import CannotExpress, as_trace
+from conformance.handout import OWN_ARRAYS
 from conformance.precision import Precision
 from conformance.problem import Problem
 from conformance.runner import Result, Subject, run_case
@@ -38,6 +39,7 @@ class RecordedSubject:
     dtype: str
     device: str = "cpu"
     name: str = "recorded"
+    recorded: ClassVar[bool] = True
 
     @property
     def precision(self) -> Precision:

@@ -21,6 +21,18 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
     output   (B, Lq, Do)      heads concatenated and projected
 """
 
+GRADIENT = "gradients."
+"""How the name of a gradient begins where stages and gradients stand beside each other."""
+
+
+def is_gradient(name: str) -> bool:
+    """Whether a name of `Trace.arrays` is a gradient's.
+
+    >>> is_gradient("gradients.keys"), is_gradient("keys")
+    (True, False)
+    """
+    return name.startswith(GRADIENT)
+
 
 def stage_shapes(config: AttentionConfig, batch: int, query_len: int, key_len: int) -> dict[str, tuple[int, ...]]:
     """The shape of every stage.
@@ -66,3 +78,26 @@ class Trace:
             array = getattr(self, name)
             if array is not None:
                 yield name, array
+
+    def arrays(self) -> dict[str, NDArray]:
+        """Every array that is there, by one name: the stages in order, then the gradients as "gradients.NAME".
+
+        >>> import numpy as np
+        >>> list(Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))}).arrays())
+        ['output', 'gradients.keys']
+        """
+        gradients = self.gradients or {}
+        return {**dict(self.stages()), **{f"{GRADIENT}{name}": array for name, array in gradients.items()}}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray]) -> Trace:
+        """The Trace that has these `arrays()`; without a gradient among them, its gradients are None.
+
+        >>> import numpy as np
+        >>> trace = Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))})
+        >>> Trace.of_arrays(trace.arrays()).arrays().keys() == trace.arrays().keys()
+        True
+        """
+        gradients = {name.removeprefix(GRADIENT): a for name, a in arrays.items() if is_gradient(name)}
+        stages = {name: array for name, array in arrays.items() if not is_gradient(name)}
+        return cls(**stages, gradients=gradients or None)

@@ -204,7 +204,7 @@ def _explain(
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
         listed = {result.case for result in own if result.status == "deviates"}
         asked = [case for case in cases if not case.expensive and case.id not in listed]
-        wrong = {result.case for result in own if result.status == "different" and not result.stale}
+        wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
         if wrong & {case.id for case in asked} and subject.name not in explained:
             explained.add(subject.name)
             with errors.status("") as status:

@@ -17,7 +17,8 @@ import pytest
 from conformance.cases import all_cases, select
 from conformance.expected import expected
 from conformance.functions import OPTIONS
-from conformance.guard import CannotExpress, SubjectFailed, ask, copy_in_layout
+from conformance.guard import CannotExpress, SubjectFailed, ask
+from conformance.handout import copy_in_layout
 from conformance.precision import Precision
 from conformance.runner import ReferenceSubject, run_all, run_case, until_interrupted
 from conformance.subjects import check_time_limit, load_subject, load_subjects, subject_from_function

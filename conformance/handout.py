@@ -1,0 +1,63 @@
+"""Handouts: a problem's arrays as copies for a subject, which can be asked afterwards whether it wrote into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import AttentionInputs
+
+
+class Handout:
+    """Copies of arrays, to be given away, that can be asked afterwards whether somebody wrote into them.
+
+    >>> handout = Handout({"keys": np.zeros(2), "values": np.zeros(2)})
+    >>> handout.copies["values"][0] = 1.0
+    >>> handout.changed()
+    ['values']
+    """
+
+    def __init__(self, originals: Mapping[str, NDArray]) -> None:
+        self.originals = originals
+        self.copies = {name: copy_in_layout(array) for name, array in originals.items()}
+
+    def changed(self) -> list[str]:
+        """The names of the arrays that are not as they were, to the bit."""
+        return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
+
+
+def copy_in_layout(array: NDArray) -> NDArray:
+    """A writable copy that lies in memory as `array` does: strided, transposed, or expanded by stride 0."""
+    if array.size == 0:
+        return array.copy()
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    before = -sum(step for step in reach if step < 0)
+    after = sum(step for step in reach if step > 0)
+    buffer: Any = np.zeros(before + after + array.itemsize, np.uint8)
+    copy: NDArray = np.ndarray(array.shape, array.dtype, buffer, before, array.strides)
+    copy[...] = array
+    return copy
+
+
+GRADIENTS_OF_INPUTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
+"""What gradients are taken of besides weights."""
+
+OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent", "past_keys", "past_values")
+"""The arrays of AttentionInputs; the others are its mask's."""
+
+
+def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
+    """Every array of a call by name: its own, and those of its mask."""
+    found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
+    inputs.mask.map_arrays(lambda name, array: found.setdefault(name, array))
+    return {name: np.asarray(array) for name, array in found.items() if array is not None}
+
+
+def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
+    """The call with these arrays in place of its own, by name as `input_arrays` has them."""
+    own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
+    return replace(inputs, **own, mask=inputs.mask.map_arrays(lambda name, array: arrays[name]))

@@ -1,0 +1,75 @@
+"""A time limit: work runs in a thread of its own, which is left behind if it does not answer in time."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+class TookTooLong(RuntimeError):
+    """No answer came within the limit; the message says what that was."""
+
+
+Answer = tuple[Any, BaseException | None]
+"""What a job gave, or what it raised."""
+
+_idle: list[_Worker] = []
+"""Threads that wait for work. One is enough unless subjects ask subjects."""
+
+
+class _Worker:
+    """A daemon thread that does one job after another.
+
+    It is kept from case to case: frameworks hold state and thread pools per thread.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
+        threading.Thread(target=self._loop, name="mha-subject", daemon=True).start()
+
+    def _loop(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                self.answers.put((job(), None))
+            except BaseException as error:  # it belongs to whoever waits for the answer
+                self.answers.put((None, error))
+            del job
+
+
+def in_time(work: Callable[[], Any], seconds: float) -> Any:
+    """What `work()` gives or raises, in another thread; TookTooLong if that takes more than `seconds`.
+
+    The thread can't be stopped: it is left behind, and ends with the process at the latest.
+    """
+    worker = _idle.pop() if _idle else _Worker()
+    worker.jobs.put(partial(contextvars.copy_context().run, work))
+    try:
+        answer, error = _wait(worker.answers, seconds)
+    except Empty:
+        worker.jobs.put(None)
+        raise TookTooLong(f"no answer within {seconds:g} s") from None
+    except BaseException:  # an interrupt, while it was busy
+        worker.jobs.put(None)
+        raise
+    _idle.append(worker)
+    if error is not None:
+        raise error
+    return answer
+
+
+def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:
+    """The next answer; Empty if there is none in time. In short waits: an interrupt may not end a long one."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return answers.get(timeout=max(0.0, min(left, 0.1)))
+        except Empty:
+            if left <= 0.1:
+                raise
