@@ -131,4 +131,15 @@ def _bare() -> list[Case]:
             mask=fixed(valid_lens=np.array([8, 6, 3, 1]), causal=True, query_offset=np.array([3, 1, -2, -4])),
             same_sizes=OF_HEADS,
         ),
+        Case(
+            "additive-half-precision",
+            "wrong gradients of the additive score, for which the bounds of half precision leave room elsewhere",
+            AttentionConfig(6, 2, head_dim=3, value_head_dim=7, score="additive", score_dim=1, projections=False),
+            batch=5,
+            query_len=1,
+            key_len=4,
+            weight_scale=0.3,
+            input_scale=2.0,
+            same_sizes=OF_HEADS,
+        ),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from conformance.deviations import Deviations
@@ -36,7 +37,12 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     for result in results:
         if result.status in ("different", "failed"):
             console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
-    for line in (*repeat_lines(results), *gradient_lines(results), *deviation_lines(results), *unsupported_lines(results)):
+    for line in (
+        *repeat_lines(results),
+        *gradient_lines(results),
+        *deviation_lines(results),
+        *unsupported_lines(results),
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
 
@@ -58,7 +64,7 @@ def parity_table(results: Sequence[Result]) -> Table:
         ratios = [_ratio(_worst(group, name)) for name in (*STAGES, "gradients")]
         style = "green" if equal + deviating == judged else "bold red"
         counts = [f"[{style}]{equal}/{judged}[/]", *([f"{deviating}/{judged}"] if known else [])]
-        table.add_row(_subject(group[0]), *counts, *ratios)
+        table.add_row(escape(_subject(group[0])), *counts, *ratios)
     return table
 
 
@@ -76,7 +82,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
     for group in _grouped(results):
         by_case = {result.case: result.recorded for result in group}
         cells = [by_case.get(case, {}).get(stage) for case, stage in recorded]
-        table.add_row(_subject(group[0]), *("-" if cell is None else f"{cell:.1e}" for cell in cells))
+        table.add_row(escape(_subject(group[0])), *("-" if cell is None else f"{cell:.1e}" for cell in cells))
     return table
 
 
@@ -87,7 +93,9 @@ def failure_text(result: Result) -> str:
         lines = [f"{head} did not run", f"  {result.message}"]
     else:
         first = result.mismatches[0]
-        since = f"different since stage {first.stage!r}" if not first.call else "right at first, different when asked again"
+        since = (
+            f"different since stage {first.stage!r}" if not first.call else "right at first, different when asked again"
+        )
         what = "not as listed" if result.stale else since
         lines = [f"{head} {what}"]
         lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
@@ -113,8 +121,8 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
         answered = [result for result in group if result.judged and result.gradients_asked]
         without = [result.case for result in answered if not any(map(is_gradient, result.judged))]
         if without and len(without) < len(answered):
-            shown = f"{len(answered) - len(without)} of {len(answered)}"
-            lines.append(f"{_subject(group[0])} shows gradients in {shown} cases, and none in: {', '.join(without)}")
+            counted = f"{len(answered) - len(without)} of {len(answered)}"
+            lines.append(f"{_subject(group[0])} shows gradients in {counted} cases, and none in: {', '.join(without)}")
     return lines
 
 

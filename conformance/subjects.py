@@ -32,7 +32,7 @@ from conformance.precision import Precision
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
-from mha_core.errors import one_line
+from mha_core.errors import one_line, shown
 from mha_core.weights import Weights
 
 __all__ = [
@@ -103,16 +103,25 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     module_name, path = _parse(spec)
     where = f"subject {spec!r}"
     named = _find(where, module_name, path)
+    try:
+        return _loaded(spec, where, named, path.split(".")[-1], dtype, time_limit)
+    except SpecError:
+        raise
+    except Exception as error:  # what it says of itself is its own code, which may raise anything
+        raise SpecError(f"{where}: what it says of itself raised {one_line(error)}{place(error)}") from error
+
+
+def _loaded(spec: str, where: str, named: Any, name: str, dtype: str, time_limit: float) -> LoadedSubject:
     if isinstance(getattr(named, "dtypes", None), tuple):  # a class that would refuse others when it is made
         check_member(where, dtype, check_dtypes(where, named.dtypes))
-    original = _make(where, named, path.split(".")[-1], dtype)
+    original = _make(where, named, name, dtype)
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)
     return LoadedSubject(
         spec=spec,
         original=original,
-        name=_text(where, original, "name", path.split(".")[-1]),
+        name=_text(where, original, "name", name),
         dtype=dtype,
         device=_text(where, original, "device", "cpu"),
         precision=_precision_of(where, original, dtype),
@@ -231,7 +240,7 @@ def _text(where: str, original: Any, attribute: str, default: str) -> str:
     value = getattr(original, attribute, default)
     if not isinstance(value, str) or not value:
         raise SpecError(f"{where}: its {attribute} must be a text. Got {value!r}.")
-    return value
+    return shown("".join((value, "")))  # a str, and no subclass with methods of its own
 
 
 def _precision_of(where: str, original: Any, dtype: str) -> Precision:

@@ -70,6 +70,7 @@ class TorchSubject:
             given["values"].masked_fill_(padding, 0.0)
             given = {name: tensor.requires_grad_() for name, tensor in given.items()}
             output, attention_weights = layer(*given.values(), mask)
+            layer.zero_grad()  # it is asked several times, and gradients would add up
             output.backward(torch.from_numpy(inputs.cotangent))
             gradients = {name: tensor.grad for name, tensor in (*given.items(), *layer.named_parameters())}
             return {

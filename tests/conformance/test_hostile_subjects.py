@@ -1,0 +1,146 @@
+"""A subject whose answers, errors, words or names are out to end the run: it fails its own case, and no other."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from conformance.cases import select
+from conformance.report import print_results
+from conformance.runner import ReferenceSubject, run_all
+from conformance.subjects import load_subject
+from mha_core import SpecError
+
+PRIME = select(("prime",))[0]
+
+HEAD = """
+import numpy as np
+from mha_core import AttentionInputs, AttentionMask, reference
+
+"""
+
+HOSTILE = {
+    "empties its weights": (
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+    answer = reference.run(config, weights, inputs)
+    weights.clear()
+    return answer.output
+""",
+        "equal",
+        "",
+    ),
+    "an array of 8 TB": (
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    return np.broadcast_to(0.0, (2, 5, 10**11))
+""",
+        "failed",
+        "output has shape (2, 5, 100000000000), which takes 8e+03 GB; it must be (2, 5, 29)",
+    ),
+    "an error that can't say what it is": (
+        """
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+def attention(weights, queries, keys, values, mask, *, config):
+    raise Silent()
+""",
+        "failed",
+        "Silent: (it can't say what it is: its __str__ raised RuntimeError) (mine.py:11 in attention)",
+    ),
+    "a reason that can't be said": (
+        """
+class Mute(str):
+    __str__ = __format__ = __repr__ = lambda self, *given: 1 / 0
+
+class Attention:
+    def supports(self, config, inputs):
+        return Mute("nothing at all")
+    def prepare(self, config, weights): ...
+
+attention = Attention()
+""",
+        "unsupported",
+        "cannot express: nothing at all",
+    ),
+    "an interrupt of its own": (
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    raise KeyboardInterrupt
+""",
+        "failed",
+        "KeyboardInterrupt (mine.py:7 in attention)",
+    ),
+    "gradients that fail when they are looked at": (
+        """
+class Bad(dict):
+    def items(self):
+        raise OSError("gone")
+
+def attention(weights, queries, keys, values, mask, *, config):
+    return {"output": queries, "gradients": Bad(queries=queries)}
+""",
+        "failed",
+        "OSError: gone (mine.py:8 in items)",
+    ),
+}
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module `mine` into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+
+    def write(text):
+        sys.modules.pop("mine", None)
+        (tmp_path / "mine.py").write_text(HEAD + text)
+
+    yield write
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_subject_cannot_end_the_run(what, module):
+    code, status, message = HOSTILE[what]
+    module(code)
+    first, other = run_all([PRIME], [load_subject("mine:attention", "float64"), ReferenceSubject()])
+    assert (first.status, first.message) == (status, message)
+    assert other.status == "equal"
+
+
+def test_what_a_subject_says_of_itself_may_fail(module):
+    module(
+        """
+class Own:
+    @property
+    def name(self):
+        raise OSError("gone")
+    def prepare(self, config, weights): ...
+
+own = Own()
+"""
+    )
+    with pytest.raises(SpecError, match="'mine:own': what it says of itself raised OSError: gone"):
+        load_subject("mine:own", "float64")
+
+
+def test_markup_and_escapes_in_a_name_are_shown_as_they_are(module):
+    module(
+        """
+class Own:
+    name = "[/red]\\x1b[2Jmine"
+    def prepare(self, config, weights): ...
+
+own = Own()
+"""
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_results(console, list(run_all([PRIME], [load_subject("mine:own", "float64")])))
+    assert r"[/red]\x1b[2Jmine float64" in console.export_text()
