@@ -81,6 +81,7 @@ def one_result(**changes) -> dict:
         "message": "",
         "seconds": 0.0,
         "judged": ["output"],
+        "gradients_asked": True,
         "selector": "",
         "rerun": "mha check",
         "deviations": [],
