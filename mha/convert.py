@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mha.formats import Checkpoint, Format, create, format_of, open_checkpoint
+from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.atomic import check_target, replaced_at_the_end
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, beside, caveats, choose, find_layers, settle_layout
@@ -139,7 +139,9 @@ def convert(
     nothing behind.
 
     Args:
-        source, out: files, whose suffixes say their formats (see `mha.formats.FORMATS`).
+        source: a file, whose suffix says its format (see `mha.formats.FORMATS`), the index of a model in several
+            files, or the folder of one.
+        out: a file.
         from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
         to_layout: a name of the same table.
         prefix: of the one layer to take. Needed, or `every`, if the file has several.
@@ -164,7 +166,7 @@ def convert(
     _check_choices(target, form, from_layout, dtype)
     check_target(out, force=force)
     with open_checkpoint(source) as checkpoint:
-        seen = survey(checkpoint)
+        seen = survey(checkpoint, source)
         seen.refuse_incomplete(prefix, from_layout)
         found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)
         if every and from_layout is not None:
@@ -172,7 +174,7 @@ def convert(
         chosen = choose(found, str(source), prefix, every=every)
         jobs = []
         for layer in chosen:
-            layouts = settle_layout(layer, from_layout, format_of(source).framework)
+            layouts = settle_layout(layer, from_layout, framework_of(checkpoint.path))
             left = beside(checkpoint, layouts[0], layer.prefix)
             to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
             jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, left))

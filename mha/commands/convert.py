@@ -81,7 +81,8 @@ def convert(
     json_path: Path | None,
     force: bool,
 ) -> None:
-    """Convert the attention layers in the file SOURCE to another layout, or another format, or both.
+    """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
+    weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
 
     Before OUT is there, everything in it is read back and compared to the bit, and both sides run a
     random problem that is judged against the reference. Formats: .safetensors, .pt, .weights.h5,

@@ -40,7 +40,7 @@ def infer(
 
     Names mean nothing: arrays may be transposed, packed, split into heads, in another order of heads, and
     among arrays of other layers. What is found computes the recorded output within the computed bound.
-    SOURCE is a file of any format that `mha convert` reads.
+    SOURCE is a file, an index of shards or a folder, of any format that `mha convert` reads.
 
     Exit status: 0 one mapping fits, 1 several fit or none does, 2 could not run.
     """

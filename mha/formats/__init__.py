@@ -10,9 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 from mha.formats.checkpoint import Add, Checkpoint
+from mha.formats.folder import INDEX, source_file
 from mha_core import AttentionConfig, SpecError
 
-__all__ = ["FORMATS", "Add", "Checkpoint", "Format", "create", "format_of", "open_checkpoint"]
+__all__ = [
+    *("FORMATS", "SUFFIXES", "Add", "Checkpoint", "Format", "create", "format_of", "found_file", "framework_of"),
+    "open_checkpoint",
+]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,18 @@ FORMATS = (
         framework="mxnet",
     ),
 )
-"""Every format."""
+"""Every format of one file."""
+
+SHARDS = Format(
+    "index of shards",
+    (INDEX,),
+    "mha.formats.sharded",
+    readable_only="an index names the shards of a model; write one file",
+)
+"""What names several files of one of the formats."""
+
+SUFFIXES = tuple(suffix for form in (*FORMATS, SHARDS) for suffix in form.suffixes)
+"""Of all formats, in their order."""
 
 
 def format_of(path: Path) -> Format:
@@ -75,27 +90,40 @@ def format_of(path: Path) -> Format:
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: model.onnx: the suffix names no format that is known (known: .safetensors, .pt, \
-.pth, .bin, .weights.h5, .keras, .msgpack, .npz, .params)
+.pth, .bin, .weights.h5, .keras, .msgpack, .npz, .params, .index.json)
     """
-    for form in FORMATS:
+    for form in (*FORMATS, SHARDS):
         if path.name.endswith(form.suffixes):
             return form
-    known = ", ".join(suffix for form in FORMATS for suffix in form.suffixes)
-    raise SpecError(f"{path}: the suffix names no format that is known (known: {known})")
+    raise SpecError(f"{path}: the suffix names no format that is known (known: {', '.join(SUFFIXES)})")
+
+
+def found_file(path: str | Path) -> Path:
+    """The file itself, or the one in the folder that holds a model's weights. Raises SpecError as `source_file`."""
+    path = Path(path)
+    return source_file(path, SUFFIXES) if path.is_dir() else path
+
+
+def framework_of(path: Path) -> str:
+    """The backend whose framework has files as this one, or as the shards that it names; "" for none."""
+    return format_of(path.with_name(path.name.removesuffix(INDEX))).framework
 
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
     """What is in a file of weights. Arrays are read one by one, when they are asked for.
 
+    Args:
+        path: of a file; of the index of a model in several; or of a folder that holds one of them (`source_file`).
+
     Raises:
         SpecError: there is no such file, it is not whole, it is of another format than its suffix says,
             it holds code, or the package that reads it is not installed.
     """
-    path = Path(path)
+    path = found_file(path)
     form = format_of(path)
     if not path.is_file():
-        raise SpecError(f"{path} is a folder; name a file in it" if path.is_dir() else f"there is no file {path}")
+        raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
     with _module(form).open_file(path) as checkpoint:
         yield checkpoint
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mha.formats import open_checkpoint
+from mha.formats import SUFFIXES, open_checkpoint
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
+from mha.formats.folder import passed_over
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
@@ -66,6 +67,7 @@ class Survey:
         incomplete: layers that lack arrays, in the file's order.
         unseen: modules whose names look like attention, and whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` in the file's order.
+        passed_over: other files of weights beside this one, where a folder was the source.
     """
 
     path: str
@@ -73,6 +75,7 @@ class Survey:
     incomplete: tuple[IncompleteLayer, ...]
     unseen: tuple[str, ...]
     order: tuple[str, ...]
+    passed_over: tuple[str, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
         """Prefix -> number from 0, in the file's order: a layer that is incomplete keeps its number.
@@ -120,13 +123,18 @@ class Survey:
         text = f"read {len(wanted)} of {len(self.order) + len(self.unseen)} modules that look like attention"
         if others:
             text += f"; not: {', '.join(others[:MOST_SHOWN])}"
-        return text + (f" and {len(others) - MOST_SHOWN} more" if len(others) > MOST_SHOWN else "")
+        if len(others) > MOST_SHOWN:
+            text += f" and {len(others) - MOST_SHOWN} more"
+        if self.passed_over:
+            text += f" (of {Path(self.path).name}; files beside it that were not read: {', '.join(self.passed_over)})"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
         numbers = self.numbers()
         return {
             "source": self.path,
+            "passed_over": list(self.passed_over),
             "read": len(self.layers),
             "of": len(self.order) + len(self.unseen),
             "layers": [
@@ -161,11 +169,16 @@ def survey_file(path: str | Path) -> Survey:
         SpecError: as `mha.formats.open_checkpoint`.
     """
     with open_checkpoint(path) as checkpoint:
-        return survey(checkpoint)
+        return survey(checkpoint, path)
 
 
-def survey(checkpoint: Checkpoint) -> Survey:
-    """Everything in a file that is attention or looks like it, from its names and shapes alone."""
+def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
+    """Everything in a file that is attention or looks like it, from its names and shapes alone.
+
+    Args:
+        checkpoint: what is in the file.
+        source: what was asked for, which may be its folder. Default: the file.
+    """
     layers = find_layers(checkpoint)
     read = {name for layer in layers for name in _names_of(checkpoint, layer)}
     incomplete = _incomplete(checkpoint, layers, read)
@@ -179,6 +192,7 @@ def survey(checkpoint: Checkpoint) -> Survey:
         tuple(sorted(incomplete, key=lambda layer: starts[layer.prefix])),
         tuple(_unseen(checkpoint, parts)),
         tuple(sorted(starts, key=starts.__getitem__)),
+        tuple(passed_over(checkpoint.path, SUFFIXES)) if source is not None and Path(source).is_dir() else (),
     )
 
 

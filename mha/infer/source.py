@@ -11,7 +11,7 @@ from mha_core.dtypes import DTYPES
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:
-    """Every floating-point array of a file of weights, of any format that `mha convert` reads, by its name.
+    """Every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
 
     Raises:
         SpecError: there is no such file, it is not whole, it holds code, or it is of no format that is known.

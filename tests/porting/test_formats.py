@@ -129,7 +129,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
     with pytest.raises(SpecError, match="there is no file"):
         read(tmp_path / "none.npz")
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(SpecError, match="is a folder"):
+    with pytest.raises(SpecError, match="folder.npz has no file of weights"):
         read(tmp_path / "folder.npz")
 
 

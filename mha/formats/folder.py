@@ -1,0 +1,86 @@
+"""A folder as a source: which file in it holds the weights, by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mha_core import SpecError
+from mha_core.errors import shown
+
+INDEX = ".index.json"
+"""How the name of an index of shards ends, after the name that the whole file would have."""
+
+KNOWN = (
+    *("model.safetensors", "pytorch_model.bin", "flax_model.msgpack", "tf_model.h5"),
+    *("model.weights.h5", "diffusion_pytorch_model.safetensors"),
+)
+"""What libraries call a model's weights, in the order in which one is taken: transformers', then Keras' and diffusers'.
+Each may be in shards, which its index names.
+"""
+
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "scaler.pt")
+"""Files of a training beside the weights, of the same suffixes."""
+
+MOST_SHOWN = 12
+
+
+def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
+    """The file of weights in a folder: the first of `KNOWN`, whole or by its index; else the only one of any name.
+
+    Args:
+        folder: where to look; not below it.
+        suffixes: of the formats that are known.
+
+    Raises:
+        SpecError: there is none, or several that may say different things; the message names them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     for file in ("pytorch_model.bin", "model.safetensors.index.json", "config.json"):
+    ...         (Path(name) / file).touch()
+    ...     source_file(Path(name), (".safetensors", ".bin")).name
+    'model.safetensors.index.json'
+    """
+    there = {path.name for path in folder.iterdir()}
+    for name in KNOWN:
+        found = [one for one in (name, name + INDEX) if one in there]
+        if len(found) == 2:
+            raise SpecError(
+                f"{folder} has both {found[0]} and {found[1]}, the whole and the index of shards; name the one to read"
+            )
+        if found:
+            return folder / found[0]
+    found = sorted(weights_in(there, suffixes))
+    indices = [name for name in found if name.endswith(INDEX)]
+    if len(indices) == 1 and all(_is_shard_of(name, indices[0]) for name in found if name != indices[0]):
+        return folder / indices[0]
+    if len(found) == 1:
+        return folder / found[0]
+    if not found:
+        raise SpecError(
+            f"{folder} has no file of weights (looked for: {', '.join(KNOWN)}, their {INDEX}, and one file that ends "
+            f"in any of {', '.join(suffixes)})"
+        )
+    listed = ", ".join(shown(name) for name in found[:MOST_SHOWN])
+    more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+    raise SpecError(f"{folder} has several files of weights; name the one to read: {listed}{more}")
+
+
+def weights_in(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
+    """The names that may be of files of weights."""
+    endings = tuple(suffixes)
+    return [name for name in names if name.endswith(endings) and name not in NO_WEIGHTS and not name.startswith(".")]
+
+
+def passed_over(file: Path, suffixes: Iterable[str]) -> list[str]:
+    """Other files of weights in the folder of one that was taken, but for its own shards."""
+    names = sorted(weights_in((path.name for path in file.parent.iterdir()), suffixes))
+    return [name for name in names if name != file.name and not _is_shard_of(name, file.name)]
+
+
+def _is_shard_of(name: str, index: str) -> bool:
+    """Whether a file is called as the shards of an index are: model-00001-of-00002.safetensors."""
+    whole = index.removesuffix(INDEX)
+    stem, _, suffix = whole.partition(".")
+    return index.endswith(INDEX) and name.startswith(f"{stem}-") and name.endswith(f".{suffix}")
