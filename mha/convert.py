@@ -60,7 +60,7 @@ class Conversion:
     Attributes:
         source, out: the files.
         to_layout: the layout written.
-        layers: every layer, in the file's order.
+        layers: every layer, in the order of the model.
         size: of the file written, in bytes.
         seconds: that it took.
         survey: what else there is in `source` that looks like attention.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mha.formats.checkpoint import Checkpoint
+from mha.formats.order import in_order
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, Layout, get
 
@@ -60,7 +61,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Every attention layer of a layout that is known, in the file's order."""
+    """Every attention layer of a layout that is known, in the order of the model: see `in_order`."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -68,7 +69,8 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
                 layouts.setdefault(prefix, []).append(layout)
     order = {name: index for index, name in enumerate(checkpoint.entries)}
     found = [_found(checkpoint, prefix, fitting) for prefix, fitting in layouts.items()]
-    return sorted(found, key=lambda layer: order[_first_name(checkpoint, layer)])
+    there = {layer.prefix: layer for layer in sorted(found, key=lambda layer: order[_first_name(checkpoint, layer)])}
+    return [there[prefix] for prefix in in_order(there)]
 
 
 def choose(found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool) -> list[FoundLayer]:

@@ -28,7 +28,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
         shards = {
             name: stack.enter_context(open_checkpoint(path.parent / name)) for name in dict.fromkeys(where.values())
         }
-        yield Checkpoint(path, _entries(path, where, shards), _configs(shards))
+        others = {name: what for checkpoint in shards.values() for name, what in checkpoint.others.items()}
+        yield Checkpoint(path, _entries(path, where, shards), _configs(shards), others)
 
 
 def read_index(path: Path) -> dict[str, str]:

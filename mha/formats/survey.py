@@ -16,6 +16,7 @@ from mha.formats import SUFFIXES, open_checkpoint
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha.formats.folder import passed_over
+from mha.formats.order import in_order
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
@@ -63,10 +64,10 @@ class Survey:
 
     Attributes:
         path: of the file.
-        layers: whole layers, in the file's order.
-        incomplete: layers that lack arrays, in the file's order.
+        layers: whole layers, in the order of the model: as in the file, numbers in names by their size.
+        incomplete: layers that lack arrays, likewise.
         unseen: modules whose names look like attention, and whose arrays fit no layout.
-        order: the prefixes of `layers` and `incomplete` in the file's order.
+        order: the prefixes of `layers` and `incomplete` together, likewise.
         passed_over: other files of weights beside this one, where a folder was the source.
     """
 
@@ -78,7 +79,7 @@ class Survey:
     passed_over: tuple[str, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Prefix -> number from 0, in the file's order: a layer that is incomplete keeps its number.
+        """Prefix -> number from 0, in the order of the model: a layer that is incomplete keeps its number.
 
         Args:
             layout: number the layers that may have this one alone. Default: all.
@@ -186,12 +187,14 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
     first = {name: index for index, name in enumerate(checkpoint.entries)}
     starts = {layer.prefix: min(first[name] for name in _names_of(checkpoint, layer)) for layer in layers}
     starts |= {layer.prefix: min(first[name] for name in layer.there) for layer in incomplete}
+    order = in_order(sorted(starts, key=starts.__getitem__))
+    rank = {prefix: number for number, prefix in enumerate(order)}
     return Survey(
         str(checkpoint.path),
-        tuple(layers),
-        tuple(sorted(incomplete, key=lambda layer: starts[layer.prefix])),
+        tuple(sorted(layers, key=lambda layer: rank[layer.prefix])),
+        tuple(sorted(incomplete, key=lambda layer: rank[layer.prefix])),
         tuple(_unseen(checkpoint, parts)),
-        tuple(sorted(starts, key=starts.__getitem__)),
+        tuple(order),
         tuple(passed_over(checkpoint.path, SUFFIXES)) if source is not None and Path(source).is_dir() else (),
     )
 

@@ -218,6 +218,20 @@ def test_four_thousand_layers_are_found_at_once():
     assert time.process_time() - start < 5.0
 
 
+def test_layers_are_numbered_by_their_numbers_where_the_file_has_them_as_text(tmp_path):
+    """safetensors and HDF5 sort names, and so layer 10 stands before layer 2."""
+    arrays = layers_of("gpt2", 12, "h") | layers_of("gpt2-cross", 12, "h", "crossattention")
+    save_file(arrays, tmp_path / "a.safetensors")
+    del arrays["h.2.attn.c_proj.weight"]
+    save_file(arrays, tmp_path / "b.safetensors")
+    for name in "ab":
+        seen = survey_file(tmp_path / f"{name}.safetensors")
+        wanted = [f"h.{number}.{kind}" for number in range(12) for kind in ("attn", "crossattention")]
+        assert list(seen.order) == wanted
+        assert [layer.prefix for layer in seen.layers] == [one for one in wanted if name == "a" or one != "h.2.attn"]
+        assert seen.numbers("gpt2") == {f"h.{number}.attn": number for number in range(12)}
+
+
 def test_a_name_that_begins_with_a_separator_has_no_layer(tmp_path):
     """Its prefix would be the top level's, where no such array is."""
     save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")

@@ -1,0 +1,36 @@
+"""The order of a model's layers: as in the file, but for numbers in names, which count by size.
+
+Files that sort their names have layer 10 before layer 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+TOKEN = re.compile(r"\d+|\D+")
+
+
+def in_order(prefixes: Iterable[str]) -> list[str]:
+    """Prefixes in the order of the model.
+
+    Args:
+        prefixes: in the file's order, which decides between names; numbers in the same place are compared.
+
+    >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
+    ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']
+    """
+    ranks: dict[tuple[str, ...], int] = {}
+
+    def key(prefix: str) -> list[tuple[int, int]]:
+        path: tuple[str, ...] = ()
+        places = []
+        for token in TOKEN.findall(prefix):
+            is_number = token.isdecimal()
+            path = (*path, "#" if is_number else token)
+            rank = ranks.setdefault(path, len(ranks))
+            # Numbers of one place are together, as they first were, and among themselves by size.
+            places.append((rank, int(token) if is_number and len(token) < 19 else 0))
+        return places
+
+    return sorted(prefixes, key=key)
