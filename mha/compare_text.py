@@ -130,9 +130,9 @@ def lines(comparison: Comparison) -> Iterator[str]:
             noted.setdefault(note, []).append(pair.name)
     for note, names in noted.items():
         yield f"Note: {_some(names)}: {note}."
-    if comparison.unseen_text:
-        yield comparison.unseen_text
     yield verdict(comparison)
+    if comparison.unseen is not None:
+        yield comparison.unseen.text()
 
 
 def verdict(comparison: Comparison) -> str:

@@ -9,7 +9,7 @@ calls of a pair are held against each other. docs/compare.md says what counts as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -31,6 +31,7 @@ from mha.compare_weights import Shelf, layer_differences
 from mha.comparison import Comparison, Pair
 from mha.explain import items_of
 from mha.recording import RecordedCall, Recording
+from mha.unseen import unseen as find_unseen
 from mha_core import SpecError
 
 MOST_ITEMS = 64
@@ -54,6 +55,7 @@ def compare(
             config, weights and inputs (its own weights, if it has `own_weights`: see docs/compare.md).
         by: how calls are paired: "name" or "order". Default: by name if the layers have common ones.
         patterns: names of calls of either side; wildcards work. The others are not reported.
+        unseen: whether to find out which bugs of the zoo the port's calls would not have shown.
         progress: is told what is being done.
 
     Raises:
@@ -102,14 +104,22 @@ def compare(
         by=pairing.by,
         pairs=tuple(pairs),
         unpaired=tuple(unpaired_lines(first, second, replace(pairing, left=left, right=right))),
-        notes=(*pairing.notes, *other_dtypes(pairs), *walk.notes),
+        notes=(*_read(first, second), *pairing.notes, *other_dtypes(pairs), *walk.notes),
         findings=tuple(findings(pairs)),
         failed=failed,
+        unseen=find_unseen(second, {pair.port for pair in pairs}, progress=progress) if unseen and pairs else None,
     )
 
 
 def _loaded(source: Recording | str | os.PathLike[str]) -> Recording:
     return source if isinstance(source, Recording) else Recording.load(source)
+
+
+def _read(original: Recording, port: Recording) -> Iterator[str]:
+    """What was not read of either model."""
+    for recording, whose in ((original, "original"), (port, "port")):
+        if recording.coverage is not None and recording.coverage.unread:
+            yield f"Of the {whose}: {recording.coverage.line}."
 
 
 def _chosen(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mha.compare_arrays import PARTS, Difference
+from mha.unseen import Unseen
 
 SCHEMA_VERSION = 1
 """Of the JSON report."""
@@ -73,8 +74,7 @@ class Comparison:
         notes: what is to be said of the pairing and of both recordings.
         findings: in words, the first thing in which they part first.
         failed: call -> why a live subject gave no answer, or one of another form.
-        unseen: what these calls would not have shown, as JSON can hold it; None if that was not asked.
-        unseen_text: the same in words.
+        unseen: which bugs the port's calls would not have shown; None if that was not asked.
     """
 
     by: str
@@ -83,8 +83,7 @@ class Comparison:
     notes: tuple[str, ...]
     findings: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
-    unseen: Mapping[str, Any] | None = None
-    unseen_text: str = ""
+    unseen: Unseen | None = None
 
     @property
     def equal(self) -> bool:
@@ -117,5 +116,5 @@ class Comparison:
             "unpaired": list(self.unpaired),
             "failed": dict(self.failed),
             "pairs": [pair.to_dict() for pair in self.pairs],
-            "unseen": self.unseen,
+            "unseen": None if self.unseen is None else self.unseen.to_dict(),
         }

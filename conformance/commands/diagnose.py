@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     default=True,
     help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
 )
+@click.option(
+    "--unseen/--no-unseen",
+    default=True,
+    help="Whether to say which bugs the calls in FILE would not have shown, if nothing differs.",
+)
 @click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
@@ -33,6 +38,7 @@ def diagnose(
     spec: str | None,
     weights: Path | None,
     compare: bool,
+    unseen: bool,
     dtype: str | None,
     patterns: tuple[str, ...],
     time_limit: float,
@@ -64,6 +70,8 @@ def diagnose(
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     click.echo("\n\n".join(map(describe, found)))
+    if file is not None and unseen and not any(diagnosis.failing for diagnosis in found):
+        click.echo(f"\n{_unseen(file, patterns)}")
     parted = compared is not None and compared.different
     if parted and not any(diagnosis.failing for diagnosis in found):
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
@@ -101,6 +109,17 @@ def _of_file(
         click.echo("\n".join([*lines, ""]))
     with Console(stderr=True).status("") as status:
         return explain(recording, patterns=patterns or ("*",), progress=status.update), compared
+
+
+def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
+    """What was not read of the model, and which bugs the calls in FILE would not have shown, in words."""
+    from mha.recording import Recording
+    from mha.replay import selected
+    from mha.unseen import unseen
+
+    recording = Recording.load(file)
+    missed = unseen(recording, selected(recording, patterns or ("*",))).text()
+    return missed if recording.coverage is None else f"{recording.coverage.line}.\n{missed}"
 
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:

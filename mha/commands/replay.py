@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
 @click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
+@click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
 def replay(
     file: Path,
     backend_names: tuple[str, ...],
@@ -48,6 +49,7 @@ def replay(
     time_limit: float,
     strict: bool,
     json_path: Path | None,
+    unseen: bool,
 ) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
@@ -62,6 +64,8 @@ def replay(
     from conformance import report
     from mha.recording import Recording
     from mha.replay import replay as run
+    from mha.replay import selected
+    from mha.unseen import unseen as find_unseen
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
@@ -77,12 +81,16 @@ def replay(
             errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         with progress(errors, total=len(recording.calls) * (1 + len(subjects))) as advance:
             outcome = run(recording, subjects, patterns=patterns or ("*",), same_dtype=not dtypes, progress=advance)
+        missed = find_unseen(recording, selected(recording, patterns or ("*",))) if unseen else None
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     _print(console, recording, outcome, file)
+    if missed is not None:
+        console.print(missed.text(), markup=False, highlight=False, soft_wrap=True)
     if json_path is not None:
         whole = report.to_json([], versions)
         seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
+        seen["unseen"] = None if missed is None else missed.to_dict()
         report.write_json(json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
     statuses = {result.status for result in outcome.everything}
     nothing_judged = not {result.status for result in outcome.results} & {"equal", "different"}
