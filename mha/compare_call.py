@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class Side:
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
         """The recorded arrays by this call's own inputs, mask and weights; only of the queries in `rows` (B, Lq)."""
-        stages = dict(self.problem.recorded)
+        stages: dict[str, Any] = dict(self.problem.recorded)
         if rows is not None:
             for name, array in stages.items():
                 counts = rows[..., None] if name == "output" else rows[:, None, :, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,8 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
 
     for name, words in (("valid_lens", "lengths"), ("allowed", "mask of keys (allowed)"), ("window", "window")):
         if getattr(mask, name) is not None:
-            yield f"it forgets the {words}", of(replace(mask, **{name: None}))
+            forgotten: dict[str, Any] = {name: None}
+            yield f"it forgets the {words}", of(replace(mask, **forgotten))
     if mask.bias is not None:
         yield "it forgets the bias, and what that excludes", of(replace(mask, bias=None))
     if mask.causal:

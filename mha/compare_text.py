@@ -23,7 +23,7 @@ def findings(pairs: Sequence[Pair]) -> Iterator[str]:
     for pair in pairs:
         for difference in pair.causes:
             if difference.part != "inputs" or difference.name == "shapes":
-                alike.setdefault((difference.part, difference.message), []).append(pair.name)
+                alike.setdefault((difference.part, difference.message), []).append(pair.original)
     said = set()
     following: list[str] = []
     before: Pair | None = None
@@ -36,7 +36,7 @@ def findings(pairs: Sequence[Pair]) -> Iterator[str]:
                 said.add(key)
                 yield _other(pair, difference, alike[key])
         if any(difference.follows for difference in pair.differences):
-            following.append(pair.name)
+            following.append(pair.original)
         before = pair
     if following:
         yield (
@@ -49,8 +49,8 @@ def _inputs(pair: Pair, difference: Difference, before: Pair | None) -> str:
     if before is None:
         place = "the first call: look before it (embeddings, positions, normalisation, the words themselves)"
     else:
-        place = f"{before.name}'s outputs agree: look between them"
-    return f"inputs of {pair.name} part, {place}. Its {difference.message}.{_moved(difference, pair)}"
+        place = f"{before.original}'s outputs agree: look between them"
+    return f"inputs of {pair.original} part, {place}. Its {difference.message}.{_moved(difference, pair)}"
 
 
 def _other(pair: Pair, difference: Difference, names: Sequence[str]) -> str:
@@ -127,7 +127,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
     noted: dict[str, list[str]] = {}
     for pair in comparison.pairs:
         for note in pair.notes:
-            noted.setdefault(note, []).append(pair.name)
+            noted.setdefault(note, []).append(pair.original)
     for note, names in noted.items():
         yield f"Note: {_some(names)}: {note}."
     yield verdict(comparison)
@@ -141,7 +141,7 @@ def verdict(comparison: Comparison) -> str:
     if comparison.first is not None:
         pair, difference = comparison.first
         name = f" ({difference.name})" if difference.name else ""
-        return f"Different: {pair.name} is the first of {pairs} to part, in {difference.part}{name}."
+        return f"Different: {pair.original} is the first of {pairs} to part, in {difference.part}{name}."
     if comparison.unpaired:
         return f"Different: {pairs} agree, and there are calls without a partner."
     if comparison.failed:

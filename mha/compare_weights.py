@@ -13,7 +13,7 @@ from conformance.precision import UNIT_ROUNDOFF
 from mha.compare_arrays import Difference, narrower, number, rounded_to_which, same_numbers
 from mha.recording import RecordedLayer
 from mha_core import AttentionConfig
-from mha_core.config import PROJECTIONS
+from mha_core.config import PROJECTIONS, ProjectionBias
 from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
 from mha_core.weights import Weights, weight_shapes
@@ -127,7 +127,7 @@ def layer_differences(
 
 def _comparable(layer: RecordedLayer) -> dict[str, NDArray]:
     """The weights, with zeros for biases that are not there."""
-    biased = replace(layer.config, bias=True) if layer.config.projections else layer.config
+    biased = replace(layer.config, bias=ProjectionBias.of(True)) if layer.config.projections else layer.config
     shapes = weight_shapes(biased)
     return {
         name: np.asarray(layer.weights[name]) if name in layer.weights else np.zeros(shape, np.float32)
