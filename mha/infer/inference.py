@@ -33,7 +33,8 @@ ALIKE = 30.0
 """How many times the least misfit another one may be and still be judged."""
 
 MOST_JUDGED = 40
-"""Hypotheses held against the bound; where more would be, the record tells next to nothing."""
+"""Hypotheses held against the bound, and as many again around the best; where more would be, the record tells next
+to nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Inference:
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
         exhausted: whether all of them were, up to the last tier begun; False if time ran out.
-        more: how many more may fit that were not judged, because the record tells next to nothing.
+        unjudged: more that come as close and were not judged, because the record tells next to nothing.
         key_bias: the most plausible key bias, and why; it has no influence on the output.
         candidates, observed: what there was.
         seconds: how long it took.
@@ -55,11 +56,16 @@ class Inference:
     closest: Fit | None
     searched: int
     exhausted: bool
-    more: int
+    unjudged: tuple[Hypothesis, ...]
     key_bias: tuple[Slice | None, str]
     candidates: Candidates = field(repr=False)
     observed: Observed = field(repr=False)
     seconds: float
+
+    @property
+    def more(self) -> int:
+        """How many more may fit that were not judged."""
+        return len(self.unjudged)
 
     @property
     def verdict(self) -> str:
@@ -149,13 +155,14 @@ def infer(
         progress("looking at what is similar to the hypothesis that fits")
         neighbours = list(around(court.best.hypothesis, search.families, candidates, observed, num_heads))
         searched += len(neighbours)
+        court.most += MOST_JUDGED  # what differs in one thing says most of what is not known
         court.hear(neighbours)
     return Inference(
         fits=tuple(court.fitting),
         closest=court.best if court.judged else None,
         searched=searched,
         exhausted=not search.timed_out,
-        more=court.more if court.fitting else 0,
+        unjudged=tuple(court.unjudged) if court.fitting else (),
         key_bias=key_bias(court.best.hypothesis, candidates) if court.fitting else (None, ""),
         candidates=candidates,
         observed=observed,
@@ -170,7 +177,8 @@ class _Court:
         self.judge = Judge(candidates, observed)
         self.sample = Sample.of(observed, _refined_rows(observed))
         self.judged: list[Fit] = []
-        self.more = 0
+        self.most = MOST_JUDGED
+        self.unjudged: list[Hypothesis] = []
         self.least = np.inf
         self._seen: set[bytes] = set()
         self._functions: set[bytes] = set()
@@ -207,8 +215,8 @@ class _Court:
             if key in self._seen:
                 continue
             self._seen.add(key)
-            if len(self.judged) >= MOST_JUDGED:
-                self.more += 1
+            if len(self.judged) >= self.most:
+                self.unjudged.append(hypothesis)
                 continue
             for fit in self.judge.fits(hypothesis):
                 function = fit.hypothesis.function()

@@ -36,18 +36,19 @@ def to_dict(found: Inference) -> dict[str, Any]:
         "fits": [_fit_dict(found, fit) for fit in found.fits],
         "closest": None if found.closest is None else _fit_dict(found, found.closest),
         "not_judged": found.more,
+        "common": _in_common(found)[0] if found.fits else {},
         "notes": list(_notes(found)),
     }
 
 
 def _head(found: Inference) -> str:
     effort = f"{found.searched:,} hypotheses, {found.seconds:.1f} s"
+    stopped = "" if found.exhausted else "; stopped by the time limit before all were tried"
     if found.verdict == "unique":
-        return f"One mapping fits the recorded output ({effort}):"
+        return f"One mapping fits the recorded output ({effort}{stopped}):"
     if found.verdict == "ambiguous":
         count = f"{len(found.fits)}" + (f" or more (up to {len(found.fits) + found.more})" if found.more else "")
-        return f"Ambiguous: {count} mappings fit the recorded output, which can't tell them apart ({effort})."
-    stopped = "" if found.exhausted else "; stopped by the time limit before all were tried"
+        return f"Ambiguous: {count} mappings fit the recorded output, which can't tell them apart ({effort}{stopped})."
     return f"No mapping fits the recorded output ({effort}{stopped})."
 
 
@@ -55,13 +56,15 @@ def _body(found: Inference) -> Iterator[str]:
     if found.verdict == "unique":
         yield from mapping_lines(found)
     elif found.verdict == "ambiguous":
-        alike, different = _compared([_facts(fit.hypothesis) for fit in found.fits])
+        alike, different = _in_common(found)
         if alike:
-            yield "What all of them have:"
+            others = f", and the {found.more:,} that come as close and were not judged" if found.more else ""
+            yield f"What the {len(found.fits)} that were found have in common{others}:"
             yield from (f"  {name:<16} {text}" for name, text in alike.items())
         for number, fit in enumerate(found.fits[:SHOWN], start=1):
             yield f"Mapping {number} (error / allowed {fit.ratio:.2g}):"
-            yield from (f"  {name:<16} {_facts(fit.hypothesis)[name]}" for name in different)
+            facts = _facts(fit.hypothesis, apart=True)
+            yield from (f"  {name:<16} {facts.get(name, 'none')}" for name in different)
         if len(found.fits) > SHOWN:
             yield f"... and {len(found.fits) - SHOWN} more."
     elif found.closest is not None:
@@ -87,12 +90,16 @@ def mapping_lines(found: Inference) -> list[str]:
     return [*lines, f"Its worst error is {found.fits[0].ratio:.2g} of what {found.observed.dtype} allows."]
 
 
-def _facts(h: Hypothesis) -> dict[str, str]:
-    """What a hypothesis says, by what it says it of."""
+def _facts(h: Hypothesis, *, apart: bool = False) -> dict[str, str]:
+    """What a hypothesis says, by what it says it of; `apart`: the order of the heads for itself."""
     facts = {}
     for letter, projection in ROLES.items():
         part: Slice = getattr(h, letter)
-        facts[f"{projection}.weight"] = f"{_place(part)}, {_orientation(part, letter)}, {_order(h, letter)}"
+        facts[f"{projection}.weight"] = f"{_place(part)}, {_orientation(part, letter)}"
+        if apart:
+            facts[f"{projection} heads"] = _order(h, letter)
+        else:
+            facts[f"{projection}.weight"] += f", {_order(h, letter)}"
         bias: Slice | None = getattr(h, f"b{letter}")
         if bias is not None:
             facts[f"{projection}.bias"] = _place(bias)
@@ -134,6 +141,20 @@ def _orientation(part: Slice, letter: str) -> str:
 def _order(h: Hypothesis, letter: str) -> str:
     what = "columns" if letter == "o" else "rows"
     return "one head" if h.heads == 1 else f"{what} {ORDERS[h.orders['qkvo'.index(letter)]]}"
+
+
+def _in_common(found: Inference) -> tuple[dict[str, str], list[str]]:
+    """The facts of every hypothesis that fits, or may fit and was not judged; and the names of the others.
+
+    Which of them were judged first is chance: what these alone have in common is no fact.
+    """
+    fitting = [_facts(fit.hypothesis, apart=True) for fit in found.fits]
+    others = [_facts(hypothesis, apart=True) for hypothesis in found.unjudged]
+    first = fitting[0]
+    for facts in others:  # biases of values and output are looked for when a hypothesis is judged
+        same = all(facts[f"{ROLES[role]}.weight"] == first[f"{ROLES[role]}.weight"] for role in "vo")
+        facts.update({f"{ROLES[role]}.bias": first[f"{ROLES[role]}.bias"] if same else "not judged" for role in "vo"})
+    return _compared([*fitting, *others])
 
 
 def _compared(all_facts: list[dict[str, str]]) -> tuple[dict[str, str], list[str]]:

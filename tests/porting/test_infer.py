@@ -1,12 +1,13 @@
 """Inferring an unknown mapping: every packing is recognised, and what can't be known is said."""
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
 
 from conformance.trained import trained_cases
-from mha.infer import Observed, describe, evidence, infer, inference, search
+from mha.infer import Observed, describe, evidence, infer, inference, search, to_dict
 from mha.infer.candidates import Candidates
 from mha.infer.search import Search
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, reference
@@ -274,6 +275,34 @@ def test_what_is_similar_is_looked_at_where_rarer_tiers_are_not_searched(monkeyp
     found = infer(scrambled(weights), call(config, weights, lengths=(4, 1)), num_heads=3)
     assert found.verdict == "ambiguous"
     assert len({fit.hypothesis.scale for fit in found.fits}) > 1
+
+
+@pytest.mark.parametrize("equal_keys", [False, True])
+def test_only_what_every_fitting_mapping_has_is_said_to_be_common(equal_keys):
+    """One key, or all alike: the layer fits, and so do others of one head; nothing said of all may be wrong of it."""
+    weights = drawn(CONFIG)
+    rng = np.random.default_rng(1)
+    keys = np.repeat(rng.normal(size=(2, 1, 12)), 5 if equal_keys else 1, axis=1)
+    queries = rng.normal(size=(2, 4, 12)) if equal_keys else keys
+    output = reference.run(CONFIG, weights, AttentionInputs(queries, keys, keys)).output
+    arrays = scrambled(get("torch-separate").write(CONFIG, weights), norms(12))
+    found = infer(arrays, {"queries": queries, "keys": keys, "output": output})
+    assert found.verdict == "ambiguous"
+    common = to_dict(found)["common"]
+    assert not {"heads", "scale", "q_proj.weight", "k_proj.weight"} & common.keys()
+    assert repr(names_of(arrays, weights["v_proj.weight"])[0]) in common["v_proj.weight"]
+    assert repr(names_of(arrays, weights["out_proj.weight"])[0]) in common["out_proj.weight"]
+    assert common.get("mask", "no mask") == "no mask"
+    assert f"What the {len(found.fits)} that were found have in common" in describe(found)
+    assert f"the {found.more:,} that come as close and were not judged" in describe(found)
+
+
+def test_that_time_ran_out_is_said_whatever_was_found():
+    weights = drawn(CONFIG)
+    arrays = scrambled(get("torch").write(CONFIG, weights))
+    found = replace(infer(arrays, call(CONFIG, weights), num_heads=3), exhausted=False)
+    assert found.verdict == "unique"
+    assert "stopped by the time limit before all were tried" in describe(found)
 
 
 def test_zero_queries_say_little():
