@@ -13,21 +13,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mha.convert_job import Job, command_of, settle
 from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.atomic import check_target, replaced_at_the_end
 from mha.formats.checkpoint import bfloat16
-from mha.formats.find import FoundLayer, beside, caveats, choose, find_layers, settle_layout
+from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.survey import Survey, survey
+from mha.recorded import load_recorded, pair
+from mha.standing import MOVED, About, Standing, metadata_of
 from mha.verify import Side, verify_sides
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
 from mha_core.layouts import Layout, get
-from mha_core.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class ConvertedLayer:
         config: of the layer, as it was read.
         dtype: of the arrays written.
         source, target: who ran either side, and how far each was from the reference.
+        standing: whether the original computes what the layout says: proved, known, or moved (`mha.standing`).
         notes: what a reader should know: biases filled with zeros, arrays that stayed behind.
     """
 
@@ -50,6 +53,7 @@ class ConvertedLayer:
     dtype: str
     source: Side
     target: Side
+    standing: Standing
     notes: tuple[str, ...]
 
 
@@ -75,38 +79,6 @@ class Conversion:
     survey: Survey
 
 
-@dataclass(frozen=True)
-class Job:
-    """One layer to convert: what is known of it before its arrays are read."""
-
-    checkpoint: Checkpoint
-    layer: FoundLayer
-    layouts: list[Layout]
-    to_prefix: str
-    num_heads: int | None
-    num_kv_heads: int | None
-    dtype: str | None
-    left: list[str]
-
-    def read(self) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """The layout that reads it, its config, its canonical weights, and the dtype that they stand for."""
-        for last, layout in enumerate(self.layouts, start=1):
-            try:
-                return layout, *read_layer(
-                    self.checkpoint,
-                    layout,
-                    self.layer.prefix,
-                    num_heads=self.num_heads,
-                    num_kv_heads=self.num_kv_heads,
-                    dtype=self.dtype,
-                )
-            except SpecError as error:
-                if last == len(self.layouts):
-                    at = f"the layer at prefix {self.layer.prefix!r}" if self.layer.prefix else "the layer"
-                    raise SpecError(f"{self.checkpoint.path}: {at}: {error}") from error
-        raise AssertionError("a found layer has a layout")
-
-
 def list_layers(source: str | Path) -> list[FoundLayer]:
     """The attention layers in a file of weights, from its names and shapes alone.
 
@@ -129,14 +101,19 @@ def convert(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
     to_prefix: str | None = None,
+    recorded: str | Path | None = None,
+    moved: bool = False,
+    leave: Sequence[str] = (),
     force: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Conversion:
     """Convert attention layers of one file into another, verified before the file is there.
 
-    Every array is read back from what was written and must be the same to the bit; both sides run a
-    random problem, and must agree with the reference under the computed bounds. A failure leaves
-    nothing behind.
+    A layer is converted if what the original computes of its arrays is proved by a recorded call, or known
+    (`mha.standing`); or with `moved`, which says nothing of it. Every array is read back from what was written
+    and must be the same to the bit; and both sides run a random problem and must agree with the reference under
+    the computed bounds, which shows that source and target are the same layer, and nothing of the original.
+    A failure leaves nothing behind.
 
     Args:
         source: a file, whose suffix says its format (see `mha.formats.FORMATS`), the index of a model in several
@@ -152,13 +129,18 @@ def convert(
             layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
             "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
             prefix if `every`, else the top level.
+        recorded: a file of recorded calls of the original: what `mha.capture` wrote, or one call as `mha.infer`
+            takes it.
+        moved: convert what is neither proved nor known as well.
+        leave: patterns of names below a layer's prefix that are no part of its layout, and are to stay behind.
         force: replace a file that is there.
         progress: called with what is done, the number of layers done, and of all.
 
     Raises:
-        SpecError: source, choice or target do not fit; the message says what and which choices there are. Also
-            where a layer lacks arrays, unless `prefix` names one that is whole.
-        NotEqual: a side computes something else than the reference.
+        SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says what
+            and which choices there are. Also where a layer lacks arrays, unless `prefix` names one that is whole.
+        NotEqual: a layer does not give what was recorded of the original, or a side computes something else than the
+            reference.
     """
     start = time.perf_counter()
     source, out = Path(source), Path(out)
@@ -172,19 +154,28 @@ def convert(
         if every and from_layout is not None:
             found = [layer for layer in found if from_layout in layer.layouts] or found
         chosen = choose(found, str(source), prefix, every=every)
+        about = About(checkpoint, found, leave)
+        calls = {} if recorded is None else pair(load_recorded(recorded), [layer.prefix for layer in chosen])
         jobs = []
         for layer in chosen:
-            layouts = settle_layout(layer, from_layout, framework_of(checkpoint.path))
-            left = beside(checkpoint, layouts[0], layer.prefix)
+            layouts = settle_layout(layer, from_layout or about.layout_of(layer) or None, framework_of(checkpoint.path))
+            facts = about.facts(layer, layouts[0].name)
             to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
-            jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, left))
+            call = calls.get(layer.prefix)
+            jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, facts, call))
+            jobs[-1].check()
+        about.check_leave()
         _check_distinct(jobs)
+        options = {"prefix": prefix, "all": every, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dtype": dtype}
+        more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}
+        command = command_of(source, to_layout, out, **options, **more)
+        standings = settle(jobs, source, moved=moved, command=command)
         with replaced_at_the_end(out) as temporary:
-            _write(temporary, form, target, jobs, progress)
+            _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
             with open_checkpoint(temporary) as written:
                 layers = []
                 for index, job in enumerate(jobs):
-                    layers.append(_verify(job, written, target))
+                    layers.append(_verify(job, written, target, standings[job.to_prefix]))
                     progress("verified", index + 1, len(jobs))
     return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start, seen)
 
@@ -193,11 +184,16 @@ def convert(
 
 
 def _write(
-    path: Path, form: Format, target: Layout, jobs: list[Job], progress: Callable[[str, int, int], None]
+    path: Path,
+    form: Format,
+    target: Layout,
+    jobs: list[Job],
+    metadata: Mapping[str, str],
+    progress: Callable[[str, int, int], None],
 ) -> None:
     """Layer by layer, so that no more than one of them is in memory unless the format needs all at once."""
     configs: dict[str, AttentionConfig] = {}
-    with create(path, form, layout=target.name, configs=configs) as add:
+    with create(path, form, layout=target.name, configs=configs, metadata=metadata) as add:
         for index, job in enumerate(jobs):
             _, config, weights, dtype = job.read()
             if dtype not in form.dtypes:
@@ -222,7 +218,7 @@ def _config_written(config: AttentionConfig, target: Layout, arrays: Arrays) -> 
     return replace(config, bias=read.bias)
 
 
-def _verify(job: Job, written: Checkpoint, target: Layout) -> ConvertedLayer:
+def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -> ConvertedLayer:
     layout, config, weights, dtype = job.read()
     now, found, found_dtype = read_layer(
         written, target, job.to_prefix, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
@@ -230,15 +226,15 @@ def _verify(job: Job, written: Checkpoint, target: Layout) -> ConvertedLayer:
     if found_dtype != dtype:
         raise SpecError(f"{job.to_prefix}: what was written reads back as {found_dtype}. It must be {dtype}.")
     filled = check_same("what was written, read back,", weights, found)
-    source, target_side = verify_sides(job.layer.prefix, (layout, config, weights), (target, now, found))
-    notes = caveats(layout, target)
+    source, target_side = verify_sides(job.prefix, (layout, config, weights), (target, now, found))
+    notes = [*caveats(*([layout] if standing.word == MOVED else []), target), *job.facts.notes]
     if filled:
         notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
-    if job.left and job.layer.prefix:
-        shown = ", ".join(job.left[:4]) + (", ..." if len(job.left) > 4 else "")
-        notes.append(f"left behind, no part of the layout: {shown}")
+    if job.facts.left:
+        left = job.facts.left
+        notes.append(f"left behind, no part of the layout: {', '.join(left[:4])}" + (", ..." if len(left) > 4 else ""))
     return ConvertedLayer(
-        job.layer.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, tuple(notes)
+        job.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, standing, tuple(notes)
     )
 
 
@@ -273,9 +269,9 @@ def _to_prefix(prefix: str, layout: Layout, target: Layout, index: int, wish: st
 def _check_distinct(jobs: list[Job]) -> None:
     by_prefix: dict[str, str] = {}
     for job in jobs:
-        other = by_prefix.setdefault(job.to_prefix, job.layer.prefix)
-        if other != job.layer.prefix:
+        other = by_prefix.setdefault(job.to_prefix, job.prefix)
+        if other != job.prefix:
             raise SpecError(
-                f"the layers at {other!r} and {job.layer.prefix!r} would both go to prefix {job.to_prefix!r}; "
+                f"the layers at {other!r} and {job.prefix!r} would both go to prefix {job.to_prefix!r}; "
                 "put {prefix} or {index} into to_prefix (--to-prefix)"
             )

@@ -1,8 +1,10 @@
 """Verify a converted layer by running it: on either side of a conversion, in the kind of layer that has the layout.
 
 Both sides get one small random problem with a mask, and both are judged against the float64 reference
-under the computed bounds. Who runs a side is tried in this order: the framework's own layer of that
-layout, this project's layer in that framework, and the reference in NumPy.
+under the computed bounds. Both read the arrays by this project's layouts, so this shows that source and
+target are one layer, and proves nothing of the original: `mha.standing` has the words for that. Who runs a
+side is tried in this order: the framework's own layer of that layout, this project's layer in that framework,
+and the reference in NumPy.
 """
 
 from __future__ import annotations

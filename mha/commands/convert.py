@@ -13,8 +13,6 @@ from conformance.commands.common import DIFFERENT, CouldNotRun, check_writable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mha.convert import Conversion
-
 
 def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
@@ -59,8 +57,19 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--dtype", help="Cast the arrays to this dtype. Default: they stay as they are.")
 @click.option("--to-prefix", help="What names in OUT begin with; {prefix}, {index}, {_index} are replaced.")
 @click.option("--infer", "inferred", is_flag=True, help="Names mean nothing: find the weights as `mha infer` does.")
-@click.option("--recorded", type=click.Path(path_type=Path), help="With --infer: one call of the layer.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="With --list: write it here; - is stdout.")
+@click.option(
+    "--recorded",
+    type=click.Path(path_type=Path),
+    help="Calls of the original that must be reproduced: what mha.capture wrote, or one call as `mha infer` takes it.",
+)
+@click.option("--moved", is_flag=True, help="Also move the bits of layers that are neither proved nor known.")
+@click.option("--leave", multiple=True, help="A name below a layer's prefix to leave behind (repeatable; wildcards).")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    help="Also write what was done, or the list, to this file; - is stdout.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.pass_context
 def convert(
@@ -78,34 +87,47 @@ def convert(
     to_prefix: str | None,
     inferred: bool,
     recorded: Path | None,
+    moved: bool,
+    leave: tuple[str, ...],
     json_path: Path | None,
     force: bool,
 ) -> None:
     """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
     weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
 
-    Before OUT is there, everything in it is read back and compared to the bit, and both sides run a
-    random problem that is judged against the reference. Formats: .safetensors, .pt, .weights.h5,
-    .keras (to read), .msgpack, .npz, .params.
+    What the original computes of a layer's arrays is proved (a recorded call of it was reproduced: --recorded),
+    known (config.json, the class in a .keras archive, or a file of this project says so), or unknown: then bits
+    are moved, and only with --moved.
 
-    Exit status: 0 converted, 1 a side computes something else, 2 could not convert.
+    Before OUT is there, everything in it is read back and compared to the bit, and both sides run a
+    random problem that is judged against the reference: that shows that they are the same layer.
+    Formats: .safetensors, .pt, .weights.h5, .keras (to read), .msgpack, .npz, .params.
+
+    Exit status: 0 converted (all proved or known; or moved, with --moved), 1 a layer computes something else
+    than was recorded or than the reference, 2 could not convert, or neither proved nor known.
     """
+    import json
+
     from rich.console import Console
 
     from mha.convert import convert as convert_layers
+    from mha.convert_report import print_report, to_dict
     from mha.verify import NotEqual
     from mha_core import BackendError, SpecError
+    from mha_core.weights import write_atomically
 
     console, errors = Console(), Console(stderr=True)
-    if inferred != (recorded is not None):
-        raise CouldNotRun("--infer and --recorded FILE belong together")
+    if inferred and recorded is None:
+        raise CouldNotRun("--infer needs --recorded FILE, a call of the layer")
+    on_stdout = json_path is not None and str(json_path) == "-"
+    if not on_stdout:
+        check_writable("--json", json_path)
     if inferred and (only_list or from_layout or prefix is not None or every or num_kv_heads):
         raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
-    if json_path is not None and not only_list:
-        raise CouldNotRun("--json belongs to --list")
     folder = context.with_resource(tempfile.TemporaryDirectory())
     try:
-        if recorded is not None:
+        if inferred:
+            assert recorded is not None
             refuse_existing(out, force)
             found_weights = Path(folder) / "inferred.safetensors"
             if not _infer(console, errors, source, recorded, num_heads, found_weights):
@@ -131,6 +153,9 @@ def convert(
                 num_kv_heads=num_kv_heads,
                 dtype=dtype,
                 to_prefix=to_prefix,
+                recorded=recorded,
+                moved=moved,
+                leave=leave,
                 force=force,
                 progress=lambda what, count, total: status.update(f"{what} {count} of {total}"),
             )
@@ -139,7 +164,13 @@ def convert(
         context.exit(DIFFERENT)
     except (SpecError, BackendError, OSError) as error:
         raise CouldNotRun(str(error)) from error
-    _print(console, done)
+    text = json.dumps(to_dict(done), indent=2) + "\n"
+    if on_stdout:
+        click.echo(text, nl=False)
+        return
+    print_report(console, done)
+    if json_path is not None:
+        write_atomically(json_path, text.encode())
 
 
 def _list(console: Console, source: Path, json_path: Path | None) -> None:
@@ -178,38 +209,3 @@ def _infer(console: Console, errors: Console, source: Path, recorded: Path, num_
     if found.verdict == "unique":
         save_weights(out, *found.weights())
     return found.verdict == "unique"
-
-
-def _print(console: Console, done: Conversion) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("layer", "now at", "heads", "dtype", "source", "target")
-    for layer in done.layers:
-        table.add_row(
-            escape(layer.prefix) or "(top level)",
-            escape(layer.to_prefix) or "(top level)",
-            str(layer.config.num_heads),
-            layer.dtype,
-            f"{layer.source.ratio:.2g}",
-            f"{layer.target.ratio:.2g}",
-        )
-    console.print(table)
-    lines = ["source and target: worst error / allowed error on a random problem, against the float64 reference"]
-    for label, sides in (
-        ("source", {(layer.source.engine, layer.source.dtype) for layer in done.layers}),
-        ("target", {(layer.target.engine, layer.target.dtype) for layer in done.layers}),
-    ):
-        lines.append(f"{label} run by {' and '.join(f'{engine} in {dtype}' for engine, dtype in sorted(sides))}")
-    notes: dict[str, list[str]] = {}
-    for layer in done.layers:
-        for note in layer.notes:
-            notes.setdefault(note, []).append(layer.prefix)
-    lines += [f"{len(prefixes)} x {note}" for note, prefixes in notes.items()]
-    layouts = " or ".join(sorted({layer.from_layout for layer in done.layers}))
-    lines.append(
-        f"{len(done.layers)} x {layouts} to {done.to_layout}: {done.out} ({done.size / 1e6:.1f} MB) in "
-        f"{done.seconds:.1f} s; every array reads back the same to the bit"
-    )
-    lines.append(done.survey.line([layer.prefix for layer in done.layers]))
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -129,7 +129,12 @@ def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
 
 
 def create(
-    path: Path, form: Format, *, layout: str, configs: MutableMapping[str, AttentionConfig]
+    path: Path,
+    form: Format,
+    *,
+    layout: str,
+    configs: MutableMapping[str, AttentionConfig],
+    metadata: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Add]:
     """Write a file of `form` at `path`, whatever that is called: yields `add(name, array)`.
 
@@ -138,8 +143,10 @@ def create(
         form: what kind of file.
         layout: the layout of all that is added: Keras files hold it under paths of their own.
         configs: prefix -> config, filled by the caller meanwhile; kept where the format has a place for it.
+        metadata: more text by name, kept where configs are.
     """
-    found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs)
+    more = {"metadata": metadata or {}} if form.keeps_config else {}
+    found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs, **more)
     return found
 
 

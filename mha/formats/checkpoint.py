@@ -45,12 +45,14 @@ class Checkpoint:
         entries: full name -> array, in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file says it.
         others: full name -> what it is, of all that has a name in the file and is no array: a number, a text.
+        metadata: what else the file says of itself, as text by name, where its format has a place for that.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> NDArray:
         """One array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.

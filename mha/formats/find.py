@@ -10,26 +10,6 @@ from mha.formats.order import in_order
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, Layout, get
 
-CHANGES_THE_RESULT = (
-    ("bias_k", "an extra key (add_bias_kv)"),
-    ("bias_v", "an extra value (add_bias_kv)"),
-    ("q_norm", "a norm of queries"),
-    ("k_norm", "a norm of keys"),
-    ("query_norm", "a norm of queries"),
-    ("key_norm", "a norm of keys"),
-    ("query_ln", "a norm of queries"),
-    ("key_ln", "a norm of keys"),
-    ("query_layer_norm", "a norm of queries"),
-    ("key_layer_norm", "a norm of keys"),
-    ("sinks", "attention sinks"),
-    ("gate", "a gate"),
-    ("relative_attention_bias", "a relative position bias"),
-    ("distance_embedding", "a relative position bias"),
-    ("query_global", "global attention besides"),
-    ("rotary", "rotary positions"),
-)
-"""How parts of names begin that a layer has beside a layout's, if it computes something else than the definition."""
-
 CAVEATS = dict.fromkeys(
     ("llama", "llama-kernel"), "the Llama family also turns queries and keys by their position, which no array says"
 )
@@ -121,31 +101,6 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
             f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): {', '.join(layer.layouts)}"
         )
     return sorted(fitting, key=lambda layout: layout.framework != framework)
-
-
-def beside(checkpoint: Checkpoint, layout: Layout, prefix: str) -> list[str]:
-    """The names below a layer's prefix that are no arrays of the layout, relative to it.
-
-    Raises:
-        SpecError: with one of them the layer computes something that this layout does not say.
-    """
-    start = prefix + layout.separator if prefix else ""
-    own = {*layout.required, *layout.optional}
-    others = [
-        name[len(start) :]
-        for name in checkpoint.entries
-        if name.startswith(start) and name[len(start) :] not in own and not name[len(start) :].startswith("score.")
-    ]
-    for name in others:
-        parts = [part.lstrip("_") for part in name.replace("/", ".").split(".")]
-        for mark, meaning in CHANGES_THE_RESULT:
-            # At the top level, what stands deeper belongs to other layers.
-            if any(part.startswith(mark) for part in (parts if prefix else parts[:1])):
-                raise SpecError(
-                    f"the layer at prefix {prefix!r} has {start}{name}: {meaning}, which layout {layout.name!r} "
-                    "does not have; without it, the layer would compute something else"
-                )
-    return others
 
 
 def caveats(*layouts: Layout) -> list[str]:

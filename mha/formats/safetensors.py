@@ -39,11 +39,13 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
         header = read_header(path)
         entries = collect(path, ((name, _entry(path, name, file.get_slice(name))) for name in file.keys()))  # noqa: SIM118  # not a dict
         configs = _configs(path, header.metadata)
-    yield Checkpoint(path, entries, configs)
+    yield Checkpoint(path, entries, configs, metadata=header.metadata)
 
 
 @contextmanager
-def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
+def create(
+    path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
+) -> Iterator[Add]:
     """Write a file: arrays are kept until the end, because the format begins with all their names."""
     arrays: dict[str, NDArray] = {}
 
@@ -51,8 +53,8 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
         arrays[name] = np.ascontiguousarray(array)
 
     yield add
-    metadata = {config_key(prefix): json.dumps(config.to_dict()) for prefix, config in configs.items()}
-    save_file(arrays, path, metadata={**metadata, SEAL: UNSEALED})
+    texts = {config_key(prefix): json.dumps(config.to_dict()) for prefix, config in configs.items()}
+    save_file(arrays, path, metadata={**texts, **metadata, SEAL: UNSEALED})
     seal_file(path)
 
 

@@ -29,7 +29,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
             name: stack.enter_context(open_checkpoint(path.parent / name)) for name in dict.fromkeys(where.values())
         }
         others = {name: what for checkpoint in shards.values() for name, what in checkpoint.others.items()}
-        yield Checkpoint(path, _entries(path, where, shards), _configs(shards), others)
+        metadata = {key: text for checkpoint in shards.values() for key, text in checkpoint.metadata.items()}
+        yield Checkpoint(path, _entries(path, where, shards), _configs(shards), others, metadata)
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import save_file
 
 import mha.verify as verify
-from mha.convert import convert
 from mha.verify import NotEqual
 from mha_core import SpecError, check_weights
 from mha_core.layouts import LAYOUTS, get
@@ -22,6 +21,7 @@ from tests.porting.weight_files import (
     arrays_of,
     assert_holds,
     mha,
+    move,
     torch_source,
     two_layers,
     verify_in_numpy,
@@ -55,7 +55,7 @@ FILES = {
 def test_every_layout_goes_to_canonical_and_back_to_the_bit(layout, tmp_path):
     arrays = two_layers(layout)
     save_file(arrays, tmp_path / "a.safetensors")
-    convert(
+    move(
         tmp_path / "a.safetensors",
         from_layout=layout,
         to_layout="canonical",
@@ -66,7 +66,7 @@ def test_every_layout_goes_to_canonical_and_back_to_the_bit(layout, tmp_path):
     wanted = two_layers("canonical")
     separator = get(layout).separator
     assert_holds(tmp_path / "b.safetensors", wanted)
-    convert(tmp_path / "b.safetensors", to_layout=layout, out=tmp_path / "c.safetensors", every=True)
+    move(tmp_path / "b.safetensors", to_layout=layout, out=tmp_path / "c.safetensors", every=True)
     assert_holds(tmp_path / "c.safetensors", {name: arrays[name] for name in arrays})
     assert all(separator in name for name in arrays)
 
@@ -75,12 +75,12 @@ def test_every_layout_goes_to_canonical_and_back_to_the_bit(layout, tmp_path):
 @pytest.mark.parametrize(("layout", "name"), FILES.items())
 def test_every_format_is_written_and_read(layout, name, source, tmp_path):
     path = tmp_path / name
-    done = convert(source, to_layout=layout, out=path, num_heads=3, every=True)
+    done = move(source, to_layout=layout, out=path, num_heads=3, every=True)
     assert [layer.prefix for layer in done.layers] == list(PREFIXES)
     assert {(layer.config, layer.from_layout, layer.dtype) for layer in done.layers} == {(CONFIG, "torch", "float32")}
     assert_holds(path, two_layers(layout))
     back = tmp_path / "back.safetensors"
-    convert(path, from_layout=layout, to_layout="torch", out=back, num_heads=3, every=True)
+    move(path, from_layout=layout, to_layout="torch", out=back, num_heads=3, every=True)
     assert_holds(back, two_layers("torch"))
     assert sorted(os.listdir(tmp_path)) == sorted(["source.safetensors", name, "back.safetensors"])
 
@@ -93,7 +93,9 @@ def test_torch_weights_in_a_keras_layer_compute_the_same(tmp_path):
     torch.nn.init.normal_(layer.in_proj_bias)
     torch.nn.init.normal_(layer.out_proj.bias)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
-    result = mha(tmp_path / "layer.pt", "--to", "keras", "--out", tmp_path / "layer.weights.h5", "--num-heads", 3)
+    result = mha(
+        tmp_path / "layer.pt", "--to", "keras", "--out", tmp_path / "layer.weights.h5", "--num-heads", 3, "--moved"
+    )
     assert result.exit_code == 0, result.output
     assert "source run by torch.nn.MultiheadAttention in float32" in result.output
     assert "target run by keras.layers.MultiHeadAttention in float32" in result.output
@@ -114,7 +116,7 @@ def test_a_keras_model_loads_all_layers_numbered_as_keras_counts(source, tmp_pat
     keras = pytest.importorskip("backends.tf.framework").keras
     out = tmp_path / "model.weights.h5"
     prefix = "layers/multi_head_attention{_index}"
-    result = mha(source, "--to", "keras", "--out", out, "--all", "--num-heads", 3, "--to-prefix", prefix)
+    result = mha(source, "--to", "keras", "--out", out, "--all", "--num-heads", 3, "--to-prefix", prefix, "--moved")
     assert result.exit_code == 0, result.output
     layers = [keras.layers.MultiHeadAttention(3, 4) for _ in PREFIXES]
     inputs = keras.Input((5, 12))
@@ -141,9 +143,7 @@ def test_the_layer_that_verifies_a_layout_is_there_and_is_used(layout, tmp_path,
     subject = getattr(import_module(module), name)
     save_file(arrays_of(layout, GROUPED if layout == "keras-gqa" else CONFIG), tmp_path / "a.safetensors")
     heads = {"num_heads": None if get(layout).carries_heads else 3}
-    done = convert(
-        tmp_path / "a.safetensors", from_layout=layout, to_layout="canonical", out=tmp_path / "b.npz", **heads
-    )
+    done = move(tmp_path / "a.safetensors", from_layout=layout, to_layout="canonical", out=tmp_path / "b.npz", **heads)
     (layer,) = done.layers
     assert layer.source.engine == subject.name
     assert layer.target.engine == f"backend {framework}"
@@ -164,7 +164,7 @@ def test_a_side_that_computes_something_else_ends_it_with_status_1_and_nothing_w
         )
 
     monkeypatch.setattr(verify, "ask", wrong)
-    result = mha(source, "--to", "keras", "--out", tmp_path / "o.weights.h5", "--all", "--num-heads", 3)
+    result = mha(source, "--to", "keras", "--out", tmp_path / "o.weights.h5", "--all", "--num-heads", 3, "--moved")
     assert result.exit_code == 1
     assert (
         "encoder.layers.0.attn: the source differs from the reference in the reference in NumPy: output"
@@ -190,7 +190,7 @@ def test_a_layout_that_mixes_up_heads_is_caught_by_running_it_or_by_reading_it_b
 
     monkeypatch.setattr(type(get(layout)), "write", wrong)
     with pytest.raises(SpecError, match="has other numbers in"):
-        convert(source, to_layout=layout, out=tmp_path / "o.npz", num_heads=3, every=True)
+        move(source, to_layout=layout, out=tmp_path / "o.npz", num_heads=3, every=True)
     assert os.listdir(tmp_path) == ["source.safetensors"]
 
 
@@ -216,5 +216,5 @@ def test_a_wrong_fact_in_a_layout_is_caught_by_running_it(layout, name, tmp_path
     monkeypatch.setattr(kind, "read", read)
     save_file(arrays_of("canonical"), tmp_path / "a.safetensors")
     with pytest.raises(NotEqual, match="the target differs from the reference"):
-        convert(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, num_heads=3)
+        move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, num_heads=3)
     assert os.listdir(tmp_path) == ["a.safetensors"]

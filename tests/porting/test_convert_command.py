@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mha.convert import convert
 from mha_core import AttentionConfig, AttentionInputs, SpecError, load_weights, reference
 from mha_core.layouts import LAYOUTS
 from tests.porting.weight_files import (
@@ -20,6 +19,7 @@ from tests.porting.weight_files import (
     arrays_of,
     assert_holds,
     mha,
+    move,
     torch_source,
     two_layers,
     verify_in_numpy,
@@ -61,7 +61,7 @@ def test_names_of_any_kind_are_shown_as_they_are(tmp_path):
     """Brackets are markup to rich."""
     save_file(arrays_of("torch", prefix="[/red] layer[0]"), tmp_path / "a.safetensors")
     assert "'[/red] layer[0]'" in mha(tmp_path / "a.safetensors", "--list").output
-    result = mha(tmp_path / "a.safetensors", "--to", "bert", "--out", tmp_path / "b.npz", "--num-heads", 3)
+    result = mha(tmp_path / "a.safetensors", "--to", "bert", "--out", tmp_path / "b.npz", "--num-heads", 3, "--moved")
     assert (result.exit_code, "[/red] layer[0]" in result.output) == (0, True)
 
 
@@ -116,7 +116,7 @@ def test_bad_arguments_exit_2_and_leave_nothing(arguments, message, source, tmp_
     (tmp_path / "there.npz").write_text("mine")
     defaults = {"--to": "bert", "--out": "o.npz"}
     rest = [part for option, value in defaults.items() if option not in arguments for part in (option, value)]
-    result = mha(source, *arguments, *rest)
+    result = mha(source, *arguments, *rest, "--moved")
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert len(result.output.splitlines()) == 1
@@ -135,22 +135,22 @@ def test_without_a_target_and_without_layers(source, tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(SpecError, match="needs a folder that can be written to"):
-        convert(source, to_layout="bert", out=tmp_path / "o.npz", num_heads=3, every=True)
+        move(source, to_layout="bert", out=tmp_path / "o.npz", num_heads=3, every=True)
 
 
 def test_force_replaces_and_a_failure_leaves_what_was_there(source, tmp_path):
     out = tmp_path / "o.npz"
     out.write_text("mine")
-    failed = mha(source, "--to", "bert", "--out", out, "--all", "--num-heads", 5, "--force")
+    failed = mha(source, "--to", "bert", "--out", out, "--all", "--num-heads", 5, "--force", "--moved")
     assert (failed.exit_code, out.read_text()) == (2, "mine")
-    result = mha(source, "--to", "bert", "--out", out, "--all", "--num-heads", 3, "--force")
+    result = mha(source, "--to", "bert", "--out", out, "--all", "--num-heads", 3, "--force", "--moved")
     assert result.exit_code == 0, result.output
     assert_holds(out, two_layers("bert"))
 
 
 @pytest.mark.usefixtures("without_frameworks")
 def test_a_file_can_be_converted_in_place(source):
-    convert(source, to_layout="bert", out=source, every=True, num_heads=3, force=True)
+    move(source, to_layout="bert", out=source, every=True, num_heads=3, force=True)
     assert_holds(source, two_layers("bert"))
 
 
@@ -160,14 +160,14 @@ def test_a_layout_must_be_said_where_several_mean_different_things(tmp_path):
     arrays = arrays_of("canonical")
     save_file({**arrays, "o_proj.weight": arrays["out_proj.weight"] + 1}, tmp_path / "a.safetensors")
     with pytest.raises(SpecError, match=r"fits several layouts; say which \(--from\): canonical, llama"):
-        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
+        move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
 
 
 def test_no_framework_is_imported_that_is_not_needed(tmp_path):
     save_file(arrays_of("canonical"), tmp_path / "a.safetensors")
     code = (
         "import sys; from mha.convert import convert\n"
-        f"done = convert({str(tmp_path / 'a.safetensors')!r}, to_layout='canonical', "
+        f"done = convert({str(tmp_path / 'a.safetensors')!r}, moved=True, to_layout='canonical', "
         f"out={str(tmp_path / 'b.params')!r}, num_heads=3)\n"
         "print(done.layers[0].target.engine)\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'tensorflow', 'jax', 'mxnet', 'h5py'}))"
@@ -183,7 +183,7 @@ def test_the_weights_mean_the_same_in_the_definition(tmp_path):
     save_file(
         {"in_proj_weight": packed, "out_proj.weight": np.array(weights["out_proj.weight"])}, tmp_path / "a.safetensors"
     )
-    convert(tmp_path / "a.safetensors", to_layout="canonical", out=tmp_path / "b.safetensors", num_heads=3)
+    move(tmp_path / "a.safetensors", to_layout="canonical", out=tmp_path / "b.safetensors", num_heads=3)
     found_config, found = load_weights(tmp_path / "b.safetensors")
     x = np.random.default_rng(0).normal(size=(2, 5, 12))
     inputs = AttentionInputs(x, x, x)

@@ -35,6 +35,7 @@ def test_the_mapping_is_found_and_written_in_another_layout(nameless):
     outcome = run(folder, *recorded, "--to", "bert", "--out", str(out))
     assert outcome.exit_code == 0, outcome.output
     assert "One mapping fits" in outcome.output
+    assert "1 x proved by: 1 recorded call in float32 reproduced" in outcome.output
     found = load_file(out)
     for name in ("query", "key", "value"):
         np.testing.assert_array_equal(found[f"self.{name}.weight"], weights[f"{name[0]}_proj.weight"])
@@ -59,8 +60,7 @@ def test_what_does_not_fit_writes_nothing(nameless):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--infer",), "--infer and --recorded FILE belong together"),
-        (("--recorded", "call.npz"), "--infer and --recorded FILE belong together"),
+        (("--infer",), "--infer needs --recorded FILE, a call of the layer"),
         (("--infer", "--recorded", "call.npz", "--from", "bert"), "--infer finds layout"),
     ],
 )

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mha.convert import convert
 from mha.formats import open_checkpoint
 from mha.formats.survey import survey_file
 from mha.infer import source_arrays
 from mha_core import SpecError
-from tests.porting.weight_files import PREFIXES, arrays_of, assert_holds, mha, two_layers, verify_in_numpy, write
+from tests.porting.weight_files import PREFIXES, arrays_of, assert_holds, mha, move, two_layers, verify_in_numpy, write
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -46,7 +45,7 @@ def test_a_model_in_shards_is_one_source(stem, suffix, by_folder, tmp_path):
     source = tmp_path if by_folder else index
     assert [layer.prefix for layer in survey_file(source).layers] == list(PREFIXES)
     assert survey_file(source).line() == "read 2 of 2 modules that look like attention"
-    done = convert(source, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
+    done = move(source, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
     assert [layer.prefix for layer in done.layers] == list(PREFIXES)
     assert_holds(tmp_path / "out.npz", two_layers("bert"))
     found = source_arrays(source)
@@ -71,7 +70,7 @@ def test_one_shard_alone_names_the_layer_at_its_end(tmp_path):
     with pytest.raises(
         SpecError, match=rf"'{PREFIXES[0]}' lacks|'{PREFIXES[1]}' lacks.*name their folder or their index"
     ):
-        convert(tmp_path / FIRST, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
+        move(tmp_path / FIRST, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
     result = mha(tmp_path / FIRST, "--list")
     assert (result.exit_code, "incomplete" in result.output) == (0, True)
 
@@ -139,7 +138,7 @@ def test_an_index_that_is_none_is_refused_in_one_line(text, message, tmp_path):
 def test_an_index_can_not_be_written_and_not_name_itself(tmp_path):
     save_file(arrays_of("torch"), tmp_path / "a.safetensors")
     with pytest.raises(SpecError, match="an index names the shards of a model; write one file"):
-        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / INDEX, num_heads=3)
+        move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / INDEX, num_heads=3)
     for name, message in (("a.index.json.index.json", "must end in .index.json once"), ("a.index.json", "no format")):
         (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(SpecError, match=message):

@@ -18,7 +18,7 @@ from mha.formats.checkpoint import Checkpoint, Entry
 from mha.formats.survey import survey, survey_file
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
-from tests.porting.weight_files import arrays_of, mha, verify_in_numpy
+from tests.porting.weight_files import arrays_of, mha, move, verify_in_numpy
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_a_whole_layer_of_a_file_with_an_incomplete_one_can_be_converted_under_i
         assert result.exit_code == 2
         assert f"'{half}' lacks {half}.self.key.weight (bert)" in result.output
         assert len(result.output.splitlines()) == 1
-    result = mha(*arguments, "--prefix", whole, "--out", tmp_path / "b.npz")
+    result = mha(*arguments, "--prefix", whole, "--out", tmp_path / "b.npz", "--moved")
     assert result.exit_code == 0, result.output
     assert set(np.load(tmp_path / "b.npz")) == {f"x.2.{name}" for name in arrays_of("torch")}
     assert f"read 1 of 3 modules that look like attention; not: 'encoder.layers.0.attn', '{half}', incomplete" in (
@@ -107,7 +107,7 @@ def test_all_of_one_layout_do_not_mind_what_another_lacks(tmp_path):
     arrays = layers_of("bert") | arrays_of("torch", prefix="cross")
     del arrays["cross.out_proj.weight"]
     save_file(arrays, tmp_path / "a.safetensors")
-    done = convert(
+    done = move(
         tmp_path / "a.safetensors",
         from_layout="bert",
         to_layout="torch",
@@ -142,7 +142,7 @@ def test_what_looks_like_attention_and_fits_no_layout_is_named(tmp_path):
     seen = survey_file(tmp_path / "a.safetensors")
     assert sorted(seen.unseen) == sorted(name for name in names.values() if name)
     assert seen.line().startswith("read 1 of 5 modules that look like attention; not: 'encoder.block.0.layer.0.SelfAtt")
-    result = mha(tmp_path / "a.safetensors", "--to", "torch", "--out", tmp_path / "b.npz", "--num-heads", 3)
+    result = mha(tmp_path / "a.safetensors", "--to", "torch", "--out", tmp_path / "b.npz", "--num-heads", 3, "--moved")
     assert result.exit_code == 0, result.output
     assert seen.line() in result.output
     save_file(arrays, tmp_path / "none.safetensors")

@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 
 import mha.verify as verify
 from mha.commands.convert import convert as command
+from mha.convert import convert
 from mha.formats import create, format_of, open_checkpoint
 from mha_core import AttentionConfig, init_weights
 from mha_core.layouts import get
@@ -47,6 +48,11 @@ def assert_holds(path, wanted):
             found = checkpoint.array(name)
             assert (found.dtype, found.shape) == (array.dtype, array.shape), name
             assert found.tobytes() == array.tobytes(), name
+
+
+def move(source, **arguments):
+    """`convert` for tests of bits alone: what the original computes is neither proved nor known."""
+    return convert(source, moved=True, **arguments)
 
 
 def mha(*arguments):

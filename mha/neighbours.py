@@ -1,0 +1,100 @@
+"""Neighbours: the arrays below a layer's prefix that are no part of its layout. Unknown ones stop a conversion."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+
+from mha_core import SpecError
+from mha_core.errors import shown
+from mha_core.layouts import Layout
+
+MEANINGS = (
+    ("bias_k", "an extra key (add_bias_kv)"),
+    ("bias_v", "an extra value (add_bias_kv)"),
+    ("q_norm", "a norm of queries"),
+    ("k_norm", "a norm of keys"),
+    ("query_norm", "a norm of queries"),
+    ("key_norm", "a norm of keys"),
+    ("query_ln", "a norm of queries"),
+    ("key_ln", "a norm of keys"),
+    ("query_layer_norm", "a norm of queries"),
+    ("key_layer_norm", "a norm of keys"),
+    ("sinks", "attention sinks"),
+    ("gate", "a gate"),
+    ("relative_attention_bias", "a relative position bias"),
+    ("distance_embedding", "a relative position bias"),
+    ("query_global", "global attention besides"),
+    ("rotary", "rotary positions"),
+    ("score", "a score function of its own"),
+    ("lora_", "an adapter"),
+)
+"""How parts of names begin whose meaning is known; for messages alone: any unknown array stops a layer."""
+
+MOST_NAMED = 4
+"""How many names a message lists."""
+
+
+class Neighbours:
+    """The names in a file, by what they stand below.
+
+    Args:
+        names: of all arrays, in the file's order.
+        prefixes: of all attention layers in the file.
+
+    >>> from mha_core.layouts import get
+    >>> own = [f"attn.{name}" for name in get("llama").required]
+    >>> Neighbours([*own, "attn.q_norm.weight", "mlp.weight"], ["attn"]).of("attn", get("llama"))
+    ['q_norm.weight']
+    """
+
+    def __init__(self, names: Iterable[str], prefixes: Iterable[str]) -> None:
+        self._order = {name: index for index, name in enumerate(names)}
+        self._names, self._prefixes = sorted(self._order), sorted(prefixes)
+
+    def of(self, prefix: str, layout: Layout) -> list[str]:
+        """The names below a layer's prefix that its layout does not have, relative to it, in the file's order.
+
+        At the top level, everything in the file stands below it. What belongs to another layer is left out.
+        """
+        start = prefix + layout.separator if prefix else ""
+        own = {*layout.required, *layout.optional}
+        inner = tuple(
+            other + mark for other in _below(self._prefixes, start) if other not in ("", prefix) for mark in "./"
+        )
+        found = [name for name in _below(self._names, start) if not name.startswith(inner)]
+        relative = [name[len(start) :] for name in sorted(found, key=self._order.__getitem__)]
+        return [name for name in relative if name not in own]
+
+
+def refuse_unknown(names: Sequence[str], prefix: str) -> None:
+    """SpecError if there are such arrays below a layer's prefix; with what they may be, where that is known."""
+    if not names:
+        return
+    first = names[:MOST_NAMED]
+    listed = [f"{shown(name)} ({meaning})" if (meaning := meaning_of([name])) else shown(name) for name in first]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    options = " ".join(f"--leave '{shown(name)}'" for name in first)
+    raise SpecError(
+        f"the layer at prefix {shown(repr(prefix))} has arrays that are no part of its layout: "
+        f"{', '.join(listed)}{more}; with them it may compute something else. To leave them behind: {options}"
+    )
+
+
+def meaning_of(names: Collection[str]) -> str:
+    """What an array of one of these names is, in words, or "".
+
+    >>> meaning_of(["norm.weight", "q_norm.weight"]), meaning_of(["anything.weight"])
+    ('a norm of queries', '')
+    """
+    parts = [part.lstrip("_") for name in names for part in name.replace("/", ".").split(".")]
+    return next((text for mark, text in MEANINGS if any(part.startswith(mark) for part in parts)), "")
+
+
+def _below(ordered: Sequence[str], start: str) -> Sequence[str]:
+    """Those of sorted strings that begin with `start`."""
+    first = bisect_left(ordered, start)
+    last = first
+    while last < len(ordered) and ordered[last].startswith(start):
+        last += 1
+    return ordered[first:last]
