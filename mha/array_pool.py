@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mha_core import SpecError
 from mha_core.dtypes import round_to
+from mha_core.errors import shown
 from mha_core.tensorfile import read_tensors, to_sealed
 from mha_core.weights import write_atomically
 
@@ -57,8 +58,10 @@ def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
     """The array that a description refers to. KeyError or SpecError if it is not there as it should be."""
     name = reference["array"]
     array = arrays[name]
-    if reference.get("as") != "bfloat16":
+    if set(reference) == {"array"}:
         return array
+    if dict(reference) != {"array": name, "as": "bfloat16"}:
+        raise SpecError(f"an array is referred to by its name, and as bfloat16. Got {shown(repr(dict(reference)))}.")
     if array.dtype != np.uint16:
         raise SpecError(f"{name} must hold bfloat16 numbers as uint16. Got {array.dtype}.")
     wide: NDArray = (array.astype(np.uint32) << 16).view(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from conformance.case import Case
 from conformance.problem import Problem
-from mha.array_pool import ArrayPool, array_of, read
-from mha.coverage import Coverage, Unread, unread_of
-from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha.array_pool import ArrayPool, read
+from mha.coverage import Coverage, Unread
+from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import check_dtype, round_to, storage_dtype
+from mha_core.errors import one_line, shown
 from mha_core.stages import stage_shapes
 from mha_core.weights import Weights, check_weights
 
@@ -217,11 +218,14 @@ class Recording:
                 lacks or contradicts something. The message says which.
             FileNotFoundError: there is no such file.
         """
+        from mha.recording_reader import recording_of
+
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
-            return _recording(arrays, _parsed(path, text))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # SpecError is a ValueError
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+            return recording_of(arrays, text)
+        except Exception as error:  # whatever a description of another form brings out
+            lacks = f"it lacks {shown(repr(error.args[0]))}" if isinstance(error, KeyError) and error.args else ""
+            reason = lacks or (str(error) if isinstance(error, SpecError) else one_line(error))
             raise SpecError(f"{path} is a recording that can't be used: {reason}") from error
 
     def _problem(self, call: RecordedCall) -> Problem:
@@ -292,52 +296,3 @@ def _given(instance: Any) -> dict[str, Any]:
 
 def _is_default(own: Field[Any], value: Any) -> bool:
     return own.default is not MISSING and not hasattr(value, "dtype") and value == own.default
-
-
-# Reading ------------------------------------------------------------------------------------------
-
-
-def _parsed(path: str | os.PathLike[str], text: str) -> dict[str, Any]:
-    description = json.loads(text)
-    known = description["format"]
-    if not isinstance(known, int) or known < 1:
-        raise SpecError(f"its format must be a positive integer. Got {known!r}.")
-    if known > FORMAT:
-        raise SpecError(f"it has format {known}, and this version reads up to {FORMAT}; install a newer mha-parity")
-    return description
-
-
-def _recording(arrays: Mapping[str, NDArray], description: Mapping[str, Any]) -> Recording:
-    def find(value: Any) -> Any:
-        """The array that the description refers to, or the value itself."""
-        return (
-            array_of(value, arrays) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
-        )
-
-    layers = []
-    for layer in description["layers"]:
-        config = AttentionConfig.from_dict(layer["config"])
-        weights = check_weights(config, {name: find(value) for name, value in layer["weights"].items()})
-        layers.append(RecordedLayer(layer["name"], layer["kind"], layer["dtype"], config, weights))
-    calls = []
-    for call in description["calls"]:
-        mask = _made(AttentionMask, call["mask"], find)
-        inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
-        outputs = {name: find(value) for name, value in call["outputs"].items()}
-        calls.append(RecordedCall(_position(call["layer"], len(layers)), inputs, outputs))
-    unread = None if description.get("unread") is None else unread_of(description["unread"])
-    return Recording(tuple(layers), tuple(calls), dict(description["versions"]), unread)
-
-
-def _made(cls: type, values: Mapping[str, Any], find: Callable[[Any], Any], **more: Any) -> Any:
-    known = {own.name for own in fields(cls)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r} (it has: {', '.join(sorted(known))})")
-    return cls(**{name: find(value) for name, value in values.items()}, **more)
-
-
-def _position(value: Any, count: int) -> int:
-    if not isinstance(value, int) or not 0 <= value < count:
-        raise SpecError(f"a call must name one of {count} layers by position. Got {value!r}.")
-    return value

@@ -86,7 +86,11 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray], Mapp
     header = read_header(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in header.arrays}, header.metadata
+            arrays = {name: file.get_tensor(name) for name in header.arrays}
+        for name, array in arrays.items():
+            if max(array.shape, default=0) > Path(path).stat().st_size:  # of an array without numbers
+                raise ValueError(f"{name} claims the shape {array.shape}")
+        return arrays, header.metadata
     except Exception as error:  # SafetensorError; TypeError for a dtype that NumPy lacks; OSError
         raise SpecError(f"{path} is not a whole safetensors file of arrays: {one_line(error)}") from error
 

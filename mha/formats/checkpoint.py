@@ -101,7 +101,8 @@ def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
         if name in entries:
             raise SpecError(f"{path}: {shown(repr(name))} stands there twice")
         entries[name] = entry
-        claimed += prod(entry.shape) * _itemsize(entry.dtype)
+        # The longest axis too: of an array without numbers, it costs nothing to claim.
+        claimed += max(prod(entry.shape) * _itemsize(entry.dtype), *entry.shape, 0)
     check_growth(path, claimed, "its arrays")
     return entries
 

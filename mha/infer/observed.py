@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +10,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
+from mha.formats import npz
+from mha.formats.checkpoint import spec_errors
 from mha_core import AttentionMask, SpecError
 from mha_core.checks import check_call, check_valid_lens
 from mha_core.dtypes import DTYPES, check_dtype, round_to
+from mha_core.errors import shown
+from mha_core.tensorfile import read_tensors
 
 NAMES = ("queries", "keys", "values", "output", "valid_lens", "allowed", "bias", "causal", "query_offset", "dtype")
 """What a record can hold; `queries` and `output` are required."""
@@ -91,17 +93,13 @@ def _loaded(file: Path) -> dict[str, NDArray]:
     """Every array of the file; Python objects in it are never executed."""
     if not file.is_file():
         raise SpecError(f"there is no file {file}")
-    try:
+    with spec_errors(file, "it is not a whole .npz or safetensors file of arrays"):
         with file.open("rb") as opened:
             is_zip = opened.read(2) == b"PK"
-        if is_zip:
-            # zipfile leaves a file open that it has opened itself and can't read.
-            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # it has keys() alone
-    except (SafetensorError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise SpecError(f"{file} is not a whole .npz or safetensors file of arrays: {error}") from error
+        if not is_zip:
+            return read_tensors(file)[0]
+        with npz.open_file(file) as archive:
+            return {name: entry.load() for name, entry in archive.entries.items()}
 
 
 def _dtype_of(name: str, array: Any) -> str:
@@ -116,6 +114,14 @@ def _rounded(name: str, array: Any, dtype: str) -> NDArray:
     return round_to(np.asarray(array), dtype)
 
 
+def _flag(name: str, value: Any) -> bool:
+    """One bool, or the integer 0 or 1, in an array of any shape. SpecError for anything else."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biu" or array.item() not in (0, 1):
+        raise SpecError(f"{name} must be True or False. Got {array.dtype} {array.shape}: {shown(array.ravel()[:1])}.")
+    return bool(array.item())
+
+
 def _masks(
     recorded: Mapping[str, Any], queries: tuple[int, ...], keys: tuple[int, ...], dtype: str
 ) -> dict[str, AttentionMask]:
@@ -127,9 +133,11 @@ def _masks(
     words = " and ".join(given) or "no mask"
     also_causal = f"{words} and causal" if given else "causal"
     offset = np.asarray(recorded.get("query_offset", 0))
+    if offset.dtype.kind not in "iu":
+        raise SpecError(f"query_offset must be an integer, or one for each item. Got {offset.dtype}.")
     position = int(offset) if offset.ndim == 0 else offset
     if "causal" in recorded or "query_offset" in recorded:
-        if bool(np.asarray(recorded.get("causal", True)).reshape(())):
+        if _flag("causal", recorded.get("causal", True)):
             return {also_causal: replace(stated, causal=True, query_offset=position)}
         return {words: stated}
     masks = {words: stated}
