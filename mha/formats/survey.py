@@ -17,6 +17,7 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha.formats.folder import passed_over
 from mha.formats.order import in_order
+from mha.formats.strays import Stray, find_strays, refuse_strays
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
@@ -69,6 +70,7 @@ class Survey:
         unseen: modules whose names look like attention, and whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, likewise.
         passed_over: other files of weights beside this one, where a folder was the source.
+        strays: names that are nearly those of arrays that a whole layer lacks.
     """
 
     path: str
@@ -77,6 +79,7 @@ class Survey:
     unseen: tuple[str, ...]
     order: tuple[str, ...]
     passed_over: tuple[str, ...] = ()
+    strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
         """Prefix -> number from 0, in the order of the model: a layer that is incomplete keeps its number.
@@ -95,10 +98,14 @@ class Survey:
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """SpecError if a layer that is asked for is incomplete; it names all that are, and what they lack.
 
+        So is one that lacks an array that it need not have, if there is one of nearly that name.
+
         Args:
             prefix: of the one layer that is asked for. Default: all are.
             layout: only layers that may be of this one are asked for. Default: all.
         """
+        asked = [one.prefix for one in self.layers if prefix in (None, one.prefix)]
+        refuse_strays(self.path, self.strays, asked)
         lacking = [one for one in self.lacking(layout) if prefix in (None, one.prefix)]
         if not lacking or prefix in {layer.prefix for layer in self.layers}:
             return
@@ -196,6 +203,7 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
         tuple(_unseen(checkpoint, parts)),
         tuple(order),
         tuple(passed_over(checkpoint.path, SUFFIXES)) if source is not None and Path(source).is_dir() else (),
+        tuple(find_strays(checkpoint, layers, read)),
     )
 
 

@@ -1,0 +1,96 @@
+"""Arrays that look as if a layer had lost them: a name that is nearly the one that a layer lacks.
+
+A bias may be there or not, so a layer whose bias has another name, by a damaged byte or a slip of the finger, would
+be read as one without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from mha.formats.checkpoint import Checkpoint
+from mha.formats.find import FoundLayer
+from mha_core import SpecError
+from mha_core.errors import shown
+from mha_core.layouts import get
+
+
+@dataclass(frozen=True)
+class Stray:
+    """What stands in a file where a layer's array may be meant.
+
+    Attributes:
+        prefix: of the layer.
+        name: what the file has.
+        meant: what the layer may have, and lacks.
+    """
+
+    prefix: str
+    name: str
+    meant: str
+
+    def words(self) -> str:
+        """What is wrong.
+
+        >>> Stray("attn", "attn.q_prpj.bias", "attn.q_proj.bias").words()
+        "the layer at prefix 'attn' lacks attn.q_proj.bias, and there is 'attn.q_prpj.bias'"
+        """
+        there = f"there is {shown(repr(self.name))}" if self.name != self.meant else "what has that name is no array"
+        return f"the layer at prefix {shown(repr(self.prefix))} lacks {shown(self.meant)}, and {there}"
+
+
+def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
+    """Every name of a file that no layer has, and that is nearly one that a layer lacks.
+
+    Args:
+        checkpoint: the file.
+        layers: the whole layers in it.
+        read: the names of their arrays.
+    """
+    lacking: dict[str, str] = {}
+    for layer in layers:
+        for layout in map(get, layer.layouts):
+            start = layer.prefix + layout.separator if layer.prefix else ""
+            for own in (*layout.required, *layout.optional):
+                if start + own not in checkpoint.entries:
+                    lacking.setdefault(start + own, layer.prefix)
+    if not lacking:
+        return []
+    by_trace: dict[int, str] = {}
+    for name in lacking:
+        for trace in _traces(name):
+            by_trace.setdefault(trace, name)
+    found = []
+    for name in (*checkpoint.entries, *checkpoint.others):
+        if name not in read:
+            meant = next((by_trace[trace] for trace in _traces(name) if trace in by_trace), None)
+            if meant is not None and is_near(name, meant):
+                found.append(Stray(lacking[meant], name, meant))
+    return found
+
+
+def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[str]) -> None:
+    """SpecError if one of the layers at `prefixes` may have lost an array."""
+    for stray in strays:
+        if stray.prefix in prefixes:
+            raise SpecError(f"{path}: {stray.words()}: misspelt, or damaged? Without it, the layer is another one")
+
+
+def is_near(one: str, other: str) -> bool:
+    """Whether one letter of a name is another one, lacking or too many, or two neighbours are exchanged.
+
+    >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
+    (True, True, False)
+    """
+    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    one, other = one[start:], other[start:]
+    exchanged = one[:2] == other[:2][::-1] and one[2:] == other[2:]
+    return exchanged or one[1:] == other[1:] or one[1:] == other or one == other[1:]
+
+
+def _traces(name: str) -> Iterator[int]:
+    """Of the name, and of what is left when one letter is taken out: two names that are near have one in common."""
+    yield hash(name)
+    for index in range(len(name)):
+        yield hash(name[:index] + name[index + 1 :])
