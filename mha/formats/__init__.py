@@ -59,6 +59,13 @@ FORMATS = (
         framework="tf",
         readable_only="a .keras file holds a whole model; write a .weights.h5 file and load it into the model",
     ),
+    Format(
+        "Keras 2 weights",
+        (".h5",),
+        "mha.formats.keras2",
+        framework="tf",
+        readable_only="a .h5 file is of Keras 2, which loads by its own model's names; write a .weights.h5 file",
+    ),
     Format("Flax msgpack", (".msgpack",), "mha.formats.flax", framework="jax", writes_with="flax.serialization"),
     Format("npz", (".npz",), "mha.formats.npz", dtypes=("float64", "float32", "float16")),
     Format(
@@ -90,7 +97,7 @@ def format_of(path: Path) -> Format:
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: model.onnx: the suffix names no format that is known (known: .safetensors, .pt, \
-.pth, .bin, .weights.h5, .keras, .msgpack, .npz, .params, .index.json)
+.pth, .bin, .weights.h5, .keras, .h5, .msgpack, .npz, .params, .index.json)
     """
     for form in (*FORMATS, SHARDS):
         if path.name.endswith(form.suffixes):
