@@ -5,8 +5,8 @@
 
 Each framework has its hooks and its adapters in `backends/<name>/capture.py`; an adapter turns one call of
 one kind of layer into the terms of the definition, or says why it can't. For another kind of layer,
-`register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)` and
-`read(layer, arguments, output)` (see `Adapter`).
+`register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)`,
+`read(layer, arguments, output)` and, if you like, `probe(layer)` (see `Adapter`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class Call(NamedTuple):
 
 
 class Adapter(Protocol):
-    """How one kind of layer is read."""
+    """How one kind of layer is read.
+
+    It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
+    weights say (see `mha_core.live_probe`). `capture(..., probe=False)` does without.
+    """
 
     @property
     def kind(self) -> str:
@@ -153,6 +157,7 @@ def capture(
     layers: Sequence[str] = ("*",),
     overwrite: bool = False,
     strict: bool = False,
+    probe: bool = True,
 ) -> Iterator[Capture]:
     """Record every call that is made of the attention layers in `target` within the context.
 
@@ -167,11 +172,14 @@ def capture(
         layers: names of the layers to record; wildcards work.
         overwrite: whether a file that is there may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
+        probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
+            its weights say (see `mha_core.live_probe`); it is left as it was. False takes them at their word.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
-            no recording can hold; at a call, if that is so for the call; at the end, if there was none; with
-            `strict`, as soon as it is known that a module is not recorded, and then nothing is written.
+            no recording can hold or, unless probe=False, computes something else than its weights say; at a
+            call, if that is so for the call; at the end, if there was none; with `strict`, as soon as it is
+            known that a module is not recorded, and then nothing is written.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()
@@ -197,6 +205,8 @@ def capture(
             return None
         try:
             adapter.check(module)
+            if probe and hasattr(adapter, "probe"):
+                adapter.probe(module)
         except SpecError as error:
             where = f" at {name}" if name else ""
             raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error

@@ -16,10 +16,11 @@ from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
 from backends.capturing import Read, none_found, one_dtype, outermost, own_call, refuse_dropout, seed_call, takes_lens
-from backends.jax import native
-from backends.jax.framework import to_numpy
+from backends.jax import live_probe, native
+from backends.jax.framework import has_values, to_numpy
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.weights import to_weights
+from mha_core import layouts
 from mha_core.errors import SpecError
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask
@@ -62,7 +63,8 @@ def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Cal
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         nonlocal inside
         module = context.module
-        skip = context.method_name != "__call__" or inside or module.is_initializing() or not _belongs(module, target)
+        skip = context.method_name != "__call__" or inside or module.is_initializing() or live_probe.is_probing()
+        skip = skip or not _belongs(module, target)
         name = "/".join(module.path)
         adapter = None if skip else choose(name, module)
         if adapter is None:
@@ -169,8 +171,12 @@ class LinenLayer(FlaxLayer):
     def matches(self, layer: Any) -> bool:
         return isinstance(layer, nn.MultiHeadDotProductAttention)
 
+    def probe(self, layer: Any) -> None:
+        if has_values(layer.variables):  # else its call is refused
+            native.from_linen(layer, layer.variables)
+
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
-        config, weights = native.from_linen(layer, layer.variables)
+        config, weights = native.from_linen(layer, layer.variables, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
         inputs = self.inputs(arguments)
         dtype = _dtype(layer.variables["params"], arguments["inputs_q"], output)
@@ -186,12 +192,15 @@ class NnxLayer(FlaxLayer):
         return isinstance(layer, nnx.MultiHeadAttention)
 
     def check(self, layer: Any) -> None:
+        native.from_nnx(layer, probe=False)
+
+    def probe(self, layer: Any) -> None:
         native.from_nnx(layer)
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         if arguments.get("decode"):
             raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
-        config, weights = native.from_nnx(layer)
+        config, weights = native.from_nnx(layer, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
         dtype = _dtype(nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments["inputs_q"], output)
         return config, weights, self.inputs(arguments), {"output": _array(output)}, dtype
@@ -229,11 +238,16 @@ class SeedLayer:
     def check(self, layer: nn.Module) -> None:
         """Everything about it can be recorded."""
 
+    def probe(self, layer: Any) -> None:
+        if has_values(layer.variables):  # else its call is refused
+            config, weights = layouts.get("d2l-jax").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_seed(layer, config, weights, layer.variables)
+
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         arguments = dict(arguments)
         refuse_dropout(training=bool(arguments.pop("training", False)), rate=float(getattr(layer, "dropout", 0.0)))
         params = layer.variables["params"]
-        arrays = {name: to_numpy(array) for name, array in flatten_dict(params, sep="/").items()}
+        arrays = _seed_arrays(layer)
         result, folded = output if isinstance(output, tuple) else (output, None)
         dtype = _dtype(params, next(iter(arguments.values())), result)
         call = arguments, result, folded, _array
@@ -242,6 +256,10 @@ class SeedLayer:
 
 ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), SeedLayer())
 """How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+    return {name: to_numpy(array) for name, array in flatten_dict(layer.variables["params"], sep="/").items()}
 
 
 def _array(array: Any) -> NDArray:

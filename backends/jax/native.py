@@ -16,6 +16,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import DTypeLike, NDArray
 
+from backends.jax import live_probe
 from backends.jax.framework import check_enabled, to_numpy
 from backends.jax.native_seed import SeedMultiHeadAttention
 from backends.jax.weights import Variables
@@ -71,20 +72,32 @@ def to_linen(
     return layer, _variables(arrays)
 
 
-def from_linen(layer: nn.MultiHeadDotProductAttention, variables: Variables) -> tuple[AttentionConfig, Weights]:
+def from_linen(
+    layer: nn.MultiHeadDotProductAttention, variables: Variables, *, probe: bool = True
+) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
+    Args:
+        layer, variables: as `layer.apply` takes them.
+        probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
+            what its weights say: a subclass or a function of one's own (qkv_dot_general) may have it compute
+            something else. False takes the weights at their word.
+
     Raises:
         SpecError: the layer normalises queries and keys, decodes, or has an attention function of its own,
-            none of which the weights can tell; or the variables do not fit it.
+            none of which the weights can tell; or the variables do not fit it; or, unless probe=False, it computes
+            something else or can't be run (while JAX traces).
     """
     _refuse_linen(layer)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)
     _check_features("out_features", layer.out_features, config.output_dim)
-    return replace(config, dropout=layer.dropout_rate), weights
+    config = replace(config, dropout=layer.dropout_rate)
+    if probe:
+        live_probe.check_linen(layer, config, weights, variables)
+    return config, weights
 
 
 def _refuse_linen(layer: nn.MultiHeadDotProductAttention) -> None:
@@ -136,8 +149,12 @@ def to_nnx(
     return layer
 
 
-def from_nnx(layer: nnx.MultiHeadAttention) -> tuple[AttentionConfig, Weights]:
+def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of an nnx layer, as read-only NumPy copies.
+
+    Args:
+        layer: it stays as it is; a copy of it is run.
+        probe: as in `from_linen`.
 
     Raises:
         SpecError: as `from_linen`.
@@ -152,7 +169,10 @@ def from_nnx(layer: nnx.MultiHeadAttention) -> tuple[AttentionConfig, Weights]:
     _check_features("in_features", layer.in_features, config.query_dim)
     for width in (config.key_dim, config.value_dim):
         _check_features("in_kv_features", layer.in_kv_features, width)
-    return replace(config, dropout=layer.dropout_rate), weights
+    config = replace(config, dropout=layer.dropout_rate)
+    if probe:
+        live_probe.check_nnx(layer, config, weights)
+    return config, weights
 
 
 # The seed's -------------------------------------------------------------------------------------------
@@ -173,12 +193,26 @@ def to_seed(
     return layer, _variables(arrays)
 
 
-def from_seed(layer: SeedMultiHeadAttention, variables: Variables) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of the seed's layer, as read-only NumPy copies. SpecError if they do not fit."""
+def from_seed(
+    layer: SeedMultiHeadAttention, variables: Variables, *, probe: bool = True
+) -> tuple[AttentionConfig, Weights]:
+    """Config and canonical weights of the seed's layer, as read-only NumPy copies.
+
+    Args:
+        layer, variables: as `layer.apply` takes them.
+        probe: as in `from_linen`.
+
+    Raises:
+        SpecError: the variables do not fit the layer; or, unless probe=False, it computes something else than they
+            say or can't be run.
+    """
     config, weights = SEED.read(_arrays_of(variables), num_heads=layer.num_heads)
     for projection in PROJECTIONS:
         _check_features("num_hiddens", layer.num_hiddens, weights[f"{projection}.weight"].shape[0])
-    return replace(config, dropout=layer.dropout), weights
+    config = replace(config, dropout=layer.dropout)
+    if probe:
+        live_probe.check_seed(layer, config, weights, variables)
+    return config, weights
 
 
 # Between ----------------------------------------------------------------------------------------------

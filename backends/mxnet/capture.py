@@ -108,6 +108,10 @@ class SeedLayer:
     def check(self, layer: mx.gluon.Block) -> None:
         """Everything about it can be recorded."""
 
+    def probe(self, layer: Any) -> None:
+        if all(parameter._data is not None for parameter in layer.collect_params().values()):  # else its call decides
+            native.from_native(layer, layout="d2l-mxnet")
+
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         rates = [part._rate for _, part in _blocks("", layer) if isinstance(part, mx.gluon.nn.Dropout)]
         refuse_dropout(training=mx.autograd.is_training(), rate=max(rates, default=0.0))

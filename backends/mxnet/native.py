@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from backends.mxnet import live_probe
 from backends.mxnet.framework import check_computes, mx, to_array, to_numpy
 from backends.mxnet.native_cells import DenseAttention, InterleavedEncDecAttention, InterleavedSelfAttention, legacy
 from backends.mxnet.native_seed import SeedMultiHeadAttention
@@ -71,7 +72,7 @@ def to_native(
 
 
 def from_native(
-    layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None
+    layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of any Gluon block with such parameters; the arrays are read-only copies.
 
@@ -81,22 +82,29 @@ def from_native(
         layer: a block whose parameters have a layout's names below it, such as W_q.weight.
         layout: one of LAYOUTS. Default: the one whose names the parameters have.
         num_heads: H. Default: the layer's own `num_heads`.
+        probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its
+            weights say: that its parameters have these names says little. Hooks are on meanwhile. It is left as
+            it was. False takes the weights at their word.
 
     Raises:
         SpecError: its parameters fit no layout, have no size yet, or are not finite; or the number of heads
-            is not known.
+            is not known; or, unless probe=False, it computes something else or can't be run (its forward has
+            other arguments than the layers here; the interleaved operators have no float64).
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, head_dim=5, bias={"q_proj": True, "k_proj": True, "v_proj": True})
-    >>> from_native(to_native(config, init_weights(config, seed=0), "mxnet-selfatt"))[0] == config
+    >>> layer = to_native(config, init_weights(config, seed=0), "mxnet-selfatt", dtype="float32")
+    >>> from_native(layer)[0] == config
     True
     """
     found = layout_of(layer) if layout is None else layouts.get(layout)
     heads = getattr(layer, "num_heads", None) if num_heads is None else num_heads
     config, weights = found.read(read_block(layer), num_heads=heads)
     dropout = getattr(layer, "dropout", 0.0)
-    rate = getattr(dropout, "_rate", dropout)
-    return replace(config, dropout=rate), weights
+    config = replace(config, dropout=getattr(dropout, "_rate", dropout))
+    if probe:
+        live_probe.check_block(layer, config, weights)
+    return config, weights
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:

@@ -14,10 +14,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from backends.capturing import Read, has_seed_parts, none_found, one_dtype, own_call, refuse_dropout, seed_call
-from backends.tf import native
+from backends.tf import live_probe, native
 from backends.tf.framework import random_state_kept, spec_errors_kept, to_numpy
 from backends.tf.layers import MultiHeadAttention
 from backends.tf.weights import to_weights
+from mha_core import layouts
 from mha_core.errors import SpecError
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask
@@ -117,8 +118,12 @@ class KerasLayer:
     def check(self, layer: keras.Layer) -> None:
         native.layout_of(layer)
 
+    def probe(self, layer: keras.Layer) -> None:
+        if layer.built:  # else its first call decides its widths
+            native.from_native(layer)
+
     def read(self, layer: keras.Layer, arguments: Mapping[str, Any], output: Any) -> Read:
-        config, weights = native.from_native(layer)
+        config, weights = native.from_native(layer, probe=False)
         refuse_dropout(training=bool(arguments["training"]), rate=config.dropout)
         query, value, key = (arguments[name] for name in ("query", "value", "key"))
         key = value if key is None else key
@@ -184,17 +189,17 @@ class SeedLayer:
     def check(self, layer: keras.Layer) -> None:
         """Everything about it can be recorded."""
 
+    def probe(self, layer: Any) -> None:
+        if all(getattr(layer, f"W_{part}").built for part in "qkvo"):  # else its first call decides its widths
+            config, weights = layouts.get("d2l-tf").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_seed(layer, config, weights)
+
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
         rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]
         refuse_dropout(training=training, rate=max(rates, default=0.0))
-        arrays = {}
-        for part in "qkvo":
-            dense = getattr(layer, f"W_{part}")
-            arrays[f"W_{part}/kernel"] = to_numpy(dense.kernel)
-            if dense.use_bias:
-                arrays[f"W_{part}/bias"] = to_numpy(dense.bias)
+        arrays = _seed_arrays(layer)
         dtype = _dtype(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
@@ -203,6 +208,16 @@ class SeedLayer:
 
 ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), SeedLayer())
 """How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: Any) -> dict[str, NDArray]:
+    arrays = {}
+    for part in "qkvo":
+        dense = getattr(layer, f"W_{part}")
+        arrays[f"W_{part}/kernel"] = to_numpy(dense.kernel)
+        if dense.use_bias:
+            arrays[f"W_{part}/bias"] = to_numpy(dense.bias)
+    return arrays
 
 
 def _array(tensor: Any) -> NDArray:

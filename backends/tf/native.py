@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from backends.tf import live_probe
 from backends.tf.framework import random_state_kept, to_numpy
 from backends.tf.native_seed import SeedMultiHeadAttention
 from mha_core import layouts
@@ -79,15 +80,22 @@ def to_native(
     return layer
 
 
-def from_native(layer: keras.Layer) -> tuple[AttentionConfig, Weights]:
+def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
     bfloat16 parameters come out as float32, which holds each of them exactly. Of what is no weight the
     config carries the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
 
+    Args:
+        layer: one of those in LAYOUT_OF, built.
+        probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
+            what its weights say: a subclass, a replaced `call`, an adapter (LoRA) may have it compute something
+            else. It is left as it was. False takes the weights at their word.
+
     Raises:
         SpecError: it is no such layer, has not been built, computes something else (a gate, several attention
-            axes, flash attention, a subclass's own arithmetic), or a parameter is not finite.
+            axes, flash attention, a subclass's own arithmetic, or what a probe shows), can't be run on a probe
+            (within a tf.function), or a parameter is not finite.
 
     >>> layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.25)
     >>> _ = layer(tf.zeros((1, 4, 6)), tf.zeros((1, 5, 7)))
@@ -100,7 +108,12 @@ def from_native(layer: keras.Layer) -> tuple[AttentionConfig, Weights]:
     if not arrays:
         raise SpecError(f"{type(layer).__name__} {layer.name!r} has no parameters yet: build it or call it once")
     config, weights = layout.read(arrays, num_heads=_heads_of(layer))
-    return replace(config, dropout=_dropout_of(layer)), weights
+    config = replace(config, dropout=_dropout_of(layer))
+    if probe and isinstance(layer, SeedMultiHeadAttention):
+        live_probe.check_seed(layer, config, weights)
+    elif probe:
+        live_probe.check_keras(layer, config, weights, window_of(layer))
+    return config, weights
 
 
 def layout_of(layer: keras.Layer) -> Layout:

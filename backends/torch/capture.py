@@ -23,9 +23,10 @@ from backends.capturing import (
     refuse_dropout,
     seed_call,
 )
-from backends.torch import framework, native
+from backends.torch import framework, live_probe, native
 from backends.torch.layers import MultiHeadAttention
 from backends.torch.weights import to_weights
+from mha_core import layouts
 from mha_core.errors import SpecError
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask
@@ -91,8 +92,11 @@ class TorchLayer:
     def check(self, layer: nn.MultiheadAttention) -> None:
         native.layout_of(layer)
 
+    def probe(self, layer: nn.MultiheadAttention) -> None:
+        native.from_native(layer)
+
     def read(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
-        config, weights = native.from_native(layer)
+        config, weights = native.from_native(layer, probe=False)
         refuse_dropout(training=layer.training, rate=config.dropout)
         query, key, value = (arguments[name] for name in ("query", "key", "value"))
         result, returned = output
@@ -185,10 +189,16 @@ class SeedLayer:
     def check(self, layer: nn.Module) -> None:
         """Everything about it can be recorded."""
 
+    def probe(self, layer: Any) -> None:
+        if any(nn.parameter.is_lazy(parameter) for parameter in layer.parameters()):
+            return  # its first call decides its widths
+        config, weights = layouts.get("d2l-torch").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+        live_probe.check_seed(layer, config, weights)
+
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         rates = [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
         refuse_dropout(training=layer.training, rate=max(rates, default=0.0))
-        arrays = {name: _array(tensor) for name, tensor in layer.state_dict().items() if name.startswith("W_")}
+        arrays = _seed_arrays(layer)
         dtype = _dtype(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
@@ -197,6 +207,10 @@ class SeedLayer:
 
 ADAPTERS = (TorchLayer(), OwnLayer(), SeedLayer())
 """How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+    return {name: _array(tensor) for name, tensor in layer.state_dict().items() if name.startswith("W_")}
 
 
 def _array(tensor: Any) -> NDArray:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from backends.torch import live_probe
 from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.native_seed import SeedMultiHeadAttention
 from mha_core import layouts
@@ -64,15 +65,22 @@ def to_native(
     return layer
 
 
-def from_native(layer: nn.Module) -> tuple[AttentionConfig, Weights]:
+def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
     bfloat16 parameters come out as float32, which holds each of them exactly. Of what is no weight the
     config carries `num_heads` and `dropout`.
 
+    Args:
+        layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode, dtype and place.
+        probe: whether the layer is run, a few small calls in its own dtype, to see that it computes what its
+            weights say: a subclass, a hook or an adapter (LoRA) may have it compute something else. Hooks are on
+            meanwhile. It is left as it was. False takes the weights at their word.
+
     Raises:
         SpecError: it is no such layer, has learned or zero keys of its own (bias_k, bias_v, add_zero_attn),
-            does not know its widths yet, or a parameter is not finite.
+            does not know its widths yet, or a parameter is not finite; or, unless probe=False, it computes
+            something else or can't be run (on the meta device, in torch.compile).
 
     >>> config, weights = from_native(nn.MultiheadAttention(6, 2, dropout=0.25))
     >>> config.num_heads, config.dropout, weights["k_proj.weight"].shape
@@ -85,7 +93,11 @@ def from_native(layer: nn.Module) -> tuple[AttentionConfig, Weights]:
             raise SpecError(f"{name} has no size yet: call the layer once")
     arrays = {name: to_numpy(tensor) for name, tensor in state.items()}
     config, weights = layout.read(arrays, num_heads=cast(int, layer.num_heads))
-    return replace(config, dropout=_dropout_of(layer)), weights
+    config = replace(config, dropout=_dropout_of(layer))
+    if probe:
+        check = live_probe.check_torch if isinstance(layer, nn.MultiheadAttention) else live_probe.check_seed
+        check(layer, config, weights)
+    return config, weights
 
 
 def layout_of(layer: nn.Module) -> Layout:

@@ -19,6 +19,7 @@ from mha.recipes.bart import BartRecipe, WhisperRecipe
 from mha.recipes.bert import BertRecipe
 from mha.recipes.gpt2 import GPT2Recipe
 from mha.recipes.live import record, replaced
+from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.site import Site
 from mha.recipes.vit import ViTRecipe
@@ -48,19 +49,23 @@ def recipe_for(module: Any) -> Recipe | None:
     return next((recipe for recipe in RECIPES.values() if recipe.matches(module)), None)
 
 
-def attention_layers(model: Any, *, strict: bool = False) -> list[Site]:
+def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
     """Every attention layer of a live model that there is a recipe for, in the model's order.
 
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 
     Args:
-        model: a PyTorch module of transformers, or one that contains some.
+        model: a PyTorch module of transformers, or one that contains some; in any mode, dtype and place.
         strict: whether such others are an error.
+        probe: whether each layer is run, a few small calls in its own dtype, to see that it computes what its
+            recipe reads: a hook, a replaced forward, an adapter (LoRA) may have it compute something else. Hooks
+            are on meanwhile. The model is left as it was. False takes the weights at their word.
 
     Raises:
-        SpecError: there is none; or, with `strict`, there are others.
+        SpecError: there is none; or, with `strict`, there are others; or, unless probe=False, one computes something
+            else or can't be run (on the meta device, with an attention implementation that is not understood).
     """
-    sites, found = survey(model)
+    sites, found = survey(model, probe=probe)
     if strict:
         found.check()
     if found.unseen:
@@ -68,11 +73,11 @@ def attention_layers(model: Any, *, strict: bool = False) -> list[Site]:
     return sites
 
 
-def survey(model: Any) -> tuple[list[Site], Coverage]:
+def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
     """The attention layers of a live model, as `attention_layers` gives them, and what it has beside them.
 
     Raises:
-        SpecError: there is no layer with a recipe.
+        SpecError: there is no layer with a recipe; or one does not compute what it reads, unless probe=False.
     """
     from backends.torch.capture import parts_of
 
@@ -84,6 +89,8 @@ def survey(model: Any) -> tuple[list[Site], Coverage]:
             sites.append(Site(name, module, recipe))
     if not sites:
         raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
+    for site in sites if probe else ():
+        check_site(site)
     return sites, met.coverage()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from mha.capturing import Call
 from mha.recipes import RECIPES
 from mha.recipes.live import dtype_name, record, to_array
+from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe, implementation_of
 from mha.recipes.site import Site
 from mha_core import SpecError
@@ -33,6 +34,10 @@ class RecipeAdapter:
         """SpecError if the module can't be read, or runs an implementation that is not understood."""
         self.recipe.config(layer)
         implementation_of(self.recipe.core(layer))
+
+    def probe(self, layer: Any) -> None:
+        """SpecError if the module does not compute what the recipe reads."""
+        check_site(Site("", layer, self.recipe))
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
         """One call; where the output projection is hidden inside a block, the block is run once more to see it."""

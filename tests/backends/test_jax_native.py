@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from backends.jax import native, native_subjects, probes
+from backends.jax import live_probe, native, native_subjects, probes
 from backends.jax.framework import JAX_DTYPES, device_of, scope
 from backends.jax.native_seed import SeedMultiHeadAttention
 from conformance.cases import select
@@ -187,6 +187,120 @@ def test_a_seed_layer_that_contradicts_its_arrays():
         native.from_seed(layer.clone(num_hiddens=30), variables)
     with pytest.raises(SpecError, match="collection 'params'"):
         native.from_seed(layer, {})
+
+
+# Live layers that compute something else ----------------------------------------------------------------
+
+
+class DoubledLinen(nn.MultiHeadDotProductAttention):
+    """An output of its own, under variables that say nothing of it."""
+
+    def __call__(self, *args, **kwargs):
+        return 2.0 * super().__call__(*args, **kwargs)
+
+
+class DoubledNnx(nnx.MultiHeadAttention):
+    """The same."""
+
+    def __call__(self, *args, **kwargs):
+        return 2.0 * super().__call__(*args, **kwargs)
+
+
+class DoubledSeed(SeedMultiHeadAttention):
+    """The same."""
+
+    def __call__(self, queries, keys, values, valid_lens, training=False):
+        return super().__call__(queries, keys, values, None, training)
+
+
+def less_precise(*args, **kwargs):
+    """As the dot products of quantised training."""
+    return jax.lax.dot_general(*args, **kwargs).astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def rolled(*args, **kwargs):
+    return jnp.roll(jax.lax.dot_general(*args, **kwargs), 1, axis=-2)
+
+
+TRICKS = {
+    "linen": ("qkv_dot_general", "qkv_dot_general_cls", "out_dot_general", "class"),
+    "nnx": ("qkv_dot_general", "out_dot_general", "class"),
+    "d2l-jax": ("class",),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "trick"), [(n, t) for n, names in TRICKS.items() for t in names], indirect=["layout"]
+)
+def test_a_live_layer_that_computes_something_else_is_refused(layout, trick):
+    to, back = CONVERTERS[layout]
+    made = to(CONFIG, weights_of(CONFIG))
+    wanted = back(made)[0]
+    function = rolled if trick.startswith("qkv") else less_precise
+    changes = {} if trick == "class" else {trick: (lambda: function) if trick.endswith("_cls") else function}
+    if layout == "nnx":
+        if trick == "class":
+            made.__class__ = DoubledNnx
+        for part in (made.query, made.key, made.value) if trick.startswith("qkv") else (made.out,):
+            part.dot_general = changes.get(trick, part.dot_general)
+    else:
+        kind = {"linen": DoubledLinen, "d2l-jax": DoubledSeed}[layout] if trick == "class" else type(made[0])
+        fields = {
+            name: getattr(made[0], name) for name in made[0].__dataclass_fields__ if name not in ("parent", "name")
+        }
+        made = (kind(**{**fields, **changes}), made[1])
+    where = "2 x 4 queries and 6 keys, valid_lens" if layout == "d2l-jax" else "2 x 5 queries and 7 keys, no mask"
+    with pytest.raises(
+        SpecError, match=f"does not compute what its weights say: in a probe of {where}, output.* probe=F"
+    ):
+        back(made)
+    function = {"linen": native.from_linen, "nnx": native.from_nnx, "d2l-jax": native.from_seed}[layout]
+    assert function(*(made if isinstance(made, tuple) else (made,)), probe=False)[0] == wanted
+
+
+def test_a_class_that_is_changed_after_a_layer_of_it_was_read_is_seen(monkeypatch):
+    made = native.to_linen(CONFIG, weights_of(CONFIG))
+    native.from_linen(*made)
+    own = nn.MultiHeadDotProductAttention.__call__
+    monkeypatch.setattr(nn.MultiHeadDotProductAttention, "__call__", lambda *args, **told: 2.0 * own(*args, **told))
+    with pytest.raises(SpecError, match="does not compute what its weights say"):
+        native.from_linen(*made)
+
+
+def test_compute_in_another_dtype_than_the_parameters_is_read_as_what_it_is(layout):
+    if layout == "d2l-jax":
+        return  # it has no such field
+    to, back = CONVERTERS[layout]
+    weights = weights_of(CONFIG)
+    made = to(CONFIG, weights, **({"dtype": None}))
+    if layout == "linen":
+        made = (made[0].clone(dtype=jnp.bfloat16), made[1])
+    else:
+        made = native.to_nnx(CONFIG, weights)
+        for part in (made, made.query, made.key, made.value, made.out):
+            part.dtype = jnp.bfloat16
+    found = back(made)[1]
+    assert all((found[name] == array).all() for name, array in weights.items())
+
+
+def test_a_layer_that_looks_at_its_numbers_is_run_and_one_that_is_traced_refused():
+    made = native.to_linen(CONFIG, weights_of(CONFIG))
+
+    def looking(*args, **kwargs):
+        assert np.asarray(args[0]).size
+        return jax.lax.dot_general(*args, **kwargs)
+
+    native.from_linen(made[0].clone(out_dot_general=looking), made[1])
+    config, weights = native.from_linen(*made)
+    with pytest.raises(SpecError, match="while JAX traces .jit, grad, vmap., where arrays have no numbers. probe="):
+        jax.jit(lambda variables: live_probe.check_linen(made[0], config, weights, variables))(made[1])
+
+
+@pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated:DeprecationWarning")
+def test_a_self_attention_layer_is_told_its_one_input():
+    layer = nn.SelfAttention(3, qkv_features=12, out_features=7)
+    variables = layer.init(jax.random.key(0), jnp.ones((2, 4, 7)), deterministic=True)
+    assert native.from_linen(layer, variables)[0].num_heads == 3
 
 
 # Subjects ---------------------------------------------------------------------------------------------

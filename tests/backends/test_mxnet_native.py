@@ -11,7 +11,7 @@ import pytest
 from backends.mxnet import native_subjects, probes
 from backends.mxnet.framework import mx, to_array, to_numpy
 from backends.mxnet.native import MAKERS, from_native, layout_of, read_block, to_native
-from backends.mxnet.native_cells import InterleavedSelfAttention
+from backends.mxnet.native_cells import DenseAttention, InterleavedSelfAttention
 from backends.mxnet.native_seed import SeedMultiHeadAttention
 from conformance import deviations
 from conformance.case import Case
@@ -50,7 +50,8 @@ def test_canonical_weights_go_in_and_come_out_to_the_bit(layer, set_np, dtype):
     config, weights = CONFIGS[layer], weights_of(CONFIGS[layer], dtype)
     with mx.util.np_shape(set_np), mx.util.np_array(set_np):
         block = to_native(config, weights, layer)
-        back_config, back = from_native(block)
+        runs = dtype == "float32" or ("att" not in layer and "encdec" not in layer)  # the operators have no float64
+        back_config, back = from_native(block, probe=runs)
     assert back_config == config
     assert list(back) == list(weights)
     assert all(back[name].dtype == dtype and (back[name] == weights[name]).all() for name in weights)
@@ -133,11 +134,73 @@ class Theirs(mx.gluon.Block):
 def test_any_block_with_such_parameters_can_be_read():
     block = Theirs()
     block.initialize(mx.init.Constant(0.5))
-    config, weights = from_native(block, num_heads=2)
+    with pytest.raises(SpecError, match="Theirs can't be run to see .* its forward takes args, .* probe=False"):
+        from_native(block, num_heads=2)
+    config, weights = from_native(block, num_heads=2, probe=False)
     assert (config.head_dim, config.value_head_dim, config.output_dim, config.key_dim) == (3, 4, 7, 4)
     assert (weights["v_proj.weight"] == 0.5).all()
     with pytest.raises(SpecError, match="give num_heads"):
         from_native(block)
+
+
+# Live blocks that compute something else ------------------------------------------------------------------
+
+
+class Sharper(DenseAttention):
+    """A block whose weights say nothing of it."""
+
+    def forward(self, queries, keys, values, mask):
+        return super().forward(2.0 * queries, keys, values, mask)
+
+
+def sharper(block):
+    block.__class__ = Sharper
+
+
+def hooked(block):
+    block.W_v.register_forward_pre_hook(lambda _, inputs: (inputs[0].__imul__(0.5), None)[1])
+
+
+def patched(block):
+    own = block.forward
+    block.forward = lambda queries, keys, values, mask: own(queries, keys, values, None)
+
+
+def failing(block):
+    def forward(queries, keys, values, mask):
+        raise ZeroDivisionError("nothing\nto see")
+
+    block.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("trick", "said"),
+    [
+        (
+            sharper,
+            r"^Sharper does not compute what its weights say: in a probe of 2 x 5 queries and 7 keys, no mask, out",
+        ),
+        (hooked, r"no mask, output\[\d, \d, \d+\] is [-.\d]+; its weights give [-.\d]+, and [-.e\d]+ off is allowed"),
+        (patched, "in a probe of 2 x 4 queries and 6 keys, valid_lens, output"),
+        (failing, "2 x 5 queries and 7 keys, no mask ended with ZeroDivisionError: nothing to see. probe=False hands"),
+    ],
+)
+def test_a_live_block_that_computes_something_else_is_refused(trick, said):
+    block = to_native(CONFIGS["gluon"], weights_of(CONFIGS["gluon"]))
+    wanted = from_native(block)
+    trick(block)
+    with pytest.raises(SpecError, match=said):
+        from_native(block)
+    assert from_native(block, probe=False)[0] == wanted[0]
+
+
+def test_a_probe_leaves_a_block_as_it_was():
+    block = to_native(CONFIGS["gluon"], weights_of(CONFIGS["gluon"]))
+    shown, state = block.shown, np.random.get_state()[1].copy()
+    from_native(block)
+    assert block.shown is shown
+    assert (np.random.get_state()[1] == state).all()
+    assert not block.W_q.weight.grad().asnumpy().any()
 
 
 # What they compute ----------------------------------------------------------------------------------------

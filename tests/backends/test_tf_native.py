@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from backends.tf import from_weights
+from backends.tf import from_weights, live_probe
 from backends.tf.native import from_native, layout_of, to_native, variables, window_of
 from backends.tf.native_seed import SeedMultiHeadAttention
 from backends.tf.native_subjects import per_item, told_to_keras
@@ -182,6 +182,96 @@ def test_what_can_not_be_held_is_refused(make, said):
 def test_a_layer_that_can_not_have_the_weights_is_not_made(config, layout, said):
     with pytest.raises(SpecError, match=said):
         to_native(config, init_weights(config, seed=0), layout)
+
+
+# Live layers that compute something else -------------------------------------------------------------------
+
+
+class Twice(keras.layers.MultiHeadAttention):
+    """An output of its own, by none of the methods that make another layer of it at sight."""
+
+    def __call__(self, *args, **kwargs):
+        found = super().__call__(*args, **kwargs)
+        return (2.0 * found[0], found[1]) if isinstance(found, tuple) else 2.0 * found
+
+
+def with_class(layer):
+    layer.__class__ = Twice
+
+
+def with_scale(layer):
+    layer._inverse_sqrt_key_dim = 0.25
+
+
+def with_patched_call(layer):
+    own = layer.call
+    layer.call = lambda query, value, key=None, attention_mask=None, **told: own(query, value, key, **told)
+
+
+def with_lora(layer):
+    """As loralib has it, under the same names."""
+    own = layer._value_dense.call
+    layer._value_dense.call = lambda inputs, training=None: own(inputs) + 0.02 * own(tf.reverse(inputs, [-1]))
+
+
+def with_no_softmax(layer):
+    layer._masked_softmax = lambda scores, mask=None: tf.nn.sigmoid(scores)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("trick", "said"),
+    [
+        (
+            with_class,
+            "Twice 'mine' does not compute what its weights say: in a probe of 2 x 5 queries and 7 keys, no m",
+        ),
+        (with_scale, "no mask, weights["),
+        (with_patched_call, "in a probe of 2 x 4 queries and 6 keys, valid_lens, weights["),
+        (with_lora, "no mask, output["),
+        (with_no_softmax, "no mask, weights["),
+    ],
+)
+def test_a_live_layer_that_computes_something_else_is_refused(trick, said, dtype):
+    layer = to_native(SQUARE, weights_of(SQUARE), dtype=dtype, name="mine")
+    wanted = from_native(layer)
+    if trick is with_lora and dtype != "float32":
+        return  # a fiftieth is less than can be told in such numbers
+    trick(layer)
+    with pytest.raises(SpecError) as error:
+        from_native(layer)
+    assert said in str(error.value)
+    assert str(error.value).endswith("probe=False hands its weights out all the same")
+    assert from_native(layer, probe=False)[0] == wanted[0]
+
+
+def test_a_window_is_part_of_what_is_read():
+    from_native(to_native(SQUARE, weights_of(SQUARE), sliding_window=2))
+    from_native(to_native(GROUPED, weights_of(GROUPED), "keras-gqa", sliding_window=1))
+
+
+def test_a_layer_that_is_traced_is_refused():
+    layer = to_native(SQUARE, weights_of(SQUARE))
+    config, weights = from_native(layer)
+    check = tf.function(lambda: live_probe.check_keras(layer, config, weights, None), autograph=False)
+    with pytest.raises(SpecError, match="TensorFlow traces a function, where arrays have no numbers. probe=False"):
+        check()
+
+
+def test_a_probe_leaves_a_layer_as_it_was():
+    layer = to_native(SEED, weights_of(SEED), "d2l-tf")
+    layer.attention.attention_weights = kept = tf.ones(2)
+    of_python, of_numpy = random.getstate(), np.random.get_state()[1].copy()
+    seeds = [np.array(variable) for variable in layer.non_trainable_variables]
+    config, weights = from_native(layer)
+    with tf.GradientTape() as tape:
+        live_probe.check_seed(layer, config, weights)
+    assert not tape.watched_variables()
+    assert layer.attention.attention_weights is kept
+    assert random.getstate() == of_python
+    assert (np.random.get_state()[1] == of_numpy).all()
+    for variable, before in zip(layer.non_trainable_variables, seeds, strict=True):
+        np.testing.assert_array_equal(variable, before)
 
 
 # Masks -----------------------------------------------------------------------------------------------------

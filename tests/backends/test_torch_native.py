@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends.torch import from_weights
+from backends.torch import from_weights, live_probe
 from backends.torch.native import from_native, to_native
 from backends.torch.native_seed import SeedMultiHeadAttention
 from backends.torch.native_subjects import ignored_keys, only_causal
@@ -128,6 +128,159 @@ def test_what_a_layer_can_not_hold_is_refused(config, layout, message):
     with pytest.raises(SpecError) as error:
         to_native(config, init_weights(config, seed=0), layout)
     assert message in str(error.value)
+
+
+# Live layers that compute something else ------------------------------------------------------------------
+
+
+class Doubled(nn.MultiheadAttention):
+    """A forward of its own, under weights that say nothing of it."""
+
+    def forward(self, *args, **kwargs):
+        output, weights = super().forward(*args, **kwargs)
+        return 2.0 * output, weights
+
+
+class LoraLinear(nn.Linear):
+    """As loralib has it: the weight is still `weight`, and what is trained is added in the forward."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.merged = False
+
+    def train(self, mode=True):
+        if not mode and not self.merged:
+            self.weight.data += self.delta()
+            self.merged = True
+        return super().train(mode)
+
+    def delta(self):
+        return 0.05 * torch.outer(torch.arange(1.0, 7.0), torch.linspace(-1.0, 1.0, self.weight.shape[1])).to(
+            self.weight
+        )
+
+    def forward(self, x):
+        return super().forward(x) if self.merged else super().forward(x) + x @ self.delta().T
+
+
+def with_class(layer):
+    layer.__class__ = Doubled
+
+
+def with_hook(layer):
+    layer.register_forward_hook(lambda module, args, output: (output[0] * 1.001, output[1]))
+
+
+def with_pre_hook(layer):
+    layer.register_forward_pre_hook(lambda module, args: (args[0], args[1] * 0.5, *args[2:]))
+
+
+def with_patched_forward(layer):
+    own = layer.forward
+    layer.forward = lambda *args, attn_mask=None, key_padding_mask=None, is_causal=False, **told: own(*args, **told)
+
+
+def with_other_weights(layer):
+    """Normalised per head, as no weight says."""
+    own = layer.forward
+    layer.forward = lambda query, *args, **told: own(query / query.norm(dim=-1, keepdim=True), *args, **told)
+
+
+def with_failure(layer):
+    layer.forward = lambda query: query
+
+
+@pytest.mark.parametrize(
+    ("trick", "said"),
+    [
+        (
+            with_class,
+            "Doubled does not compute what its weights say: in a probe of 2 x 5 queries and 7 keys, no mask, out",
+        ),
+        (with_hook, "allowed (60 of 60 elements differ). probe=False hands its weights out all the same"),
+        (with_pre_hook, "no mask, weights["),
+        (with_patched_forward, "in a probe of 2 x 4 queries and 6 keys, valid_lens, weights["),
+        (with_other_weights, "no mask, weights["),
+        (with_failure, "no mask ended with TypeError: with_failure.<locals>.<lambda>() "),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_a_live_layer_that_computes_something_else_is_refused(trick, said, dtype):
+    if trick is with_hook and "16" in dtype:
+        return  # a thousandth is less than such numbers have digits
+    config = AttentionConfig(6, 2, bias=True)
+    weights = init_weights(config, seed=1, bias_scale=1.0)
+    layer = to_native(config, weights, dtype=getattr(torch, dtype))
+    from_native(layer)
+    trick(layer)
+    with pytest.raises(SpecError) as error:
+        from_native(layer)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert from_native(layer, probe=False)[0] == config
+
+
+def test_an_adapter_that_is_added_at_run_time_is_refused_until_it_is_merged():
+    """A probe must not merge it either: it does not call train()."""
+    config = AttentionConfig(6, 2)
+    layer = to_native(config, init_weights(config, seed=1), "d2l-torch").train()
+    from_native(layer)
+    lora = LoraLinear(6, 6, bias=False, dtype=torch.float64)
+    lora.weight.data.copy_(layer.W_v.weight)
+    layer.W_v = lora
+    with pytest.raises(SpecError, match="SeedMultiHeadAttention does not compute what its weights say: .* output"):
+        from_native(layer)
+    assert layer.training
+    assert not lora.merged
+    before = lora.weight.detach().clone()
+    _, weights = from_native(layer.eval())
+    np.testing.assert_array_equal(weights["v_proj.weight"], (before + lora.delta()).numpy())
+
+
+def test_a_weight_that_is_made_of_others_is_refused():
+    layer = nn.MultiheadAttention(6, 2, kdim=5)
+    nn.utils.parametrize.register_parametrization(layer, "q_proj_weight", nn.Tanh())
+    with pytest.raises(SpecError, match="q_proj_weight"):
+        from_native(layer)
+    seed = to_native(AttentionConfig(6, 2), init_weights(AttentionConfig(6, 2), seed=1), "d2l-torch")
+    nn.utils.parametrizations.weight_norm(seed.W_q)
+    with pytest.raises(SpecError, match="W_q"):
+        from_native(seed)
+
+
+def test_a_layer_that_can_not_be_run_is_refused_with_the_switch():
+    with pytest.raises(SpecError, match="on the meta device, where arrays have no numbers. probe=False hands"):
+        live_probe.check_runs(nn.MultiheadAttention(6, 2, device="meta"))
+    mixed = nn.MultiheadAttention(6, 2)
+    mixed.out_proj.double()
+    with pytest.raises(SpecError, match="have not one dtype but float32, float64. probe=False hands"):
+        from_native(mixed, probe=True)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_probe_leaves_everything_as_it_was(mode):
+    config = AttentionConfig(6, 2, dropout=0.5)
+    layer = to_native(config, init_weights(config, seed=1), "d2l-torch").train(mode)
+    layer.attention.eval()
+    layer.register_buffer("calls", torch.zeros(3), persistent=False)
+    layer.register_forward_hook(lambda module, args, output: (module.calls.add_(torch.rand(())), None)[1])
+    layer.attention.attention_weights = kept = torch.ones(2)
+    modes = [module.training for module in layer.modules()]
+    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()
+    from_native(layer)
+    assert [module.training for module in layer.modules()] == modes
+    assert layer.attention.attention_weights is kept
+    assert not layer.calls.any()
+    assert torch.equal(torch.get_rng_state(), of_torch)
+    assert (np.random.get_state()[1] == of_numpy).all()
+    assert torch.is_grad_enabled()
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_a_probe_is_in_the_dtype_of_the_layer_also_within_autocast():
+    layer = nn.MultiheadAttention(6, 2)
+    with torch.autocast("cpu"):
+        from_native(layer)
 
 
 # Masks ----------------------------------------------------------------------------------------------------

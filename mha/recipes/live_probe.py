@@ -1,0 +1,73 @@
+"""Attention layers of live models run on probes (see `mha_core.live_probe`): do they compute what a recipe reads?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recipes.live import to_array
+from mha.recipes.recipe import implementation_of
+from mha.recipes.site import Site
+from mha_core import AttentionInputs, SpecError
+from mha_core.heads import split_heads
+from mha_core.live_probe import Words, cannot_run, check_reading
+from mha_core.masks import allowed_keys
+
+
+def check_site(site: Site) -> None:
+    """SpecError unless a layer of a live model computes what its recipe reads.
+
+    The layer is what the recipe says: of BERT's block, the attention and the output projection, without the residual
+    and the normalisation after them. Masks reach it as floats, which "eager" and "sdpa" read alike.
+    """
+    from backends.torch.live_probe import as_found, check_runs, tensors
+
+    recipe, module, core, config = site.recipe, site.module, site.core, site.config
+    parameters = inspect.signature(type(core).forward).parameters
+    cross = bool(getattr(core, "is_cross_attention", recipe.other_states in parameters))
+    mask_name = recipe.other_mask if cross else "attention_mask"
+    masks = ("valid_lens", "allowed", "causal", "bias") if mask_name in parameters else ()
+
+    def call(inputs: AttentionInputs) -> dict[str, Any]:
+        queries, keys = tensors(module, inputs.queries, inputs.keys)
+        given: dict[str, Any] = {"hidden_states": queries}
+        # A layer that attends to others' states is told them also where they are its own.
+        if cross:
+            given[recipe.other_states] = keys
+        if inputs.mask.has_sources:
+            given[mask_name] = tensors(module, _as_float(inputs, config.num_heads, site))[0]
+        return given
+
+    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
+        result, weights = core(**call(inputs))[:2]
+        shown = {} if weights is None else {"weights": to_array(weights)}
+        if site.out_is_separate:
+            shown["heads"] = split_heads(to_array(result), config.num_heads)
+            result = site.out(result)
+        return {**shown, "output": to_array(result)}
+
+    def meant(inputs: AttentionInputs) -> AttentionInputs:
+        return recipe.inputs(module, (), call(inputs))
+
+    name = f"{type(module).__name__} at {site.name}" if site.name else type(module).__name__
+    try:
+        implementation_of(core)
+    except SpecError as error:
+        raise cannot_run(name, str(error)) from error
+    dtype = check_runs(module)
+    words = Words(cross=cross, values=False, masks=masks)
+    with as_found(module):
+        check_reading(name, config, site.weights, run, dtype=dtype, words=words, meant=meant)
+
+
+def _as_float(inputs: AttentionInputs, num_heads: int, site: Site) -> NDArray:
+    """The mask as the models hand it down: 0 or a bias, and the lowest number of the dtype where nobody may attend."""
+    import torch
+
+    allowed = allowed_keys(inputs.mask, inputs.check(site.config), num_heads)[:, :1]
+    bias = np.zeros(allowed.shape) if inputs.mask.bias is None else inputs.mask.bias
+    return np.where(allowed, bias, torch.finfo(site.out.weight.dtype).min)
