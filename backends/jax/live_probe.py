@@ -103,7 +103,8 @@ def _shown(program: Any, layer: Any, variables: Any, given: Mapping[str, Any]) -
     if key not in _compiled:
         if len(_compiled) >= COMPILED:
             _compiled.pop(next(iter(_compiled)))
-        _compiled[key] = lowered.compile(COMPILER_OPTIONS.get(jax.default_backend()))
+        options: dict[str, Any] = dict(COMPILER_OPTIONS.get(jax.default_backend(), {}))
+        _compiled[key] = lowered.compile(options)
     return {"output": to_numpy(_compiled[key](variables, given))}
 
 

@@ -94,9 +94,10 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
     arrays = {name: to_numpy(tensor) for name, tensor in state.items()}
     config, weights = layout.read(arrays, num_heads=cast(int, layer.num_heads))
     config = replace(config, dropout=_dropout_of(layer))
-    if probe:
-        check = live_probe.check_torch if isinstance(layer, nn.MultiheadAttention) else live_probe.check_seed
-        check(layer, config, weights)
+    if probe and isinstance(layer, nn.MultiheadAttention):
+        live_probe.check_torch(layer, config, weights)
+    elif probe:
+        live_probe.check_seed(layer, config, weights)
     return config, weights
 
 
