@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, EQUAL, CouldNotRun, check_writable
+from conformance.commands.common import COULD_NOT_RUN, EQUAL, CouldNotRun, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def _lengths(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
 @click.option("--seconds", default=0.4, show_default=True, help="Of measuring, for each layer in each setting.")
 @click.option("--threads", type=click.IntRange(min=1), help="That each framework may use. Default: all processors.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write the results to this file.")
 @click.option("--plots", "folder", type=click.Path(path_type=Path), help="Also draw time and memory by length, here.")
 @click.option("--details", is_flag=True, help="Print every contestant, not only ours against the best peer.")
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
@@ -87,7 +87,6 @@ def bench(
     console, errors = Console(), Console(stderr=True)
     absent: list[str] = []
     try:
-        check_writable("--json", json_path)
         _check_folder(folder)
         if render is not None:
             _check_alone(context)

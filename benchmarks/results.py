@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks import machine
 from benchmarks.run import Measured
 from mha_core.errors import SpecError
+from mha_core.files import write_json
 
 SCHEMA_VERSION = 1
 """Of the file; a change that readers would notice raises it. `schema.json` has its form."""
@@ -112,7 +113,8 @@ def failures(results: Results) -> list[str]:
 
 
 def write(path: Path, results: Results) -> None:
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    """Into a file, whole or not at all."""
+    write_json(path, results)
 
 
 def read(path: Path) -> Results:

@@ -30,7 +30,7 @@ from conformance.html_view import (
 from conformance.report import SCHEMA_VERSION
 from conformance.report import verdict as report_verdict
 from mha_core import STAGES, SpecError
-from mha_core.weights import write_atomically
+from mha_core.files import write_whole
 
 
 def write_html(path: Path, report: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ def write_html(path: Path, report: Mapping[str, Any]) -> None:
     Raises:
         SpecError: `report` is no report, or one of another schema. Nothing is written.
     """
-    write_atomically(path, render(report).encode())
+    write_whole(path, render(report).encode())
 
 
 def render(report: Mapping[str, Any]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from conformance.deviations import Deviations
 from conformance.runner import Result
 from mha_core import STAGES
 from mha_core.stages import is_gradient
-from mha_core.weights import write_atomically
 
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
@@ -193,21 +190,6 @@ def to_json(
         "results": [result.to_dict() for result in found],
         "deviations": [entry.to_dict() for entry in entries if entry.id in named],
     }
-
-
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write the report, whole or not at all. NaN and infinity become strings: JSON has none."""
-    write_atomically(path, json.dumps(_jsonable(report), indent=1, allow_nan=False).encode())
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
-    return value
 
 
 def _table() -> Table:

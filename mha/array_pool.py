@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import round_to
 from mha_core.errors import shown
+from mha_core.files import write_whole
 from mha_core.tensorfile import read_tensors, to_sealed
-from mha_core.weights import write_atomically
 
 Reference = Mapping[str, str]
 """{"array": its name}, and "as": "bfloat16" where the file holds the upper halves of float32 numbers."""
@@ -51,7 +50,7 @@ class ArrayPool:
 
     def write(self, path: str | os.PathLike[str], key: str, description: str) -> None:
         """Write the arrays, and the description as metadata, whole or not at all."""
-        write_atomically(Path(path), to_sealed(self.arrays, {key: description}))
+        write_whole(path, to_sealed(self.arrays, {key: description}))
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:

@@ -192,7 +192,7 @@ def capture(
     ('torch.nn.MultiheadAttention', (1, 3, 6))
     """
     if path is not None:
-        check_target(path, overwrite=overwrite)
+        path = check_target(path, overwrite=overwrite)
     hooks = _hooks_of(target)
     adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
 

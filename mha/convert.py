@@ -19,7 +19,6 @@ from pathlib import Path
 
 from mha.convert_job import Job, command_of, settle
 from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
-from mha.formats.atomic import check_target, replaced_at_the_end
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
@@ -29,6 +28,7 @@ from mha.standing import MOVED, About, Standing, metadata_of
 from mha.verify import Side, verify_sides
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
+from mha_core.files import check_output, written_whole
 from mha_core.layouts import Layout, get
 
 
@@ -146,7 +146,7 @@ def convert(
     source, out = Path(source), Path(out)
     target, form = get(to_layout), format_of(out)
     _check_choices(target, form, from_layout, dtype)
-    check_target(out, force=force)
+    out = check_output(out, what="out", force="" if force else "force (--force)")
     with open_checkpoint(source) as checkpoint:
         seen = survey(checkpoint, source)
         seen.refuse_incomplete(prefix, from_layout)
@@ -170,7 +170,7 @@ def convert(
         more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}
         command = command_of(source, to_layout, out, **options, **more)
         standings = settle(jobs, source, moved=moved, command=command)
-        with replaced_at_the_end(out) as temporary:
+        with written_whole(out) as temporary:
             _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
             with open_checkpoint(temporary) as written:
                 layers = []

@@ -25,6 +25,7 @@ from mha.coverage import Coverage, Unread
 from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import check_dtype, round_to, storage_dtype
 from mha_core.errors import one_line, shown
+from mha_core.files import check_output
 from mha_core.stages import stage_shapes
 from mha_core.weights import Weights, check_weights
 
@@ -233,13 +234,9 @@ class Recording:
         return Problem(layer.config, layer.weights, call.inputs, call.outputs)
 
 
-def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """SpecError if a file can't be written there, or is there already and may not be replaced."""
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise SpecError(f"a recording needs a file in an existing folder. Got {target}.")
-    if target.exists() and not overwrite:
-        raise SpecError(f"{target} is there already; give overwrite=True to replace it")
+def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The absolute path. SpecError if a file can't be written there, or is there already and may not be replaced."""
+    return check_output(path, what="a recording", force="" if overwrite else "overwrite=True")
 
 
 def _itself(problem: Problem) -> Problem:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
+from mha_core.files import write_whole
 from mha_core.outside import parse_json_object
 from mha_core.tensorfile import as_arrays, read_tensors, to_sealed
 
@@ -129,7 +128,7 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
     (True, ['k_proj.weight', 'out_proj.weight', 'q_proj.weight', 'v_proj.weight'])
     """
     checked = check_weights(config, weights)
-    write_atomically(Path(path), to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict())}))
+    write_whole(path, to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict())}))
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
@@ -149,22 +148,3 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights
         return config, check_weights(config, arrays)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes a private file
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

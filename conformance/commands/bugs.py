@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, check_writable
+from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +29,7 @@ SHOWN = 3
 @click.option("--bug", "-b", "patterns", multiple=True, help="Only bugs of this id; wildcards work (repeatable).")
 @click.option("--kill", "kill_them", is_flag=True, help="Run the suite over them and print which case kills which.")
 @click.option("--case", "-c", "case_patterns", multiple=True, help="With --kill: only these cases (repeatable).")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="With --kill: also write the whole table to this file."
-)
+@click.option("--json", "json_path", type=OutputFile(), help="With --kill: also write the whole table to this file.")
 def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, ...], json_path: Path | None) -> None:
     """List the bugs that the suite must catch; with --kill, catch them.
 
@@ -47,7 +45,6 @@ def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, .
     if not kill_them and (case_patterns or json_path is not None):
         raise CouldNotRun("--case and --json belong to --kill")
     try:
-        check_writable("--json", json_path)
         selected, selected_cases = registry.select(patterns), cases.select(case_patterns)
     except SpecError as error:
         raise CouldNotRun(str(error)) from error
@@ -59,7 +56,7 @@ def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, .
         table = kill(selected, selected_cases, progress=lambda case: status.update(f"{case.id} is done"))
     _print(console, table)
     if json_path is not None:
-        from conformance.report import write_json
+        from mha_core.files import write_json
 
         write_json(json_path, _to_json(table))
     sys.exit(DIFFERENT if table.survivors() or table.killed_equivalents() else EQUAL)

@@ -15,8 +15,8 @@ from conformance.commands.common import (
     DIFFERENT,
     EQUAL,
     CouldNotRun,
+    OutputFile,
     backend_subjects,
-    check_writable,
     load_backends,
 )
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--formulation", "-f", "names", multiple=True, help="Only this NumPy formulation (repeatable).")
 @click.option("--list", "is_list", is_flag=True, help="List the NumPy formulations, and end.")
 @click.option("--replay", metavar="SEED-INDEX", help="Run one problem again, as a report names it.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write the figures to this file.")
 def calibrate(
     runs: int,
     seed: int,
@@ -70,7 +70,6 @@ def calibrate(
             console.print(f"{name}: {ways.describe()}", markup=False, highlight=False, soft_wrap=True)
         return
     try:
-        check_writable("--json", json_path)
         if replay is not None:
             parse_case(replay)
         subjects, backends, left_out = _subjects(dtypes or ("float32",), backend_names, names)
@@ -99,7 +98,8 @@ def calibrate(
                 f"interrupted: {len(figures.outcomes)} of {runs * len(streams)} runs are there", style="yellow"
             )
     if json_path is not None:
-        from conformance.report import to_json, write_json
+        from conformance.report import to_json
+        from mha_core.files import write_json
 
         versions = {backend.name: backend.versions() for backend in backends}
         environment = to_json([], versions)["environment"]

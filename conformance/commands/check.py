@@ -16,8 +16,8 @@ from conformance.commands.common import (
     DIFFERENT,
     EQUAL,
     CouldNotRun,
+    OutputFile,
     backend_subjects,
-    check_writable,
     load_backends,
     progress,
 )
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Also a table of known deviations of your own, in TOML.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Also write a report page to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
+@click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
 def check(
     backend_names: tuple[str, ...],
     specs: tuple[str, ...],
@@ -76,6 +76,7 @@ def check(
     from conformance.runner import run_all, until_interrupted
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
+    from mha_core.files import write_json
 
     console, errors = Console(), Console(stderr=True)
     if suite is not None:
@@ -83,8 +84,6 @@ def check(
             raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
         _check_onnx(console, errors, backend_names, specs, patterns, path, json_path, html_path)
     try:
-        check_writable("--json", json_path)
-        check_writable("--html", html_path)
         cases = _selected_cases(patterns, count, seed)
         known = deviations.load(table_path)
         chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
@@ -105,7 +104,7 @@ def check(
         errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
     whole = report.to_json(results, {backend.name: backend.versions() for backend in backends}, known)
     if json_path is not None:
-        report.write_json(json_path, whole)
+        write_json(json_path, whole)
     if html_path is not None:
         from conformance.html import write_html
 
@@ -131,10 +130,9 @@ def _check_onnx(
     from conformance import onnx_suite, report
     from conformance.runner import run_case, until_interrupted
     from mha_core import BackendError, SpecError
+    from mha_core.files import write_json
 
     try:
-        check_writable("--json", json_path)
-        check_writable("--html", html_path)
         cases = onnx_suite.onnx_cases(patterns)
         backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
         runs = onnx_suite.runs(cases, backends, specs, path)
@@ -156,7 +154,7 @@ def _check_onnx(
     report.print_results(console, results)
     whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
     if json_path is not None:
-        report.write_json(json_path, whole)
+        write_json(json_path, whole)
     if html_path is not None:
         from conformance.html import write_html
 

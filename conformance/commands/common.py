@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,16 +27,35 @@ class CouldNotRun(click.ClickException):
     exit_code = COULD_NOT_RUN
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a report path before anything runs, not after."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise CouldNotRun(f"{option} must name a file. Got the folder {path}.")
-    if not path.parent.is_dir():
-        raise CouldNotRun(f"{option} needs an existing folder. There is no {path.parent}.")
-    if not os.access(path.parent, os.W_OK):
-        raise CouldNotRun(f"{option} needs a folder that can be written to. Got {path.parent}.")
+class OutputFile(click.ParamType):
+    """An option's file to write: an absolute path from the start, and refused before anything runs.
+
+    Args:
+        dash: whether "-" stands for standard output.
+    """
+
+    name = "file"
+
+    def __init__(self, *, dash: bool = False) -> None:
+        self.dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. CouldNotRun if nothing can be written there, or another option of the command has the same file."""
+        from mha_core.errors import SpecError
+        from mha_core.files import check_different, check_output
+
+        if self.dash and str(value) == "-":
+            return Path(value)
+        option = "the output" if param is None else param.opts[0]
+        try:
+            path = check_output(value, what=option)
+            if ctx is not None:
+                named: dict[str, Path] = ctx.meta.setdefault(f"{__name__}.files", {})
+                named[option.lstrip("-")] = path
+                check_different(**named)
+        except SpecError as error:
+            raise CouldNotRun(str(error)) from error
+        return path
 
 
 def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]:

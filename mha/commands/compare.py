@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, check_writable
+from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
 )
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
 def compare(
     original: Path,
@@ -51,11 +51,11 @@ def compare(
     """
     from rich.console import Console
 
-    from conformance.report import write_json
     from mha.comparing import compare as run
     from mha.recording import Recording
     from mha_core import SpecError
     from mha_core.dtypes import check_dtype
+    from mha_core.files import write_json
 
     if (port is None) == (spec is None):
         raise click.UsageError("Give either PORT or --subject.")
@@ -63,7 +63,6 @@ def compare(
         raise click.UsageError("--dtype belongs to --subject; the calls in PORT have their own.")
     console = Console()
     try:
-        check_writable("--json", json_path)
         first = Recording.load(original)
         other = (
             Recording.load(port)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import DIFFERENT, CouldNotRun, check_writable
+from conformance.commands.common import DIFFERENT, CouldNotRun, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--from", "from_layout", metavar="LAYOUT", help="The layout in SOURCE. Default: the one that fits.")
 @click.option("--to", "to_layout", metavar="LAYOUT", help="The layout to write.")
-@click.option("--out", type=click.Path(path_type=Path), help="The file to write; its suffix says the format.")
+@click.option("--out", type=OutputFile(), help="The file to write; its suffix says the format.")
 @click.option("--list", "only_list", is_flag=True, help="Show the attention layers in SOURCE and do nothing else.")
 @click.option(
     "--layouts",
@@ -67,7 +67,7 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path),
+    type=OutputFile(dash=True),
     help="Also write what was done, or the list, to this file; - is stdout.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
@@ -114,14 +114,12 @@ def convert(
     from mha.convert_report import print_report, to_dict
     from mha.verify import NotEqual
     from mha_core import BackendError, SpecError
-    from mha_core.weights import write_atomically
+    from mha_core.files import write_whole
 
     console, errors = Console(), Console(stderr=True)
     if inferred and recorded is None:
         raise CouldNotRun("--infer needs --recorded FILE, a call of the layer")
     on_stdout = json_path is not None and str(json_path) == "-"
-    if not on_stdout:
-        check_writable("--json", json_path)
     if inferred and (only_list or from_layout or prefix is not None or every or num_kv_heads):
         raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
     folder = context.with_resource(tempfile.TemporaryDirectory())
@@ -170,7 +168,7 @@ def convert(
         return
     print_report(console, done)
     if json_path is not None:
-        write_atomically(json_path, text.encode())
+        write_whole(json_path, text.encode())
 
 
 def _list(console: Console, source: Path, json_path: Path | None) -> None:
@@ -178,8 +176,6 @@ def _list(console: Console, source: Path, json_path: Path | None) -> None:
     from mha.formats.survey import survey_file
 
     on_stdout = json_path is not None and str(json_path) == "-"
-    if not on_stdout:
-        check_writable("--json", json_path)
     seen = survey_file(source)
     if not seen.order:
         also = f"; {seen.line()}" if seen.unseen else ""
@@ -192,8 +188,7 @@ def _list(console: Console, source: Path, json_path: Path | None) -> None:
 
 def refuse_existing(out: Path | None, force: bool) -> None:
     """CouldNotRun if the file to write is there already, before a long search and not after it."""
-    check_writable("--out", out)
-    if out is not None and out.exists() and not force:
+    if out is not None and out.is_file() and not force:
         raise CouldNotRun(f"--out must name a new file unless --force is given. {out} is there already.")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, check_writable
+from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile
 from mha.commands.convert import refuse_existing
 
 
@@ -21,10 +21,8 @@ from mha.commands.convert import refuse_existing
     "allowed, bias, causal, query_offset where there are any.",
 )
 @click.option("--num-heads", type=click.IntRange(min=1), help="H, if it is known.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write the canonical weights here, if the mapping is unique."
-)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here for a program.")
+@click.option("--out", type=OutputFile(), help="Write the canonical weights here, if the mapping is unique.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the result here for a program.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds to search for.")
 def infer(
@@ -44,16 +42,14 @@ def infer(
 
     Exit status: 0 one mapping fits, 1 several fit or none does, 2 could not run.
     """
-    import json
-
     from rich.console import Console
 
     from mha.infer import Observed, describe, source_arrays, to_dict
     from mha.infer import infer as find
     from mha_core import SpecError, save_weights
+    from mha_core.files import write_json
 
     refuse_existing(out, force)
-    check_writable("--json", json_path)
     try:
         arrays, observed = source_arrays(source), Observed.load(recorded)
         with Console(stderr=True).status("reading") as status:
@@ -63,7 +59,7 @@ def infer(
     except SpecError as error:
         raise CouldNotRun(str(error)) from error
     if json_path is not None:
-        json_path.write_text(json.dumps(to_dict(found), indent=2) + "\n")
+        write_json(json_path, to_dict(found))
     click.echo(describe(found))
     if out is not None:
         click.echo(f"wrote {out}" if found.verdict == "unique" else f"nothing was written to {out}")

@@ -58,7 +58,9 @@ def write_json(seen: Survey, path: Path) -> None:
 
         click.echo(as_json(seen), nl=False)
     else:
-        path.write_text(as_json(seen))
+        from mha_core.files import write_whole
+
+        write_whole(path, as_json(seen).encode())
 
 
 def _heads(layer: FoundLayer) -> str:

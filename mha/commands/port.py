@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, check_writable, load_backends
+from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, load_backends
 
 TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt heute später ab.", "Hello.")
 
@@ -19,7 +18,7 @@ TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt h
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
 @click.option("--dtype", "-d", default="float32", show_default=True, help="float32 or float64: of model and backends.")
 @click.option("--strict", is_flag=True, help="Refuse a model with modules that look like attention and are not read.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 def port(
     model: str, texts: tuple[str, ...], backend_names: tuple[str, ...], dtype: str, strict: bool, json_path: Path | None
 ) -> None:
@@ -38,11 +37,10 @@ def port(
     from mha.port_model import NotInstalled, check_texts, find_model, load_encoder
     from mha.port_report import print_report
     from mha_core import BackendError, SpecError
-    from mha_core.weights import write_atomically
+    from mha_core.files import write_json
 
     console, errors = Console(), Console(stderr=True)
     try:
-        check_writable("--json", json_path)
         if dtype not in ("float32", "float64"):
             raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
         with errors.status("loading") as status:
@@ -57,7 +55,7 @@ def port(
         errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     print_report(console, report)
     if json_path is not None:
-        write_atomically(json_path, (json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n").encode())
+        write_json(json_path, report.to_dict())
     sys.exit(DIFFERENT if not report.equal else COULD_NOT_RUN if report.failed else EQUAL)
 
 

@@ -14,8 +14,8 @@ from conformance.commands.common import (
     DIFFERENT,
     EQUAL,
     CouldNotRun,
+    OutputFile,
     backend_subjects,
-    check_writable,
     load_backends,
     progress,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
 @click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every result to this file.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
 def replay(
     file: Path,
@@ -68,10 +68,10 @@ def replay(
     from mha.unseen import unseen as find_unseen
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
+    from mha_core.files import write_json
 
     console, errors = Console(), Console(stderr=True)
     try:
-        check_writable("--json", json_path)
         recording = Recording.load(file)
         if strict:
             recording.check_coverage()
@@ -91,7 +91,7 @@ def replay(
         whole = report.to_json([], versions)
         seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
         seen["unseen"] = None if missed is None else missed.to_dict()
-        report.write_json(json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
+        write_json(json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
     statuses = {result.status for result in outcome.everything}
     nothing_judged = not {result.status for result in outcome.results} & {"equal", "different"}
     sys.exit(

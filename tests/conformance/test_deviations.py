@@ -29,6 +29,7 @@ from conformance.html_view import groups_of, result_view
 from conformance.runner import run_case
 from conformance.subjects import load_subject
 from mha_core import STAGES, SpecError
+from mha_core.files import jsonable
 
 ROOT = Path(conformance.__file__).parent.parent
 SCHEMA = json.loads((ROOT / "conformance" / "schema.json").read_text())
@@ -335,7 +336,7 @@ def test_reports_count_what_is_known_apart(table):
 def test_json_and_page_hold_the_entries_that_results_name(table):
     path = table(ENTRY, {**ENTRY, "id": "unused", "subject": "their_layer:raises"})
     results = runs(path, "prime", "one-key")
-    whole = json.loads(json.dumps(report._jsonable(report.to_json(results, {}, load(path)))))
+    whole = json.loads(json.dumps(jsonable(report.to_json(results, {}, load(path)))))
     jsonschema.validate(whole, SCHEMA)
     assert [entry["id"] for entry in whole["deviations"]] == ["empty-row-is-mean"]
     page = render(whole)
@@ -357,14 +358,14 @@ def test_the_page_leaves_what_is_known_out_of_the_worst_errors(table):
 
 def test_a_stale_entry_is_valid_json_and_a_failure_on_the_page(table):
     path = table({**ENTRY, "cases": ["prime"]})
-    whole = json.loads(json.dumps(report._jsonable(report.to_json(runs(path, "prime"), {}, load(path)))))
+    whole = json.loads(json.dumps(jsonable(report.to_json(runs(path, "prime"), {}, load(path)))))
     jsonschema.validate(whole, SCHEMA)
     assert "no longer happens" in render(whole)
 
 
 @pytest.mark.parametrize("changes", [{"mismatches": []}, {"deviations": []}, {"gone": ["x"]}])
 def test_the_schema_refuses_a_result_that_deviates_without_saying_how(table, changes):
-    whole = json.loads(json.dumps(report._jsonable(report.to_json(runs(table(ENTRY), "one-key"), {}))))
+    whole = json.loads(json.dumps(jsonable(report.to_json(runs(table(ENTRY), "one-key"), {}))))
     whole["results"][0].update(changes)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(whole, SCHEMA)

@@ -16,6 +16,7 @@ from conformance import report
 from conformance.html import render, write_html
 from conformance.html_view import HEAT_STEPS, ratio
 from mha_core import STAGES, SpecError
+from mha_core.files import jsonable, write_json
 from tests.browser.sample import ATTRIBUTE, CASES, MARKUP, SUBJECTS, sample_report
 
 VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
@@ -58,7 +59,7 @@ class Page(HTMLParser):
 @cache
 def saved() -> dict:
     """The sample as a reader of the JSON file has it."""
-    return json.loads(json.dumps(report._jsonable(sample_report())))
+    return json.loads(json.dumps(jsonable(sample_report())))
 
 
 @cache
@@ -300,7 +301,7 @@ def test_another_schema_is_refused_and_the_old_file_stays(tmp_path, wrong):
 
 def test_a_written_report_fits_the_schema(tmp_path):
     path = tmp_path / "report.json"
-    report.write_json(path, sample_report())
+    write_json(path, sample_report())
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(path.read_text()), SCHEMA)
     assert SCHEMA["properties"]["schema"]["const"] == report.SCHEMA_VERSION

@@ -101,7 +101,7 @@ def test_no_call_is_an_error(layer, tmp_path):
 def test_an_existing_file_is_refused_before_anything_runs(layer, tmp_path):
     path = tmp_path / "calls.safetensors"
     path.write_text("mine")
-    with pytest.raises(SpecError, match="is there already"), mha.capture(layer, path):
+    with pytest.raises(SpecError, match="is already there"), mha.capture(layer, path):
         raise AssertionError("it ran")
     assert path.read_text() == "mine"
 

@@ -166,7 +166,7 @@ def test_cases_of_one_dtype():
 def test_an_existing_file_is_replaced_only_when_told(tmp_path):
     path = saved(one(), tmp_path)
     before = path.read_bytes()
-    with pytest.raises(SpecError, match="is there already; give overwrite=True"):
+    with pytest.raises(SpecError, match="is already there; overwrite=True replaces it"):
         one(seed=9).save(path)
     assert path.read_bytes() == before
     one(seed=9).save(path, overwrite=True)
@@ -175,7 +175,7 @@ def test_an_existing_file_is_replaced_only_when_told(tmp_path):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(SpecError, match="needs a file in an existing folder"):
+    with pytest.raises(SpecError, match="a recording needs an existing folder. There is no"):
         one().save(tmp_path / "absent" / "calls.safetensors")
 
 

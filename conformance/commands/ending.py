@@ -1,0 +1,97 @@
+"""How the program ends: with one of three exit statuses, in one line, whatever happens.
+
+0 is equal, or done; 1 is different, and nothing else; 2 is everything that kept a command from its work: a wrong
+option, a file that can't be read, a full disk, a closed pipe, an interrupt, a bug of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from conformance.commands.common import COULD_NOT_RUN, EQUAL
+
+TRACEBACK = "MHA_TRACEBACK"
+"""Set in the environment, it shows where an error of ours comes from."""
+
+
+class Program(click.Group):
+    """A group of commands whose every accident ends with exit status 2 and a message of one line."""
+
+    def main(self, *arguments: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        """As click's own: it ends the process, unless `standalone_mode` is off."""
+        if not standalone_mode:
+            return super().main(*arguments, standalone_mode=False, **options)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII or Latin-1 lacks characters
+        stdout = sys.stdout
+        try:
+            status = super().main(*arguments, standalone_mode=False, **options)
+            sys.stdout.flush()
+        except SystemExit as end:
+            # For a closed pipe rich exits with 1, and so does click, which puts another stream in place of this one.
+            closed = sys.stdout is not stdout or isinstance(end.__context__, BrokenPipeError)
+            status = COULD_NOT_RUN if closed else end.code
+        except BaseException as error:
+            status = COULD_NOT_RUN
+            _say(error)
+        sys.exit(_flushed(status if isinstance(status, int) else EQUAL))
+
+
+def run(program: Program) -> NoReturn:
+    """Run the program as a process of its own: a request to terminate ends it as an interrupt does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        program.main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else COULD_NOT_RUN
+    if status == COULD_NOT_RUN:
+        # Threads of a framework, or of a subject that hangs, may be at work: taking their modules down could crash.
+        os._exit(status)
+    sys.exit(status)
+
+
+def _say(error: BaseException) -> None:
+    """One line on stderr; nothing where nobody reads any more."""
+    from mha_core import BackendError, SpecError
+    from mha_core.errors import one_line
+
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        return
+    if isinstance(error, click.ClickException):
+        error.show()
+        return
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        text = "interrupted"
+    elif isinstance(error, (SpecError, BackendError)):
+        text = f"Error: {error}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"Error: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+    elif isinstance(error, MemoryError):
+        text = f"Error: not enough memory: {error}"
+    else:
+        text = f"Error: this should not have happened: {one_line(error)}; {TRACEBACK}=1 shows where"
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
+    click.echo(text, err=True)
+
+
+def _flushed(status: int) -> int:
+    """The status, or 2 where what was printed can't be written: the pipe is closed, or the disk full."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            # What is left in the buffer must not be tried again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if error.errno != errno.EPIPE and stream is sys.stdout:
+                click.echo(f"Error: the output can't be written: {error.strerror}", err=True)
+            return COULD_NOT_RUN
+    return status

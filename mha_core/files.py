@@ -1,0 +1,164 @@
+"""Files that a user asks for: checked before any work, then there whole or not at all.
+
+A path is followed through its links, and what is replaced keeps its mode. What is no regular file (a device, a pipe)
+is written into, never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mha_core.errors import SpecError
+
+
+def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") -> Path:
+    """Where a file will be written, as an absolute path: it stays what it is if the current folder changes.
+
+    Args:
+        path: what the user named.
+        what: who needs the file, as messages begin: "--json".
+        force: if a regular file may not be replaced without being asked: how one asks.
+
+    Raises:
+        SpecError: it is a folder, its folder is not there or can't be written to, or the file is there already.
+
+    >>> check_output("/nowhere/report.json", what="--json")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: --json needs an existing folder. There is no /nowhere.
+    """
+    try:
+        target = _resolved(path)
+        special = _is_special(target)
+    except (OSError, ValueError) as error:  # a name with a null byte, links in a circle
+        raise SpecError(f"{what} must name a file. Got {os.fspath(path)!r}: {error}.") from error
+    if target.is_dir():
+        raise SpecError(f"{what} must name a file. Got the folder {path}.")
+    if not target.parent.is_dir():
+        raise SpecError(f"{what} needs an existing folder. There is no {Path(path).parent}.")
+    if special:
+        if not os.access(target, os.W_OK):
+            raise SpecError(f"{what} needs a file that can be written to. Got {path}.")
+    elif not os.access(target.parent, os.W_OK):
+        raise SpecError(f"{what} needs a folder that can be written to. Got {target.parent}.")
+    elif force and target.exists():
+        raise SpecError(f"{path} is already there; {force} replaces it")
+    return Path(os.path.abspath(path))
+
+
+def check_different(**named: Path | None) -> None:
+    """SpecError if two of these files are the same one; a device may be named twice.
+
+    >>> check_different(json=Path("report"), html=Path("./report"))
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: --json and --html must name different files. Both are report.
+    """
+    seen: dict[str, str] = {}
+    for name, path in named.items():
+        if path is None or _is_special(path):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        other = seen.setdefault(str(_resolved(path)), option)
+        if other != option:
+            raise SpecError(f"{other} and {option} must name different files. Both are {path}.")
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of `path` when the block ends well, and is removed otherwise.
+
+    It has the suffix of `path`: writers and readers go by it. Raises OSError if the disk is full or a folder is gone.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with written_whole(Path(folder) / "notes.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
+    ...     os.listdir(folder)
+    ['notes.txt']
+    """
+    target = _resolved(path)
+    try:
+        if _is_special(target):
+            with tempfile.TemporaryDirectory() as folder:
+                yield (temporary := Path(folder) / Path(path).name)
+                with temporary.open("rb") as source, target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+            return
+        temporary = _created_beside(target, Path(path).name)
+        try:
+            yield temporary
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:  # which may not say of what file
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
+    with written_whole(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as JSON, whole or not at all. NaN and infinity become strings: JSON has none."""
+    text = json.dumps(jsonable(value), indent=1, allow_nan=False, ensure_ascii=False)
+    write_whole(path, f"{text}\n".encode())
+
+
+def jsonable(value: Any) -> Any:
+    """The same with strings for NaN and infinity, and lists for tuples.
+
+    >>> jsonable({"worst": float("inf"), "sizes": (2, 3)})
+    {'worst': 'inf', 'sizes': [2, 3]}
+    """
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value
+
+
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without links; of what is special its own, as a pipe behind /dev/stdout has no other."""
+    return Path(os.path.abspath(path) if _is_special(Path(path)) else os.path.realpath(path, strict=False))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is there that is neither a regular file nor a folder: a device, a pipe, a socket.
+
+    What is named below /dev and /proc, such as /dev/stdout, belongs to somebody already, whatever it leads to.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        return False
+    return not stat.S_ISREG(mode) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
+
+
+def _created_beside(target: Path, name: str) -> Path:
+    """A new empty file beside `target`, with the end of `name`, and the mode that the process gives to new files."""
+    while True:
+        # Long names leave no room for more; the end, which holds the suffix, stays.
+        temporary = target.with_name(f".{secrets.token_hex(8)}.{name.encode()[-200:].decode(errors='ignore')}")
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            continue
+        return temporary
