@@ -29,6 +29,9 @@ from mha.port_arrays import LoadedArrays
 from mha.port_model import Encoder
 from mha.recipes import Site, record, replaced, survey
 from mha.recipes.judge import Judgement, judge, judge_original
+from mha.recording import RecordedCall, RecordedLayer, Recording
+from mha.unseen import Unseen
+from mha.unseen import unseen as find_unseen
 from mha_core import SpecError
 from mha_core.backend import Backend, Run
 from mha_core.errors import one_line
@@ -104,6 +107,7 @@ class PortReport:
         failed: backend -> why it gave no answer.
         diagnoses: backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
+        unseen: which bugs these calls would not have shown; None if that was not asked.
     """
 
     model: str
@@ -118,6 +122,7 @@ class PortReport:
     failed: dict[str, str]
     diagnoses: dict[str, str]
     versions: dict[str, dict[str, str]]
+    unseen: Unseen | None = None
 
     @property
     def equal(self) -> bool:
@@ -134,6 +139,7 @@ class PortReport:
             **fields,
             "arrays": self.arrays.to_dict(),
             "coverage": self.coverage.to_dict(),
+            "unseen": None if self.unseen is None else self.unseen.to_dict(),
         }
 
 
@@ -158,6 +164,7 @@ def port(
     *,
     dtype: str = "float32",
     strict: bool = False,
+    unseen: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> PortReport:
     """Port every attention layer of `encoder` into every backend, on these texts.
@@ -168,6 +175,7 @@ def port(
         backends: where the layers go; on the CPU.
         dtype: in which model and backends compute.
         strict: whether modules that look like attention and have no recipe are an error.
+        unseen: whether to find out which bugs of the zoo the layers' outputs would not have shown.
         progress: sees what is being done.
 
     Raises:
@@ -225,7 +233,18 @@ def port(
             ORIGINAL: {package: version(package) for package in ("torch", "transformers")},
             **{backend.name: backend.versions() for backend in backends},
         },
+        unseen=find_unseen(_recording(layers, dtype), progress=progress) if unseen else None,
     )
+
+
+def _recording(layers: Sequence[_Layer], dtype: str) -> Recording:
+    """What the model's own modules were given and gave."""
+    held = tuple(
+        RecordedLayer(one.site.name, type(one.site.module).__name__, dtype, one.problem.config, one.problem.weights)
+        for one in layers
+    )
+    calls = (RecordedCall(i, one.problem.inputs, one.problem.recorded) for i, one in enumerate(layers))
+    return Recording(held, tuple(calls))
 
 
 def _layer(site: Site, calls: list[Problem], dtype: str) -> _Layer:

@@ -39,6 +39,8 @@ def print_report(console: Console, report: PortReport) -> None:
     for name, reason in report.failed.items():
         _line(console, f"{name} did not run: {reason}")
     _line(console, verdict(report))
+    if report.unseen is not None:
+        _line(console, report.unseen.text())
 
 
 def arrays_line(arrays: LoadedArrays) -> str:

@@ -101,6 +101,8 @@ def _of_file(
     from mha.recording import Recording
 
     recording = Recording.load(file)
+    if recording.coverage is not None and recording.coverage.unread:
+        click.echo(f"{recording.coverage.line}.\n")
     compared = None
     if weights is not None:
         if compare:
@@ -112,14 +114,13 @@ def _of_file(
 
 
 def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
-    """What was not read of the model, and which bugs the calls in FILE would not have shown, in words."""
+    """Which bugs the calls in FILE would not have shown, in words."""
     from mha.recording import Recording
     from mha.replay import selected
     from mha.unseen import unseen
 
     recording = Recording.load(file)
-    missed = unseen(recording, selected(recording, patterns or ("*",))).text()
-    return missed if recording.coverage is None else f"{recording.coverage.line}.\n{missed}"
+    return unseen(recording, selected(recording, patterns or ("*",))).text()
 
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 @click.option(
     "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
 )
+@click.option(
+    "--strict", is_flag=True, help="Refuse recordings of models with modules that look like attention and are not read."
+)
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
@@ -37,6 +40,7 @@ def compare(
     dtype: str | None,
     patterns: tuple[str, ...],
     by: str | None,
+    strict: bool,
     time_limit: float,
     json_path: Path | None,
     unseen: bool,
@@ -64,18 +68,22 @@ def compare(
     console = Console()
     try:
         first = Recording.load(original)
-        other = (
-            Recording.load(port)
-            if port is not None
-            else subject_in(str(spec), dtype and check_dtype(dtype), time_limit)
-        )
+        second = None if port is None else Recording.load(port)
+        for recording in (first, second):
+            if strict and recording is not None:
+                recording.check_coverage()
+        other = second or subject_in(str(spec), dtype and check_dtype(dtype), time_limit)
         with Console(stderr=True).status("") as status:
             found = run(first, other, by=by, patterns=patterns or ("*",), unseen=unseen, progress=status.update)
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     show(console, found)
     if json_path is not None:
-        write_json(json_path, found.to_dict())
+        coverage = {
+            name: None if one is None or one.coverage is None else one.coverage.to_dict()
+            for name, one in (("original", first), ("port", second))
+        }
+        write_json(json_path, {**found.to_dict(), "coverage": coverage})
     sys.exit(DIFFERENT if found.different else COULD_NOT_RUN if found.failed else EQUAL)
 
 

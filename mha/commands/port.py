@@ -19,8 +19,15 @@ TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt h
 @click.option("--dtype", "-d", default="float32", show_default=True, help="float32 or float64: of model and backends.")
 @click.option("--strict", is_flag=True, help="Refuse a model with modules that look like attention and are not read.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
+@click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
 def port(
-    model: str, texts: tuple[str, ...], backend_names: tuple[str, ...], dtype: str, strict: bool, json_path: Path | None
+    model: str,
+    texts: tuple[str, ...],
+    backend_names: tuple[str, ...],
+    dtype: str,
+    strict: bool,
+    json_path: Path | None,
+    unseen: bool,
 ) -> None:
     """Port the attention layers of MODEL into every backend, and prove it.
 
@@ -48,7 +55,9 @@ def port(
             find_model(model)  # a model that can't be ported is refused before anything is imported
             backends, absent = load_backends(backend_names)
             encoder = load_encoder(model, dtype)
-            report = port_model(encoder, texts, backends, dtype=dtype, strict=strict, progress=status.update)
+            report = port_model(
+                encoder, texts, backends, dtype=dtype, strict=strict, unseen=unseen, progress=status.update
+            )
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error
     for line in absent:

@@ -20,6 +20,7 @@ from conformance.commands.diagnose import diagnose
 from conformance.subjects import load_subject
 from mha.commands.compare import compare as compare_command
 from mha.compare_text import lines
+from mha.coverage import Unread
 from mha.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.dtypes import round_to
@@ -421,6 +422,19 @@ def test_what_the_command_can_not_use(files):
         paths = [files / one if one in ("original", "port", "absent") else one for one in arguments]
         done = run(compare_command, *paths)
         assert (done.exit_code, words in done.output) == (2, True), done.output
+
+
+def test_modules_that_were_not_read_are_said_or_refused(original, tmp_path):
+    replace(original, unread=(Unread("d", "mine.Other", "unknown"),)).save(tmp_path / "original")
+    arguments = compare_command, tmp_path / "original", tmp_path / "original"
+    done = run(*arguments, "--json", tmp_path / "report.json")
+    assert done.exit_code == 0, done.output
+    for whose in ("original", "port"):
+        assert f"Of the {whose}: read 3 of 4 modules that look like attention; not: d (mine.Other)." in done.output
+        assert json.loads((tmp_path / "report.json").read_text())["coverage"][whose]["unread"][0]["name"] == "d"
+    assert run(*arguments, "--strict").exit_code == 2
+    done = run(diagnose, tmp_path / "original", "--weights", tmp_path / "original")
+    assert "read 3 of 4 modules that look like attention" in done.output
 
 
 def test_diagnose_sees_a_mask_that_the_port_forgets(files):

@@ -66,6 +66,9 @@ def test_minilm_in_one_command(tmp_path, backend_names):
     assert [found["by"] for found in report["embeddings"]] == sorted(backend_names)
     assert all(found["cosine"] > 0.999999 for found in report["embeddings"])
     assert set(report["versions"]) == {ORIGINAL, *backend_names}
+    assert "These 6 calls would not have shown" in result.output
+    assert "k-proj-bias-missing" in report["unseen"]["within"]
+    assert "scale-missing" in report["unseen"]["seen"]
 
 
 def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
