@@ -228,6 +228,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     filled = check_same("what was written, read back,", weights, found)
     source, target_side = verify_sides(job.prefix, (layout, config, weights), (target, now, found))
     notes = [*caveats(*([layout] if standing.word == MOVED else []), target), *job.facts.notes]
+    notes += [side.note for side in (source, target_side) if side.note]
     if filled:
         notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
     if job.facts.left:

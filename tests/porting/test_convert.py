@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import mha.verify as verify
+from conformance import deviations
 from mha.verify import NotEqual
-from mha_core import SpecError, check_weights
+from mha_core import AttentionConfig, SpecError, check_weights
 from mha_core.layouts import LAYOUTS, get
 from tests.porting.weight_files import (
     CONFIG,
@@ -128,6 +129,40 @@ def test_a_keras_model_loads_all_layers_numbered_as_keras_counts(source, tmp_pat
         assert set(found) == set(wanted)
         for name, array in wanted.items():
             np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("layout", ["keras", "keras-gqa"])
+def test_a_float64_layer_of_keras_is_judged_with_the_scale_that_it_rounds(layout, tmp_path, monkeypatch):
+    """Heads of 5: float32 does not hold 1 / sqrt(5). Heads of 4: it holds 1 / 2, and there is nothing to say."""
+    pytest.importorskip("backends.tf.framework")
+    options = {"to_layout": layout, "num_heads": 3, "force": True}
+    out = tmp_path / "b.weights.h5"
+    for width, rounded in ((4, False), (5, True)):
+        config = AttentionConfig(3 * width, 3, bias=True)
+        save_file(arrays_of("torch", config, dtype="float64"), tmp_path / "a.safetensors")
+        (layer,) = move(tmp_path / "a.safetensors", out=out, **options).layers
+        assert layer.target.ratio <= 1.0
+        said = [note for note in layer.notes if "rounds it to float32" in note]
+        assert len(said) == rounded
+        if rounded:
+            assert f"keras-{'mha' if layout == 'keras' else 'gqa'}-scale-in-float32" in said[0]
+            assert "the scale 0.4472135901451111 where the definition has 0.4472135954999579" in said[0]
+    # Another scale than the rounded one is an error all the same.
+    right = verify.ask
+
+    def wrong(subject, problem):
+        trace = right(subject, problem)
+        return replace(trace, output=trace.output * (1 + 1e-8)) if "keras" in subject.name else trace
+
+    monkeypatch.setattr(verify, "ask", wrong)
+    with pytest.raises(NotEqual, match="the target differs from the reference in keras"):
+        move(tmp_path / "a.safetensors", out=out, **options)
+
+
+def test_the_listed_deviations_of_the_scale_are_there():
+    listed = {entry.id: entry for entry in deviations.load().entries}
+    for subject, identifier in verify.SCALE_IN_FLOAT32.items():
+        assert (listed[identifier].subject, "float64" in listed[identifier].dtypes) == (subject, True)
 
 
 # Verification ---------------------------------------------------------------------------------------------
