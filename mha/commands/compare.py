@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("port", type=click.Path(path_type=Path), required=False)
 @click.option("--subject", "-s", "spec", help="A live port instead of PORT: package.module:factory.")
 @click.option("--dtype", "-d", help="Of the subject. Default: that of each call.")
-@click.option("--case", "-c", "patterns", multiple=True, help="Only the original's calls of this name (repeatable).")
+@click.option("--case", "-c", "patterns", multiple=True, help="Only calls of this name; wildcards work (repeatable).")
 @click.option(
     "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
 )
