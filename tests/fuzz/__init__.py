@@ -1,0 +1,1 @@
+"""Fuzzing: inputs that nobody would write, in thousands; `python -m tests.fuzz --help`."""

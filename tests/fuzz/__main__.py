@@ -1,0 +1,39 @@
+"""The command: python -m tests.fuzz."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.group(help="Inputs that nobody would write, in thousands: 0 if all is well, 1 if something was found.")
+def main() -> None:
+    pass
+
+
+@main.command(help="Damaged and hostile files of every kind: refused in one line, or read as the layer that they are.")
+@click.option("--examples", default=30000, show_default=True, help="How many files, of all kinds together.")
+@click.option("--kind", "kinds", multiple=True, help="Only this kind (repeatable). Default: all.")
+@click.option("--seed", default=0, show_default=True, help="Where they start.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep what is found in this folder.")
+@click.option("--again", type=click.Path(path_type=Path, dir_okay=False), help="Judge one kept file again.")
+def files(examples: int, kinds: tuple[str, ...], seed: int, keep: Path | None, again: Path | None) -> None:
+    from tests.fuzz.file_kinds import KINDS
+    from tests.fuzz.files import run, run_again
+
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise click.UsageError(f"--kind {unknown[0]!r} is not known (known: {', '.join(KINDS)})")
+    if again is not None:
+        outcome = run_again(again)
+        click.echo(f"{outcome.verdict}: {outcome.text}")
+        sys.exit(1 if outcome.is_finding else 0)
+    tally = run(examples, kinds or tuple(KINDS), seed, keep)
+    click.echo(tally.table())
+    sys.exit(1 if tally.findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Damaged files of every kind, read in a process of their own: what must come is a refusal, or the same layer."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from mha_core import SpecError
+from tests.fuzz.damage import Damaged, damaged
+from tests.fuzz.file_kinds import KINDS, Part, Whole, whole_files
+
+SECONDS = 10.0
+"""Longer than that is a hang."""
+
+MEMORY = 1 << 30
+"""More than that above what the process began with is too much."""
+
+LAST_RESORT = 8 << 30
+"""The process may not take more than that at all."""
+
+FINDINGS = ("traceback", "hang", "memory", "crash", "another layer", "other numbers", "bad message")
+"""Verdicts that are findings; `Outcome` says what the others are."""
+
+
+RENAMED = "renamed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one file: a finding, or one of these.
+
+    refused: in one line. same: the layers that it holds, to the bit. renamed: the same layers, one of which has
+    another name (a format without checksums can't know). damaged numbers: the same but for numbers that were damaged
+    themselves. other: it was changed on purpose, so that its checksums fit, and may hold anything.
+    """
+
+    verdict: str
+    text: str = ""
+    seconds: float = 0.0
+    memory: int = 0
+
+    @property
+    def is_finding(self) -> bool:
+        return self.verdict in FINDINGS
+
+
+@dataclass
+class Tally:
+    """What came of all files."""
+
+    verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    findings: list[tuple[str, Damaged, Outcome]] = field(default_factory=list)
+    slowest: float = 0.0
+    largest: int = 0
+    seconds: float = 0.0
+
+    def table(self) -> str:
+        """In lines."""
+        names = ("refused", "same", "renamed", "damaged numbers", "other", *FINDINGS)
+        lines = [f"{'kind':12} {'files':>6} " + " ".join(f"{name:>15}" for name in names)]
+        total: Counter[str] = Counter()
+        for kind, counts in self.verdicts.items():
+            total += counts
+            lines.append(f"{kind:12} {sum(counts.values()):6} " + " ".join(f"{counts[name]:15}" for name in names))
+        lines.append(f"{'all':12} {sum(total.values()):6} " + " ".join(f"{total[name]:15}" for name in names))
+        rate = sum(total.values()) / max(self.seconds, 1e-9)
+        lines.append(
+            f"{self.seconds:.0f} s, {rate:.0f} files a second; the slowest took {self.slowest:.2f} s, the largest "
+            f"{self.largest / 1e6:.0f} MB"
+        )
+        for kind, one, outcome in self.findings[:40]:
+            lines.append(f"{outcome.verdict}: {kind}, {one.what}: {outcome.text[-700:]}")
+        return "\n".join(lines)
+
+
+# Judging, in the other process ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Base:
+    """A whole file, what it comes to, and where its numbers stand."""
+
+    whole: Whole
+    parts: list[Part]
+    numbers: list[tuple[int, int]]
+
+
+def bases_of(kind: str, folder: Path) -> list[Base]:
+    """Every whole file of a kind, read once."""
+    found = []
+    for whole in whole_files(kind):
+        parts = KINDS[kind].read(_put(folder, whole, whole.data))
+        found.append(Base(whole, parts, _numbers(whole.data, parts)))
+    return found
+
+
+def _put(folder: Path, whole: Whole, data: bytes) -> Path:
+    for name, content in whole.beside.items():
+        if (
+            not (folder / name).exists()
+            or (folder / name).stat().st_size != len(content)
+            or (folder / name).read_bytes() != content
+        ):
+            (folder / name).write_bytes(content)
+    (folder / whole.name).write_bytes(data)
+    return folder / whole.name
+
+
+def _numbers(data: bytes, parts: list[Part]) -> list[tuple[int, int]]:
+    """Where the bytes of arrays stand in the file, as far as they stand there as they are."""
+    found = []
+    for _, _, arrays in parts:
+        for array in arrays.values():
+            forms = [np.ascontiguousarray(array), np.ascontiguousarray(array.T)]
+            if array.dtype == np.float32:
+                forms += [(form.view(np.uint32) >> 16).astype(np.uint16) for form in forms]
+            for form in forms:
+                raw = form.tobytes()
+                start = data.find(raw) if len(raw) >= 8 else -1
+                if start >= 0:
+                    found.append((start, start + len(raw)))
+    return sorted(set(found))
+
+
+def judge(kind: str, base: Base, one: Damaged, folder: Path) -> Outcome:
+    """Read one damaged file."""
+    path = _put(folder, base.whole, one.data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = KINDS[kind].read(path)
+    except SpecError as error:
+        text = str(error)
+        bad = len(text) > 4000 or not all(line.isprintable() for line in text.split("\n")) or "\n" in text
+        return Outcome("bad message" if bad else "refused", text)
+    except BaseException:
+        return Outcome("traceback", traceback.format_exc())
+    difference = _difference(base.parts, parts)
+    if difference == "numbers":
+        inside = one.on_purpose or _only_inside(base, one.data)
+        return Outcome("damaged numbers" if inside else "other numbers", "numbers differ")
+    if difference == RENAMED:
+        return Outcome("renamed")
+    if difference and base.whole.name == "config.json" and _numbers_of_config(base.whole.data, one.data):
+        return Outcome("damaged numbers", difference)
+    if difference:
+        return Outcome("other" if one.on_purpose else "another layer", difference)
+    return Outcome("same")
+
+
+def _difference(wanted: list[Part], found: list[Part]) -> str:
+    """What is another: "" for nothing, "numbers" for these alone."""
+    if [name for name, _, _ in wanted] != [name for name, _, _ in found]:
+        if sorted(map(_content, wanted)) == sorted(map(_content, found)) and _kept_names_agree(wanted, found):
+            return RENAMED
+        return f"layers {[name for name, _, _ in found]}"
+    numbers = ""
+    for (name, said, arrays), (_, now_said, now) in zip(wanted, found, strict=True):
+        if repr(said) != repr(now_said):
+            return f"{name}: {now_said}, not {said}"
+        described = {key: (array.shape, str(array.dtype)) for key, array in arrays.items()}
+        if described != {key: (array.shape, str(array.dtype)) for key, array in now.items()}:
+            return f"{name}: other arrays"
+        if any(array.tobytes() != now[key].tobytes() for key, array in arrays.items()):
+            numbers = "numbers"
+    return numbers
+
+
+def _content(part: Part) -> str:
+    """Everything but what it is called."""
+    _, said, arrays = part
+    return repr((said, {name: (array.shape, str(array.dtype), array.tobytes()) for name, array in arrays.items()}))
+
+
+def _kept_names_agree(wanted: list[Part], found: list[Part]) -> bool:
+    """Whether nothing stands under another one's name."""
+    before = {part[0]: _content(part) for part in wanted}
+    return all(before.get(part[0], _content(part)) == _content(part) for part in found)
+
+
+def _numbers_of_config(whole: bytes, data: bytes) -> bool:
+    """Whether a file in JSON says other numbers, and nothing else is another: that is all that it has of numbers."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(inner) for key, inner in value.items()}
+        return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    return bool(without(json.loads(whole)) == without(json.loads(data)))
+
+
+def _only_inside(base: Base, data: bytes) -> bool:
+    """Whether numbers were damaged themselves."""
+    whole = base.whole.data
+    if len(data) == len(whole):
+        changed = np.flatnonzero(np.frombuffer(whole, np.uint8) != np.frombuffer(data, np.uint8))
+        return any(((changed >= start) & (changed < end)).any() for start, end in base.numbers)
+    start = next((i for i, (a, b) in enumerate(zip(whole, data, strict=False)) if a != b), min(len(whole), len(data)))
+    return any(begin - 64 <= start < end for begin, end in base.numbers)
+
+
+def _work(kind: str, pipe: Connection, folder: str) -> None:
+    """The other process: judge what comes, until nothing more does."""
+    bases = bases_of(kind, Path(folder))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (LAST_RESORT, LAST_RESORT))
+    before = _peak(reset=True)
+    pipe.send("ready")
+    while True:
+        message = pipe.recv()
+        if message is None:
+            return
+        index, one = message
+        _peak(reset=True)
+        start = time.perf_counter()
+        outcome = judge(kind, bases[index], one, Path(folder))
+        seconds, memory = time.perf_counter() - start, max(0, _peak() - before)
+        verdict = "memory" if memory > MEMORY else outcome.verdict
+        pipe.send(Outcome(verdict, outcome.text, seconds, memory))
+
+
+def _peak(*, reset: bool = False) -> int:
+    """The most memory that this process has had since the last reset, in bytes."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+# Asking, in this process ----------------------------------------------------------------------------------
+
+
+class Reader:
+    """The other process, started again where it hung or fell."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(self.kind, theirs, str(self.folder)), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()
+
+    def ask(self, index: int, one: Damaged) -> Outcome:
+        """What comes of one file."""
+        self.pipe.send((index, one))
+        if not self.pipe.poll(SECONDS):
+            self.process.kill()
+            self.process.join()
+            self._start()
+            return Outcome("hang", f"no answer in {SECONDS:g} s", SECONDS)
+        try:
+            answer: Outcome = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            self._start()
+            return Outcome("crash", f"the process ended with {code}")
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self.pipe.send(None)
+        self.process.join()
+
+
+def run(examples: int, kinds: tuple[str, ...], start: int, keep: Path | None = None) -> Tally:
+    """So many files of all kinds together; the same ones for the same arguments."""
+    tally, begun = Tally(), time.perf_counter()
+    for number, kind in enumerate(kinds):
+        count = examples // len(kinds) + (number < examples % len(kinds))
+        if count:
+            _run_kind(kind, count, start, tally, keep)
+    tally.seconds = time.perf_counter() - begun
+    return tally
+
+
+def _run_kind(kind: str, count: int, start: int, tally: Tally, keep: Path | None) -> None:
+    counts = tally.verdicts.setdefault(kind, Counter())
+    with tempfile.TemporaryDirectory() as name:
+        bases = bases_of(kind, Path(name))
+        reader = Reader(kind, Path(name))
+
+        @seed(start)
+        @settings(
+            max_examples=count,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def each(data: Any) -> None:
+            if sum(counts.values()) >= count:
+                return
+            index = data.draw(st.integers(0, len(bases) - 1))
+            one = data.draw(damaged(bases[index].whole.data, bases[index].numbers))
+            outcome = reader.ask(index, one)
+            counts[outcome.verdict] += 1
+            tally.slowest, tally.largest = max(tally.slowest, outcome.seconds), max(tally.largest, outcome.memory)
+            if outcome.is_finding:
+                tally.findings.append((kind, one, outcome))
+                if keep is not None:
+                    _keep(keep, kind, index, one, outcome, len(tally.findings))
+
+        try:
+            each()
+        finally:
+            reader.close()
+
+
+def _keep(folder: Path, kind: str, index: int, one: Damaged, outcome: Outcome, number: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{number:04}-{kind}.bin"
+    file.write_bytes(one.data)
+    about = {"kind": kind, "index": index, "what": one.what, "on_purpose": one.on_purpose}
+    file.with_suffix(".json").write_text(json.dumps({**about, "verdict": outcome.verdict, "text": outcome.text}))
+
+
+def run_again(file: Path) -> Outcome:
+    """Judge a kept file again, in this process."""
+    about = json.loads(file.with_suffix(".json").read_text())
+    one = Damaged(file.with_suffix(".bin").read_bytes(), about["what"], about["on_purpose"])
+    with tempfile.TemporaryDirectory() as name:
+        base = bases_of(about["kind"], Path(name))[about["index"]]
+        return judge(about["kind"], base, one, Path(name))
