@@ -1,13 +1,8 @@
-"""The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
-
-It is there wherever this package is installed, and does nothing without that option: NumPy and the
-suite are imported only if it is given.
-"""
+"""The suite within pytest: every case a test. `mha_parity.pytest_plugin` has its options."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -18,58 +13,16 @@ if TYPE_CHECKING:
     from conformance.runner import CaseRunner, Result
     from conformance.subjects import LoadedSubject
 
-MARKER = "mha"
-"""Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
+pytest_plugins = ["mha_parity.pytest_plugin"]
+"""For who names this module with `-p`, as one did before the plugin had a package of its own."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("mha", "multi-head attention (mha-parity)")
-    group.addoption(
-        "--mha-subject",
-        action="append",
-        default=[],
-        metavar="PACKAGE.MODULE:FACTORY",
-        help="Compare this implementation of multi-head attention with the reference, each case a test (repeatable).",
-    )
-    group.addoption(
-        "--mha-case",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="Only cases of this id; wildcards work (repeatable).",
-    )
-    group.addoption(
-        "--mha-dtype",
-        action="append",
-        default=[],
-        metavar="DTYPE",
-        help="This dtype (repeatable). Default: float64 and float32.",
-    )
-    group.addoption(
-        "--mha-time-limit",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="How long the subject may take for one case. Default: %(default)g.",
-    )
-    group.addoption(
-        "--mha-deviations",
-        type=Path,
-        metavar="FILE",
-        help="Also a table of known deviations of your own, in TOML; a test of what it lists counts as xfailed.",
-    )
+def register(config: pytest.Config, specs: list[str]) -> None:
+    """Load the subjects and add the suite to this run.
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Load the subjects, so that a mistake in an option ends the run before any test."""
-    config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
-    specs: list[str] = config.getoption("--mha-subject")
-    if not specs:
-        given = [name for name in ("--mha-case", "--mha-dtype", "--mha-deviations") if config.getoption(name)]
-        if given:
-            raise pytest.UsageError(f"{given[0]} needs --mha-subject")
-        return
-
+    Raises:
+        pytest.UsageError: an option has a mistake; it ends the run before any test.
+    """
     from conformance.cases import select
     from conformance.deviations import load
     from conformance.subjects import load_subjects
@@ -138,6 +91,8 @@ class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
     def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, **details: Any) -> None:
+        from mha_parity.pytest_plugin import MARKER
+
         super().__init__(**details)
         self.subjects = subjects
         self.cases = cases

@@ -8,12 +8,14 @@ into one. `load_subject("package.module:factory", dtype)` finds either. docs/sub
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from conformance.functions import (
@@ -33,6 +35,7 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
 from mha_core.errors import one_line, shown
+from mha_core.shadow import HOME, OURS
 from mha_core.weights import Weights
 
 __all__ = [
@@ -171,13 +174,19 @@ def _find(where: str, module_name: str, path: str) -> Any:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
     try:
-        found = importlib.import_module(module_name)
+        found = _imported(module_name)
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
             hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else ""
             raise SpecError(
                 f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages{hint}"
+            ) from error
+        if missing and missing.split(".")[0] in OURS:
+            package = missing.split(".")[0]
+            raise SpecError(
+                f"{where}: importing {module_name} found no module {missing!r}: here {package!r} is the package "
+                f"of mha-parity in {HOME}. Give yours another name{place(error)}."
             ) from error
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}") from error
     for name in path.split("."):
@@ -186,6 +195,33 @@ def _find(where: str, module_name: str, path: str) -> Any:
             raise SpecError(f"{where}: {module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})")
         found = getattr(found, name)
     return found
+
+
+def _imported(module_name: str) -> Any:
+    """The module; one in the current folder comes first, even where a package of this project has its name.
+
+    That one gets another name when it is imported, as ours is in use.
+    """
+    first, *rest = module_name.split(".")
+    here = Path.cwd().joinpath(first, *rest)
+    own = [file for file in (here.with_name(f"{here.name}.py"), here / "__init__.py") if file.is_file()]
+    if first not in OURS or not own or Path.cwd() == HOME:
+        return importlib.import_module(module_name)
+    alias = f"_own_{first}"
+    top = Path.cwd() / first
+    file = top / "__init__.py" if rest and (top / "__init__.py").is_file() else own[0]
+    locations = [str(top)] if rest or file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(alias, file, submodule_search_locations=locations)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    try:
+        spec.loader.exec_module(module)
+        return importlib.import_module(".".join([alias, *rest])) if rest else module
+    except BaseException:
+        sys.modules.pop(alias, None)
+        raise
 
 
 def _make(where: str, named: Any, name: str, dtype: str) -> Any:

@@ -17,6 +17,7 @@ from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.errors import BackendError, BackendNotInstalled
 from mha_core.inputs import AttentionInputs
+from mha_core.shadow import OURS, foreign_file
 from mha_core.stages import Trace
 from mha_core.weights import Weights, check_weights
 
@@ -151,6 +152,12 @@ def load(name: str) -> Backend:
     except BackendError:
         raise
     except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in OURS and (file := foreign_file(package)) is not None:
+            raise BackendError(
+                f"backend {name!r} is in the package {package!r}, but the one that Python finds is {file}, "
+                "not that of mha-parity; rename yours, or run from a folder where it is not found first"
+            ) from error
         raise BackendNotInstalled(
             f"backend {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {install_line(name)}"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = str(Path(__file__).parents[2])
 
 SUBJECT = """
 from mha_core import AttentionInputs, AttentionMask, reference
@@ -149,4 +153,66 @@ def test_without_the_option_nothing_is_collected_changed_or_imported(run, tmp_pa
     code, output = run()
     assert code == 0, output
     assert "1 passed" in output
-    assert "mha" not in output.replace(str(tmp_path), "")
+    lines = [line for line in output.splitlines() if not line.startswith("plugins: ")]
+    assert "mha" not in "\n".join(lines).replace(str(tmp_path), "")
+
+
+# A project with packages of our names -------------------------------------------------------------------------------
+
+THEIRS = {
+    "conformance/__init__.py": "theirs = 1",
+    "backends/__init__.py": "theirs = 2",
+    "mha.py": SUBJECT,
+    "test_theirs.py": "import backends, conformance, mha\n\ndef test():\n    assert backends.theirs == 2\n",
+}
+
+
+@pytest.fixture
+def their_project(tmp_path):
+    for name, text in THEIRS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def run(*command: str) -> tuple[int, str]:
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200", "PYTHONPATH": ROOT}
+        result = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return result.returncode, result.stdout + result.stderr
+
+    return run
+
+
+PYTEST = ("-m", "pytest", "-p", "mha_parity.pytest_plugin", "-p", "no:cacheprovider", "--color=no", "-q")
+
+
+def test_the_plugin_does_not_harm_a_project_that_has_packages_of_our_names(their_project):
+    code, output = their_project(*PYTEST)
+    assert code == 0, output
+    assert "1 passed" in output
+
+
+def test_a_package_that_hides_ours_is_named_where_the_suite_is_used(their_project, tmp_path):
+    code, output = their_project(*PYTEST, "--mha-subject", "mine:right")
+    assert code == 4
+    assert f"the package 'conformance' that Python finds is {tmp_path / 'conformance' / '__init__.py'}" in output
+    assert "INTERNALERROR" not in output
+    script = "from mha_parity.script import run; run()"
+    code, output = their_project("-c", script, "cases")
+    assert (code, output.count("Error: the package")) == (2, 3)
+    # As it is where the project is installed as a package, and not editable.
+    plain = (
+        "import sys; sys.meta_path = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')]"
+    )
+    load = f"{plain}; from mha_core.backend import load; load('torch')"
+    code, output = their_project("-c", load)
+    assert f"'backends', but the one that Python finds is {tmp_path / 'backends' / '__init__.py'}" in output
+
+
+def test_a_module_called_mha_can_be_a_subject(their_project, tmp_path):
+    shutil.rmtree(tmp_path / "conformance")
+    shutil.rmtree(tmp_path / "backends")
+    (tmp_path / "test_theirs.py").unlink()
+    code, output = their_project(*PYTEST, "--mha-subject", "mha:right", *CASES)
+    assert code == 0, output
+    assert "4 passed, 2 skipped" in output

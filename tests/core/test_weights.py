@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -101,10 +102,10 @@ def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     before = path.read_bytes()
 
     def full_disk(*_):
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mha_core.weights.os.replace", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr("pathlib.Path.write_bytes", full_disk)
+    with pytest.raises(OSError, match="No space left on device: .*layer.safetensors"):
         save_weights(path, CONFIG, init_weights(CONFIG, 1))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

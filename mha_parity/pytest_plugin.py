@@ -1,0 +1,71 @@
+"""The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
+
+It is there wherever this package is installed, and does nothing without that option: NumPy and the
+suite are imported only if it is given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+MARKER = "mha"
+"""Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mha", "multi-head attention (mha-parity)")
+    group.addoption(
+        "--mha-subject",
+        action="append",
+        default=[],
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="Compare this implementation of multi-head attention with the reference, each case a test (repeatable).",
+    )
+    group.addoption(
+        "--mha-case",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="Only cases of this id; wildcards work (repeatable).",
+    )
+    group.addoption(
+        "--mha-dtype",
+        action="append",
+        default=[],
+        metavar="DTYPE",
+        help="This dtype (repeatable). Default: float64 and float32.",
+    )
+    group.addoption(
+        "--mha-time-limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="How long the subject may take for one case. Default: %(default)g.",
+    )
+    group.addoption(
+        "--mha-deviations",
+        type=Path,
+        metavar="FILE",
+        help="Also a table of known deviations of your own, in TOML; a test of what it lists counts as xfailed.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the subjects, so that a mistake in an option ends the run before any test."""
+    config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
+    specs: list[str] = config.getoption("--mha-subject")
+    if not specs:
+        given = [name for name in ("--mha-case", "--mha-dtype", "--mha-deviations") if config.getoption(name)]
+        if given:
+            raise pytest.UsageError(f"{given[0]} needs --mha-subject")
+        return
+
+    from mha_core.shadow import shadows
+
+    if lines := shadows(("mha_core", "conformance")):
+        raise pytest.UsageError(*(f"--mha-subject: {line}" for line in lines))
+    from conformance.plugin import register
+
+    register(config, specs)
