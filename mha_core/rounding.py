@@ -9,6 +9,8 @@ scores are so far off that an exponential is not linear any more, everything bet
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +21,8 @@ from mha_core.reference import State
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The largest relative error of rounding to a dtype."""
 
-SMALLEST = {"float64": 0.0, "float32": 0.0, "float16": 2.0**-24, "bfloat16": 0.0}
-"""Steps in which a dtype's smallest numbers lie, where numbers of an attention get as small."""
+SMALLEST = {"float64": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+"""What is as small may become 0, or lies in steps of this size; weights do in float32 at the latest."""
 
 SIGMAS = 8.0
 """How many deviations are allowed, as in the suite's own probabilistic bounds."""
@@ -35,12 +37,15 @@ LINEAR = 0.5
 """Up to here a relative error of the exponential is as good as that of the score."""
 
 
-def rounding_error(state: State, dtype: str) -> dict[str, NDArray]:
+def rounding_error(
+    state: State, dtype: str, squared_weights: Mapping[str, NDArray] | None = None
+) -> dict[str, NDArray]:
     """The error allowed in each element of `weights`, `heads` and `output` of a layer with scaled dot products.
 
     Args:
         state: what the reference computed, from numbers of `dtype`.
         dtype: in which the layer computes, by name.
+        squared_weights: the squares of `state.weights`, where they are at hand.
 
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config, x = AttentionConfig(6, 2), np.linspace(-1.0, 1.0, 24).reshape(1, 4, 6)
@@ -48,11 +53,12 @@ def rounding_error(state: State, dtype: str) -> dict[str, NDArray]:
     >>> {name: float(error.max()) < 1e-4 for name, error in rounding_error(state, "float32").items()}
     {'weights': True, 'heads': True, 'output': True}
     """
+    squared = {name: array**2 for name, array in state.weights.items()} if squared_weights is None else squared_weights
     config, unit, tiny = state.config, UNIT[dtype], SMALLEST[dtype] ** 2
     allowed, softmax_unit = state["allowed"], max(UNIT[dtype], SOFTMAX_UNIT)
     queries, keys = state["queries"], state.heads_of("keys")
     q_error, k_error, v_error = (
-        repeat_kv_heads(split_heads(_projected(state, name, x**2, dtype), heads), config.num_heads)
+        repeat_kv_heads(split_heads(_projected(squared, name, x**2, dtype), heads), config.num_heads)
         for name, x, heads in (
             ("q_proj", state.inputs.queries, config.num_heads),
             ("k_proj", state["key_inputs"], config.num_kv_heads),
@@ -83,19 +89,22 @@ def rounding_error(state: State, dtype: str) -> dict[str, NDArray]:
     h_error = h_error + (_sum_of(weights.shape[-1], dtype) + 4.0 * softmax_unit**2) * (weights**2 @ values**2)
 
     rows = merge_heads(h_error)
-    output = _projected(state, "out_proj", merge_heads(heads) ** 2, dtype) + 2.0 * unit**2 * state["output"] ** 2 + tiny
-    output = output + _carried(rows, state.weights["out_proj.weight"].T)
+    output = (
+        _projected(squared, "out_proj", merge_heads(heads) ** 2, dtype) + 2.0 * unit**2 * state["output"] ** 2 + tiny
+    )
+    output = output + _carried(rows, state.weights["out_proj.weight"].T, squared["out_proj.weight"].T)
     errors = {"weights": np.where(far, 1.0 / SIGMAS**2, w_error), "heads": h_error, "output": output}
     return {name: SIGMAS * np.sqrt(error) for name, error in errors.items()}
 
 
-def _carried(squares: NDArray, factors: NDArray) -> NDArray:
+def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None = None) -> NDArray:
     """What squared errors (..., m, n) become in the product with factors (..., n, k).
 
     Independent errors add up by their squares; those that one wrong number went into, as in a matrix with equal
     rows, by the signs of their factors.
     """
-    return np.maximum(squares @ factors**2, (np.sqrt(squares) @ factors) ** 2)
+    squared_factors = factors**2 if squared_factors is None else squared_factors
+    return np.maximum(squares @ squared_factors, (np.sqrt(squares) @ factors) ** 2)
 
 
 def _sum_of(n: int, dtype: str) -> float:
@@ -103,9 +112,9 @@ def _sum_of(n: int, dtype: str) -> float:
     return n * min(UNIT[dtype], UNIT["float32"]) ** 2
 
 
-def _projected(state: State, projection: str, squares: NDArray, dtype: str) -> NDArray:
+def _projected(squared: Mapping[str, NDArray], projection: str, squares: NDArray, dtype: str) -> NDArray:
     """The squared error of x W^T + b from its sum and the bias added, from the squares of x (B, L, in)."""
-    matrix = state.weights[f"{projection}.weight"].T ** 2
+    matrix = squared[f"{projection}.weight"].T
     error = _sum_of(len(matrix), dtype) * (squares @ matrix) + SMALLEST[dtype] ** 2
-    bias = state.weights.get(f"{projection}.bias")
-    return error if bias is None else error + UNIT[dtype] ** 2 * bias**2
+    bias = squared.get(f"{projection}.bias")
+    return error if bias is None else error + UNIT[dtype] ** 2 * bias
