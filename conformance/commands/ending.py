@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -24,16 +25,27 @@ TRACEBACK = "MHA_TRACEBACK"
 class Program(click.Group):
     """A group of commands whose every accident ends with exit status 2 and a message of one line."""
 
-    def main(self, *arguments: Any, standalone_mode: bool = True, **options: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """As click's own: it ends the process, unless `standalone_mode` is off."""
+
+        def run_within() -> Any:
+            return super(Program, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
+
         if not standalone_mode:
-            return super().main(*arguments, standalone_mode=False, **options)
+            return run_within()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII or Latin-1 lacks characters
         stdout = sys.stdout
         try:
-            status = super().main(*arguments, standalone_mode=False, **options)
+            status = run_within()
             sys.stdout.flush()
         except SystemExit as end:
             # For a closed pipe rich exits with 1, and so does click, which puts another stream in place of this one.
