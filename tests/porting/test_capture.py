@@ -190,6 +190,39 @@ def test_another_kind_of_layer_is_registered(torch):
         mha.capture(model).__enter__()
 
 
+def test_a_layer_that_computes_something_else_than_its_weights_say_is_refused_at_entry(torch, layer, tmp_path):
+    x = torch.randn(B, LQ, 12)
+    layer.register_forward_hook(lambda module, args, output: (2.0 * output[0], output[1]))
+    model, path = torch.nn.ModuleDict({"attend": layer}), tmp_path / "calls.safetensors"
+    said = (
+        "torch.nn.MultiheadAttention at attend can't be recorded: MultiheadAttention does not compute what its weights"
+    )
+    with pytest.raises(SpecError, match=said), mha.capture(model, path):
+        raise AssertionError("it ran")
+    with mha.capture(model, path, probe=False) as seen:
+        layer(x, x, x)
+    assert [result.status for result in judge(seen.recording)] == ["different"]
+
+
+@pytest.mark.filterwarnings("ignore:.*Lazy modules:UserWarning")
+def test_a_layer_without_sizes_is_not_probed_and_one_with_a_forward_of_its_own_refused(torch):
+    from backends.torch.native_seed import SeedMultiHeadAttention
+
+    class Late(SeedMultiHeadAttention):
+        def forward(self, queries, keys, values, valid_lens):
+            return super().forward(queries, keys, values, None)
+
+    for kind in (SeedMultiHeadAttention, Late):
+        layer, x = kind(12, 4, 0.0).eval(), torch.randn(B, LQ, 12)
+        with mha.capture(layer) as seen:
+            layer(x, x, x, None)
+        assert_equal(seen.recording)
+    with pytest.raises(
+        SpecError, match="Late does not compute what its weights say: in a probe of .* valid_lens, output"
+    ):
+        mha.capture(layer).__enter__()
+
+
 def test_importing_it_imports_no_framework():
     program = (
         "import sys, mha; mha.capture, mha.Recording; "
