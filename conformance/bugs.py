@@ -51,6 +51,22 @@ def all_bugs() -> tuple[Bug, ...]:
     return tuple(bug for topic in topics for bug in topic.BUGS)
 
 
+LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+"""Sizes of blocks in use, which only large cases fill."""
+
+
+@cache
+def bugs_of_large_blocks() -> tuple[Bug, ...]:
+    """The bugs that depend on the size of a block, in sizes that small cases do not see.
+
+    >>> bugs_of_large_blocks()[0].id
+    'block-of-last-queries-dropped-of-16'
+    """
+    gradients = [bug for bug in block_gradients.BUGS if bug.id.endswith("-from-last-block")]
+    some = (*blocks.BUGS, *key_blocks.KEY_BLOCKS, *gradients)
+    return tuple(blocks.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)
+
+
 def select(patterns: tuple[str, ...]) -> list[Bug]:
     """The bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
 

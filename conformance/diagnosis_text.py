@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conformance.bug import Bug
 from conformance.diagnose import Diagnosis, Hypothesis
 from mha_core import STAGES
@@ -52,31 +54,90 @@ def _place(diagnosis: Diagnosis) -> str:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
+    inside = "" if diagnosis.inside is None else f"{_precision(diagnosis)}\n"
     total = len(diagnosis.failing) + len(diagnosis.passing)
-    explanations = diagnosis.explanations
-    if not explanations and not diagnosis.closest:
-        return "No bug of the zoo, nor several of them, gives what it gives in any case."
-    if not explanations:
-        closest = "\n".join(_hypothesis(hypothesis) for hypothesis in diagnosis.closest)
-        return f"No bugs of the zoo explain {_all(total)}. The closest:\n{closest}"
-    common = [bug for bug in explanations[0].bugs if all(bug in other.bugs for other in explanations)]
+    if diagnosis.explanations:
+        return inside + _explained(diagnosis.explanations, total)
+    if diagnosis.partly:
+        return inside + _partly(diagnosis.partly)
+    if diagnosis.closest:
+        closest = "\n".join(map(_close, diagnosis.closest))
+        return f"{inside}No bugs of the zoo explain {_all(total)}, or nearly all. The closest:\n{closest}"
+    return f"{inside}No bug of the zoo, nor several of them, explains what it gives."
+
+
+def _precision(diagnosis: Diagnosis) -> str:
+    return (
+        f"Every output that it gives in {diagnosis.dtype} is a {diagnosis.inside} number: it computes in "
+        f"{diagnosis.inside} inside. What follows allows for the errors of that."
+    )
+
+
+def _explained(explanations: Sequence[Hypothesis], total: int) -> str:
+    if not explanations[0].bugs:
+        return f"Nothing else explains it, and nothing else has to: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"
-    lines = [f"This gives what it gives in {where}:"]
-    lines += [_bug(bug) for bug in common]
-    if len(explanations) > 1:
+    what = "explains" if explanations[0].others else "gives what it gives in"
+    return "\n".join([f"This {what} {where}:", *_told(explanations), *_others(explanations[0])])
+
+
+def _partly(hypotheses: Sequence[Hypothesis]) -> str:
+    best = hypotheses[0]
+    head = (
+        f"This explains {best.explained} of {best.total} cases, {best.failing} of the {best.of_failing} "
+        "failing ones among them:"
+    )
+    label = "Not explained"
+    if best.failing == best.of_failing:
+        label = "Where it would show"
+        head = f"This explains what fails, though it would show in {_cases(len(best.misses))} that pass as well:"
+    misses = "\n".join(f"  {miss.case}, {miss.message}" for miss in best.misses[:MISSES_SHOWN])
+    more = [miss.case for miss in best.misses[MISSES_SHOWN:]]
+    rest = f"\n  and {len(more)} more: {', '.join(more)}" if more else ""
+    return "\n".join([head, *_told(hypotheses), *_others(best), f"{label}:\n{misses}{rest}"])
+
+
+def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
+    """The bugs that all of them have in common, and then what each has of its own."""
+    common = [bug for bug in hypotheses[0].bugs if all(bug in other.bugs for other in hypotheses)]
+    lines = [_bug(bug) for bug in common]
+    if len(hypotheses) > 1:
         lines.append("  and one of these, which what it shows cannot tell apart:" if common else ONE_OF)
-        for explanation in explanations:
-            rest = [bug for bug in explanation.bugs if bug not in common]
+        for hypothesis in hypotheses:
+            rest = [bug for bug in hypothesis.bugs if bug not in common]
             lines += [_bug(bug, "  - " if position == 0 else "    ") for position, bug in enumerate(rest)]
-    return "\n".join(lines)
+    return lines
+
+
+def _others(hypothesis: Hypothesis) -> list[str]:
+    """What is visible beside what was explained, and is not as the bugs would have it."""
+    lines = []
+    if hypothesis.others:
+        counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
+        lines.append(f"  Of what it shows besides, this leaves unexplained: {counts}.")
+    if hypothesis.first_stages:
+        many = _cases(hypothesis.first_stages)
+        lines.append(f"  Of {many} it explains the first wrong stage alone: what comes after is wrong in itself.")
+    return lines
+
+
+def _cases(count: int) -> str:
+    return "1 case" if count == 1 else f"{count} cases"
 
 
 ONE_OF = "  one of these, which what it shows cannot tell apart:"
 
+MISSES_SHOWN = 3
+"""Of the cases that a hypothesis does not explain: how many are shown with numbers."""
 
-def _hypothesis(hypothesis: Hypothesis) -> str:
-    head = f"  {hypothesis.name} explains {hypothesis.explained} of {hypothesis.total} cases"
-    return "\n".join([head, *(_bug(bug, "    ") for bug in hypothesis.bugs)])
+
+def _close(hypothesis: Hypothesis) -> str:
+    broken = hypothesis.total - hypothesis.explained - (hypothesis.of_failing - hypothesis.failing)
+    against = f", and would fail {broken} that it passes" if broken else ""
+    head = (
+        f"  {hypothesis.name} explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against}"
+    )
+    return "\n".join([head, *_others(hypothesis), *(_bug(bug, "    ") for bug in hypothesis.bugs)])
 
 
 def _bug(bug: Bug, indent: str = "  ") -> str:

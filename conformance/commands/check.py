@@ -201,7 +201,7 @@ def _explain(
     for subject in subjects:
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
         listed = {result.case for result in own if result.status == "deviates"}
-        asked = [case for case in cases if not case.expensive and case.id not in listed]
+        asked = [case for case in cases if case.id not in listed]
         wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
         if wrong & {case.id for case in asked} and subject.name not in explained:
             explained.add(subject.name)

@@ -85,10 +85,9 @@ def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: fl
     from conformance.diagnose import diagnose as find
     from conformance.subjects import load_subject
 
-    selected = [case for case in cases.select(patterns) if patterns or not case.expensive]
     subject = load_subject(spec, dtype, time_limit=time_limit)
     with Console(stderr=True).status("") as status:
-        return find(subject, selected, progress=status.update)
+        return find(subject, cases.select(patterns), progress=status.update)
 
 
 def _of_file(

@@ -6,7 +6,9 @@ The block sizes here are small, so that small cases see what goes wrong between 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +21,19 @@ from mha_core.checks import CallSizes
 from mha_core.masks import allowed_keys
 from mha_core.reference import State, Step
 
-QUERIES = 2
-"""Queries of a block."""
+QUERIES, KEYS = 2, 3
+"""Queries and keys of a block, if `in_blocks_of` does not say another size."""
 
-KEYS = 3
-"""Keys of a block."""
+_SIZES = ContextVar("_SIZES", default=(QUERIES, KEYS))
+
+
+def queries_of_block() -> int:
+    return _SIZES.get()[0]
+
+
+def keys_of_block() -> int:
+    return _SIZES.get()[1]
+
 
 LAST_FIX = "Compute the last block too, with just the queries and keys that are left for it."
 RANGE_FIX = (
@@ -39,11 +49,33 @@ def bug_of_blocks(
     return Bug(id, sentence, stage, fix, forward=forward, seen_in=seen_in)
 
 
+def in_blocks_of(bug: Bug, size: int) -> Bug:
+    """The bug in blocks of so many queries and keys: cases of fewer do not see it."""
+
+    def sized(step: Step) -> Step:
+        def run(state: State) -> Any:
+            token = _SIZES.set((size, size))
+            try:
+                return step(state)
+            finally:
+                _SIZES.reset(token)
+
+        return run
+
+    return replace(
+        bug,
+        id=f"{bug.id}-of-{size}",
+        sentence=f"In blocks of {size}: {bug.sentence[0].lower()}{bug.sentence[1:]}",
+        forward={name: sized(step) for name, step in bug.forward.items()},
+        backward={name: sized(step) for name, step in bug.backward.items()},
+    )
+
+
 # Blocks of queries --------------------------------------------------------------------------------
 
 
 def blocks_of_queries(state: State) -> list[slice]:
-    return query_blocks(state.sizes.query_len, QUERIES)
+    return query_blocks(state.sizes.query_len, queries_of_block())
 
 
 def _allowed_in(state: State, rule: Callable[[State, slice], NDArray]) -> NDArray:
@@ -143,24 +175,24 @@ def _at_rows(rows: Callable[[CallSizes], NDArray]) -> Mapping[str, Step]:
 
 
 def _from_zero(sizes: CallSizes) -> NDArray:
-    return np.arange(sizes.query_len) % QUERIES
+    return np.arange(sizes.query_len) % queries_of_block()
 
 
 def _last_moved_back(sizes: CallSizes) -> NDArray:
     """The last partial block is read further in front, where a whole one fits, and masked as if it were not."""
-    rows, behind = np.arange(sizes.query_len), -sizes.query_len % QUERIES
-    if behind and sizes.query_len >= QUERIES:
-        rows[-QUERIES:] += behind
+    rows, behind = np.arange(sizes.query_len), -sizes.query_len % queries_of_block()
+    if behind and sizes.query_len >= queries_of_block():
+        rows[-queries_of_block() :] += behind
     return rows
 
 
 def _last_queries_dropped(state: State, queries: slice) -> NDArray:
-    return np.full((1, 1, 1, 1), queries.stop - queries.start == QUERIES)
+    return np.full((1, 1, 1, 1), queries.stop - queries.start == queries_of_block())
 
 
 def _rows_of_first_query(sizes: CallSizes) -> NDArray:
     """(Lq,): the first query of the block that the query is in."""
-    return np.arange(sizes.query_len) // QUERIES * QUERIES
+    return np.arange(sizes.query_len) // queries_of_block() * queries_of_block()
 
 
 def _bias_of_first_query(state: State) -> NDArray:

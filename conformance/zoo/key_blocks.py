@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.blocks import KEYS, LAST_FIX, blocks_of_queries, bug_of_blocks
+from conformance.zoo.blocks import LAST_FIX, blocks_of_queries, bug_of_blocks, keys_of_block
 from mha_core import reference
 from mha_core.blocks import query_blocks
 from mha_core.reference import State, Step
@@ -35,7 +35,7 @@ def _divided(state: State, exponentials: NDArray, total: NDArray | None = None) 
 
 
 def _key_blocks(state: State) -> list[slice]:
-    return query_blocks(state.sizes.key_len, KEYS)
+    return query_blocks(state.sizes.key_len, keys_of_block())
 
 
 def _block_maxima(state: State) -> NDArray:
@@ -78,7 +78,7 @@ def _averaged(state: State) -> NDArray:
 def _padding_counted(state: State) -> NDArray:
     """Zeros behind the last key, up to a whole block, score 0."""
     scores, has_key = open_scores(state), state["allowed"].any(axis=-1, keepdims=True)
-    padding = -state.sizes.key_len % KEYS
+    padding = -state.sizes.key_len % keys_of_block()
     highest = scores.max(axis=-1, keepdims=True, initial=0.0 if padding else -np.inf)
     exponentials = np.exp(scores - finite(highest))
     total = exponentials.sum(axis=-1, keepdims=True) + padding * np.exp(-finite(highest))
@@ -87,7 +87,7 @@ def _padding_counted(state: State) -> NDArray:
 
 def _last_keys_dropped(state: State) -> NDArray:
     key_len = state.sizes.key_len
-    return reference.allowed(state) & (np.arange(key_len) < key_len - key_len % KEYS)
+    return reference.allowed(state) & (np.arange(key_len) < key_len - key_len % keys_of_block())
 
 
 def _block_maximum(state: State) -> NDArray:
