@@ -90,7 +90,8 @@ def _partly(hypotheses: Sequence[Hypothesis]) -> str:
     label = "Not explained"
     if best.failing == best.of_failing:
         label = "Where it would show"
-        head = f"This explains what fails, though it would show in {_cases(len(best.misses))} that pass as well:"
+        passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
+        head = f"This explains what fails, though it would show in {passing} as well:"
     misses = "\n".join(f"  {miss.case}, {miss.message}" for miss in best.misses[:MISSES_SHOWN])
     more = [miss.case for miss in best.misses[MISSES_SHOWN:]]
     rest = f"\n  and {len(more)} more: {', '.join(more)}" if more else ""

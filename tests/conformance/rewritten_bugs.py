@@ -212,6 +212,13 @@ def _not_causal(layer):
     return Layer.order(_with_mask(layer, causal=False))
 
 
+def _windowless_where_large(layer):
+    return _windowless(layer) if layer.Lk > 50 else Layer.order(layer)
+
+
+LARGE = Rewritten("window-ignored", type("Large", (Layer,), {"order": _windowless_where_large}))
+"""Wrong where there are many keys, as another path for these would be."""
+
 # Softmax and what comes after ----------------------------------------------------------------------------
 
 
