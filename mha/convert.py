@@ -28,6 +28,7 @@ from mha.standing import MOVED, About, Standing, metadata_of
 from mha.verify import Side, verify_sides
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
+from mha_core.errors import shown
 from mha_core.files import check_output, written_whole
 from mha_core.layouts import Layout, get
 
@@ -232,8 +233,8 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     if filled:
         notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
     if job.facts.left:
-        left = job.facts.left
-        notes.append(f"left behind, no part of the layout: {', '.join(left[:4])}" + (", ..." if len(left) > 4 else ""))
+        left = [shown(name) for name in job.facts.left[:4]]
+        notes.append(f"left behind, no part of the layout: {', '.join(left)}" + ", ..." * (len(job.facts.left) > 4))
     return ConvertedLayer(
         job.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, standing, tuple(notes)
     )

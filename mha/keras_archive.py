@@ -21,6 +21,9 @@ from mha_core.outside import parse_json_object
 LAYOUTS = {"MultiHeadAttention": "keras", "GroupQueryAttention": "keras-gqa"}
 """Class in keras.layers -> the layout of its arrays."""
 
+HEADS = {"MultiHeadAttention": ("num_heads", "key_dim"), "GroupQueryAttention": ("num_query_heads", "head_dim")}
+"""Class -> what its settings call the number of query heads and the width of keys."""
+
 PATHS = {"GroupQueryAttention": "grouped_query_attention"}
 """Class -> what paths call it, where that is not made of the name."""
 
@@ -50,10 +53,12 @@ class KerasLayer:
     Attributes:
         layout: of its arrays, by its class; "" where it is no class of keras.layers.
         changed: what makes it compute something else than the layout says; "" if nothing does.
+        heads: how many query heads, and how wide keys are, as the arrays must show it; () where nothing says it.
     """
 
     layout: str
     changed: str
+    heads: tuple[Any, ...] = ()
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
@@ -95,7 +100,8 @@ def _layer(layer: Mapping[str, Any]) -> KerasLayer:
     kind = layer["class_name"]
     if layer["module"] != "keras.layers" or layer.get("registered_name") not in (None, kind):
         return KerasLayer("", f"its class is {shown(layer['module'])}.{kind}, not the one of keras.layers")
-    return KerasLayer(LAYOUTS[kind], _changed(layer))
+    config, names = layer["config"], HEADS[kind]
+    return KerasLayer(LAYOUTS[kind], _changed(layer), tuple(config.get(name) for name in names))
 
 
 def _changed(layer: Mapping[str, Any]) -> str:

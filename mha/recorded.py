@@ -175,7 +175,8 @@ def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where
     if not told:
         raise SpecError(
             f"what was recorded of {where} proves nothing: scores of half the size would give the same within the "
-            "bound. Record a call of several tokens, with numbers that are not all alike"
+            f"bound of {layer.dtype}. Record a call of several tokens, with numbers that are not all alike"
+            + ("" if layer.dtype in ("float64", "float32") else ", in float32: those weights in float32 are the same")
         )
     return Proof(len(layer.calls), worst, layer.dtype, " and ".join(dict.fromkeys(filter(None, masks))))
 

@@ -138,7 +138,7 @@ class About:
         if layer.prefix in self.checkpoint.configs:
             return self._of_metadata(layer.prefix, layout), ()
         if self.checkpoint.path.name.endswith(".keras"):
-            return self._of_archive(layer.prefix), GENERATORS
+            return self._of_archive(layer), GENERATORS
         if layout in ("keras", "keras-gqa"):
             return LayerFacts("", f"its names fit layers of several classes, and {self._no_config}"), GENERATORS
         return self._of_model(layer)
@@ -158,13 +158,16 @@ class About:
             return LayerFacts(f"mha convert wrote it and says: {word}, {shown(why, 300)}", "")
         return LayerFacts("", f"mha convert wrote it and says: {shown(word)}, as layout {shown(of)}")
 
-    def _of_archive(self, prefix: str) -> LayerFacts:
+    def _of_archive(self, layer: FoundLayer) -> LayerFacts:
         layers, missing = self._archive
-        found = layers.get(prefix)
+        found = layers.get(layer.prefix)
         if found is None:
             return LayerFacts("", missing)
         if found.changed:
             return LayerFacts("", found.changed, layout=found.layout)
+        shape = layer.shapes[get(layer.layouts[0]).required[0]]
+        if found.heads != shape[1:]:
+            return LayerFacts("", f"the archive says heads and width {shown(found.heads)}, and its arrays {shape[1:]}")
         named = "MultiHeadAttention" if found.layout == "keras" else "GroupQueryAttention"
         return LayerFacts(f"the archive names keras.layers.{named}", "", layout=found.layout)
 
@@ -216,7 +219,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
         command: the one that was given, which more options would complete.
     """
     prefix, why = next(iter(unsettled.items()))
-    what = f"the layer at prefix {prefix!r}" if prefix else "the layer"
+    what = f"the layer at prefix {shown(repr(prefix))}" if prefix else "the layer"
     if len(unsettled) > 1:
         what = f"{len(unsettled)} layers, first {what},"
     verb = "are" if len(unsettled) > 1 else "is"

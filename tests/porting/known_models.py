@@ -40,7 +40,7 @@ def model_of(model_type: str, **changes: Any) -> Any:
         model = hf.AutoModel.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.normal_(std=0.4)
+                parameter.normal_(std=0.3)
     return model
 
 

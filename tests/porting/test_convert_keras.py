@@ -109,6 +109,7 @@ def test_a_gate_stops_the_layer_by_its_arrays(tmp_path):
             lambda layer: layer["config"]["dtype"].update(class_name="QuantizedDTypePolicy"),
             "its dtype policy is a Quant",
         ),
+        (lambda layer: layer["config"].update(num_heads=4), r"says heads and width \(4, 4\), and its arrays \(3, 4\)"),
         (lambda layer: layer.pop("config"), "its config.json can't be read: KeyError"),
     ],
 )

@@ -14,12 +14,14 @@ pytest.importorskip("transformers")
 
 import transformers as hf  # noqa: E402
 
+import mha as mha_tools  # noqa: E402
 from mha.convert import convert, list_layers  # noqa: E402
 from mha.families import FAMILIES, MODEL_TYPES  # noqa: E402
 from mha.model_config import ModelConfig  # noqa: E402
 from mha.recipes import RECIPES  # noqa: E402
 from mha.verify import NotEqual  # noqa: E402
 from mha_core import SpecError, load_weights  # noqa: E402
+from tests.porting import hf_models  # noqa: E402
 from tests.porting.known_models import model_of, run  # noqa: E402
 from tests.porting.weight_files import arrays_of, mha, verify_in_numpy  # noqa: E402
 
@@ -48,6 +50,37 @@ def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_pa
     proved = convert(source, to_layout="canonical", out=out, recorded=calls, force=True, **choice)
     assert {layer.standing.word for layer in proved.layers} == {"proved"}
     assert [layer.config for layer in proved.layers] == [layer.config for layer in known.layers]
+
+
+@pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_cross_attention_is_known_and_proved_too(name, implementation, tmp_path):
+    known, proved = _known_and_proved(hf_models.model_of(name, implementation), name, tmp_path)
+    assert {layer.standing.word for layer in known.layers} == {"known"}
+    assert {layer.standing.word for layer in proved.layers} == {"proved"}
+
+
+def test_a_call_in_half_precision_that_can_not_tell_is_made_in_float32(tmp_path):
+    """The bound of bfloat16 lets half the scale pass for small layers. The same numbers in float32 prove them."""
+    model = hf_models.model_of("bert", dtype="bfloat16")
+    with pytest.raises(
+        SpecError, match="proves nothing: .* the bound of bfloat16.* those weights in float32 are the same"
+    ):
+        _known_and_proved(model, "bert", tmp_path)
+    model.save_pretrained(tmp_path)
+    _, proved = _known_and_proved(model.float(), "bert", tmp_path, save=False)
+    assert {(layer.standing.word, layer.dtype) for layer in proved.layers} == {("proved", "bfloat16")}
+
+
+def _known_and_proved(model, name, folder, save=True):
+    """What comes of its file without a recorded call, and with one."""
+    if save:
+        model.save_pretrained(folder)
+    with torch.no_grad(), mha_tools.capture(model, folder / "calls.safetensors", overwrite=True):
+        model(**hf_models.batch_of(name, str(model.dtype).removeprefix("torch.")))
+    source = folder / "model.safetensors"
+    arguments = {"to_layout": "canonical", "out": folder / "o.safetensors", "every": True, "force": True}
+    return convert(source, **arguments), convert(source, **arguments, recorded=folder / "calls.safetensors")
 
 
 def test_the_families_are_those_of_the_recipes_and_some_more():

@@ -51,7 +51,7 @@ def record(path, *layers, inputs=None, config=CONFIG, wrong=0.0):
 
 def test_layers_that_give_what_was_recorded_are_proved(source, tmp_path):
     calls = record(tmp_path / "calls.safetensors", ("layers.1.attn", 1), ("layers.0.attn", 0))
-    arguments = ["--to", "bert", "--out", tmp_path / "o.npz", "--all", "--json", tmp_path / "o.json"]
+    arguments = ["--to", "bert", "--out", tmp_path / "o.npz", "--all", "--num-heads", 3, "--json", tmp_path / "o.json"]
     result = mha(source, *arguments, "--recorded", calls)
     assert result.exit_code == 0, result.output
     assert "2 x proved: a recorded call of the original was reproduced" in result.output
@@ -61,6 +61,9 @@ def test_layers_that_give_what_was_recorded_are_proved(source, tmp_path):
     assert [layer["standing"] for layer in told["layers"]] == ["proved"] * 2
     assert {layer["config"]["num_heads"] for layer in told["layers"]} == {3}, "the recording says how many heads"
     assert "1 recorded call in float32 reproduced, worst error 0." in told["layers"][0]["why"]
+    printed = mha(source, *arguments[:-1], "-", "--recorded", record(calls, (PREFIXES[0], 0)), "--moved", "--force")
+    assert [layer["standing"] for layer in json.loads(printed.output)["layers"]] == ["proved", "moved"], printed.output
+    assert json.loads(printed.output)["standing"] == "mixed"
 
 
 @pytest.mark.parametrize(("seed", "wrong", "also"), [(1, 0.0, True), (0, 1e-3, False)])
