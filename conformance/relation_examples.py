@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.case import Rng
 from conformance.expected import answer
+from conformance.items import take_items
 from conformance.precision import Precision
 from conformance.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
@@ -113,9 +114,7 @@ def masked_keys_huge(rng: Rng, dtype: str) -> Instance:
 
 def _items(rng: Rng, chosen: NDArray) -> Instance:
     problem = _draw(rng)
-    inputs = problem.inputs
-    arrays = {name: getattr(inputs, name)[chosen] for name in ("queries", "keys", "values")}
-    changed = _with(problem, **arrays, mask=_mapped(problem, lambda array: array[chosen]))
+    changed = replace(problem, inputs=take_items(problem.inputs, chosen))
     return Instance(problem, (changed,), wanted=lambda heads: heads[chosen])
 
 

@@ -13,7 +13,7 @@ from conformance.bug import Bug
 from conformance.bugs import all_bugs
 from conformance.diagnose import Diagnosis, Observation, Runs
 from conformance.diagnose import diagnose as find_bugs
-from conformance.handout import OWN_ARRAYS
+from conformance.items import take_items
 from conformance.problem import Problem
 from mha.packing_bugs import packing_bugs
 from mha.recording import RecordedCall, Recording
@@ -76,19 +76,8 @@ def _two_items_each(recording: Recording) -> Recording:
 
 def items_of(call: RecordedCall, items: NDArray) -> RecordedCall:
     """The call with these batch items alone, in every array that has an axis for them."""
-    inputs, mask = call.inputs, call.inputs.mask
-    batch = inputs.queries.shape[0]
-
-    def cut(name: str, array: NDArray) -> NDArray:
-        by_item = array.ndim == (4 if name in ("allowed", "bias") else max(array.ndim, 1))
-        return array[items] if by_item and array.shape[0] == batch else array
-
-    arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if getattr(inputs, name) is not None}
-    return replace(
-        call,
-        inputs=replace(inputs, **{name: array[items] for name, array in arrays.items()}, mask=mask.map_arrays(cut)),
-        outputs={name: array[items] for name, array in call.outputs.items()},
-    )
+    outputs = {name: array[items] for name, array in call.outputs.items()}
+    return replace(call, inputs=take_items(call.inputs, items), outputs=outputs)
 
 
 def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
