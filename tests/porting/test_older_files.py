@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from mha.convert import convert
 from mha.formats import open_checkpoint
 from mha.formats.layer import read_layer
 from mha.formats.survey import survey_file
 from mha_core import SpecError
 from mha_core.layouts import get
 from tests.porting.older_files import write_flax, write_tf
+from tests.porting.weight_files import verify_in_numpy
 
 FORMS = {"tf_model.h5": (write_tf, "h5py"), "flax_model.msgpack": (write_flax, "flax")}
 E, H, LAYERS = 12, 3, 11
@@ -175,3 +179,21 @@ def test_a_shard_of_a_tensorflow_model_lists_its_arrays_without_groups(tmp_path)
         file.attrs["layer_names"] = [name.encode() for name in arrays]
     seen = survey_file(tmp_path / "tf_model-00001-of-00002.h5")
     assert [layer.prefix for layer in seen.incomplete] == [f"bert/encoder/layer_._{n}/attention" for n in (2, 10)]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_folder_of_an_older_model_is_known_by_its_config_and_converted(name, tmp_path, monkeypatch):
+    write, package = FORMS[name]
+    pytest.importorskip(package)
+    verify_in_numpy(monkeypatch)
+    write(tmp_path / name, "bert", model("bert"))
+    config = {"model_type": "bert", "num_attention_heads": H, "hidden_size": E, "num_hidden_layers": LAYERS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "out.npz"
+    done = convert(tmp_path, to_layout="bert", out=out, every=True, to_prefix="{index}")
+    assert {layer.standing.word for layer in done.layers} == {"known"}
+    with np.load(out) as file:
+        for number in range(LAYERS):
+            for part in get("bert").required:
+                wanted = model("bert")[f"encoder.layer.{number}.attention.{part}"]
+                assert file[f"{number}.{part}"].tobytes() == wanted.tobytes()
