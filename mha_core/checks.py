@@ -1,8 +1,13 @@
 """What a call must look like, decided once for the reference and all backends.
 
 `check_call` looks at shapes and dtypes alone, so it also holds while a framework traces a
-function; `check_valid_lens` looks at values and is for calls whose values are at hand. Both raise
+function; `check_numbers` looks at values and is for calls whose values are at hand. Both raise
 SpecError with the same text whoever calls them.
+
+Every size, position and reach has to fit in 32 bits, which is what the narrowest of the frameworks
+counts with: `LONGEST` is the most that an axis or a window may have, and an offset lies in
+`-LONGEST - 1..LONGEST`. Where the values of an offset are not at hand (a framework traces, or they
+stand on another device), what lies beyond counts as the nearest that is allowed.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha_core.arguments import holds_long_integers
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
@@ -21,8 +27,11 @@ Dim = int | None
 """One size; None while a tracing framework does not know it yet."""
 
 
-LONGEST_REACH = 2**31 - 1
-"""The most that a window may reach: what every framework's positions can be compared with."""
+LONGEST = 2**31 - 1
+"""The most elements that an axis may have, and the most keys that a window may reach: the largest of int32."""
+
+OFFSETS = (-LONGEST - 1, LONGEST)
+"""The least and the largest query_offset."""
 
 
 class ArraySpec(NamedTuple):
@@ -46,7 +55,8 @@ class CallSizes(NamedTuple):
 
 def describe_array(array: Any) -> ArraySpec:
     """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
-    return ArraySpec(tuple(array.shape), str(array.dtype))
+    dtype = array.dtype.name if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
+    return ArraySpec(tuple(array.shape), dtype)
 
 
 def check_call(
@@ -63,7 +73,7 @@ def check_call(
     head_shapes: HeadShapes | None = None,
     split: bool = False,
     layer_dtype: str | None = None,
-    describe: Callable[[Any], ArraySpec] = describe_array,
+    describe: Callable[[Any], ArraySpec | None] = describe_array,
 ) -> CallSizes:
     """Check one attention call by shapes and dtypes; return its sizes.
 
@@ -78,19 +88,20 @@ def check_call(
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may be (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv).
         layer_dtype: the dtype that the layer computes in; None where it takes that of its inputs.
-        describe: turns an array of the caller's framework into an ArraySpec.
+        describe: turns an array of the caller's framework, or of NumPy, into an ArraySpec; None for any other.
 
     Raises:
         SpecError: naming the first argument that does not fit, the rule, and what was given.
     """
     specs = {}
     for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        specs[name] = _describe(name, array, describe)
+        specs[name] = describe_argument(name, array, describe)
     if split and head_shapes is not None and any(len(spec.shape) == 4 for spec in specs.values()):
         specs = {name: _merged(name, spec, head_shapes) for name, spec in specs.items()}
     for name, spec in specs.items():
         if len(spec.shape) != 3:
             raise SpecError(f"{name} must have shape (batch, length, width). Got {_show(spec.shape)}.")
+        _check_lengths(name, spec.shape)
     _check_inputs(specs, widths)
     check_layer_dtype("queries", specs["queries"].dtype, layer_dtype)
 
@@ -98,11 +109,13 @@ def check_call(
     past_len = _check_past(past_keys, past_values, batch, specs["queries"].dtype, head_shapes, describe)
     new_len = specs["keys"].shape[1]
     key_len = None if past_len is None or new_len is None else past_len + new_len
+    if isinstance(key_len, int) and key_len > LONGEST:
+        raise SpecError(f"past and new keys must be at most {LONGEST} together. Got {key_len}.")
     sizes = CallSizes(batch, query_len, key_len, past_len)
     full = (batch, num_heads, query_len, sizes.key_len)
     _check_mask(mask, sizes, full, specs["queries"].dtype, describe)
     if dropout_keep is not None:
-        spec = _describe("dropout_keep", dropout_keep, describe)
+        spec = describe_argument("dropout_keep", dropout_keep, describe)
         if spec.dtype != "bool":
             raise SpecError(f"dropout_keep must be boolean (True = kept). Got dtype {spec.dtype}.")
         if not _same_shape(spec.shape, full):
@@ -110,10 +123,26 @@ def check_call(
     return sizes
 
 
+def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
+    """Raise SpecError unless lengths and offsets lie where they may; what has passed `check_call`.
+
+    Args:
+        valid_lens, query_offset: those of an AttentionMask, in NumPy; None where the values are not at hand.
+        key_len: Lk; None where it is not known: then lengths are not looked at.
+    """
+    if valid_lens is not None and key_len is not None:
+        check_valid_lens(valid_lens, key_len)
+    if query_offset is not None:
+        lowest, highest = OFFSETS
+        wrong = _first_beyond(query_offset, lowest, highest)
+        if wrong is not None:
+            raise SpecError(f"query_offset must lie in {lowest}..{highest}. Got {wrong}.")
+
+
 def check_valid_lens(valid_lens: np.ndarray, key_len: int) -> None:
     """Raise SpecError unless every valid length lies in 0..key_len."""
-    if valid_lens.size and (valid_lens.min() < 0 or valid_lens.max() > key_len):
-        wrong = valid_lens[(valid_lens < 0) | (valid_lens > key_len)].flat[0]
+    wrong = _first_beyond(valid_lens, 0, key_len)
+    if wrong is not None:
         raise SpecError(f"valid_lens must lie in 0..{key_len}, the number of keys. Got {wrong}.")
 
 
@@ -130,6 +159,14 @@ def check_layer_dtype(name: str, dtype: str, layer_dtype: str | None) -> None:
     """Raise SpecError unless an input has the dtype that the layer computes in: nothing is cast in silence."""
     if layer_dtype is not None and dtype != layer_dtype:
         raise SpecError(f"{name} must have the dtype of the layer, {layer_dtype}. Got {dtype}.")
+
+
+def check_one_dtype(dtypes: list[str]) -> None:
+    """Raise SpecError unless queries, keys and values have one floating-point dtype."""
+    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
+        raise SpecError(
+            f"queries, keys and values must share one dtype of {', '.join(DTYPES)}. Got {', '.join(dtypes)}."
+        )
 
 
 def check_same_width(query_width: Dim, key_width: Dim) -> None:
@@ -157,7 +194,7 @@ def _check_past(
     batch: Dim,
     dtype: str,
     head_shapes: HeadShapes | None,
-    describe: Callable[[Any], ArraySpec],
+    describe: Callable[[Any], ArraySpec | None],
 ) -> Dim:
     """The length of the past, 0 without one; SpecError for what does not fit."""
     if past_keys is None and past_values is None:
@@ -172,7 +209,7 @@ def _check_past(
         ("past_keys", past_keys, head_shapes.keys),
         ("past_values", past_values, head_shapes.values),
     ):
-        spec = _describe(name, array, describe)
+        spec = describe_argument(name, array, describe)
         if len(spec.shape) != 4 or not _same_shape(spec.shape, (batch, heads, length, width)):
             wanted = _show((batch, heads, length, width)).replace("?", "length")
             raise SpecError(f"{name} must have shape {wanted}. Got {_show(spec.shape)}.")
@@ -182,10 +219,29 @@ def _check_past(
     return length
 
 
-def _describe(name: str, array: Any, describe: Callable[[Any], ArraySpec]) -> ArraySpec:
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+def describe_argument(name: str, array: Any, describe: Callable[[Any], ArraySpec | None]) -> ArraySpec:
+    """Shape and dtype of the argument `name`; SpecError if it is no array that `describe` knows."""
+    is_array = hasattr(array, "shape") and hasattr(array, "dtype") and not isinstance(array, np.ma.MaskedArray)
+    spec = describe(array) if is_array else None
+    if spec is None:
         raise SpecError(f"{name} must be an array. Got {type(array).__name__}.")
-    return describe(array)
+    if holds_long_integers(array):
+        return spec._replace(dtype="int64")  # integers they are; their values will be refused
+    return spec
+
+
+def _check_lengths(name: str, shape: tuple[Dim, ...]) -> None:
+    if any(isinstance(size, int) and size > LONGEST for size in shape):
+        raise SpecError(f"{name} must have at most {LONGEST} elements along each axis. Got {_show(shape)}.")
+
+
+def _first_beyond(numbers: int | np.ndarray, lowest: int, highest: int) -> Any:
+    """The first of these integers that does not lie in lowest..highest; None if all do."""
+    if isinstance(numbers, int):  # nothing of NumPy, which a framework may be tracing
+        return None if lowest <= numbers <= highest else numbers
+    if numbers.size == 0 or (lowest <= int(numbers.min()) and int(numbers.max()) <= highest):
+        return None
+    return next(number for number in numbers.flat if not lowest <= int(number) <= highest)
 
 
 def _check_inputs(specs: dict[str, ArraySpec], widths: tuple[Dim, Dim, Dim]) -> None:
@@ -203,18 +259,18 @@ def _check_inputs(specs: dict[str, ArraySpec], widths: tuple[Dim, Dim, Dim]) -> 
     for (name, spec), label, width in zip(specs.items(), ("query_dim", "key_dim", "value_dim"), widths, strict=True):
         if not _same(spec.shape[2], width):
             raise SpecError(f"{name} must be {label}={width} wide. Got {_show(spec.shape)}.")
-    dtypes = [spec.dtype for spec in specs.values()]
-    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
-        raise SpecError(
-            f"queries, keys and values must share one dtype of {', '.join(DTYPES)}. Got {', '.join(dtypes)}."
-        )
+    check_one_dtype([spec.dtype for spec in specs.values()])
 
 
 def _check_mask(
-    mask: AttentionMask, sizes: CallSizes, full: tuple[Dim, ...], dtype: str, describe: Callable[[Any], ArraySpec]
+    mask: AttentionMask,
+    sizes: CallSizes,
+    full: tuple[Dim, ...],
+    dtype: str,
+    describe: Callable[[Any], ArraySpec | None],
 ) -> None:
     if mask.valid_lens is not None:
-        spec = _describe("valid_lens", mask.valid_lens, describe)
+        spec = describe_argument("valid_lens", mask.valid_lens, describe)
         if not _is_integer(spec.dtype):
             raise SpecError(f"valid_lens must be integers. Got dtype {spec.dtype}.")
         if not (_same_shape(spec.shape, full[:1]) or _same_shape(spec.shape, (full[0], full[2]))):
@@ -223,32 +279,33 @@ def _check_mask(
                 f"Got {_show(spec.shape)}."
             )
     if mask.allowed is not None:
-        spec = _describe("allowed", mask.allowed, describe)
+        spec = describe_argument("allowed", mask.allowed, describe)
         if spec.dtype != "bool":
             raise SpecError(f"allowed must be boolean (True = may attend). Got dtype {spec.dtype}.")
         _check_broadcast("allowed", spec.shape, full)
     if mask.bias is not None:
-        spec = _describe("bias", mask.bias, describe)
+        spec = describe_argument("bias", mask.bias, describe)
         if spec.dtype != dtype:
             raise SpecError(f"bias must have the dtype of queries, {dtype}. Got {spec.dtype}.")
         _check_broadcast("bias", spec.shape, full)
     _check_positions(mask, sizes, describe)
 
 
-def _check_positions(mask: AttentionMask, sizes: CallSizes, describe: Callable[[Any], ArraySpec]) -> None:
+def _check_positions(mask: AttentionMask, sizes: CallSizes, describe: Callable[[Any], ArraySpec | None]) -> None:
     if not isinstance(mask.causal, bool):
         raise SpecError(f"causal must be True or False. Got {mask.causal!r}.")
     if mask.window is not None:
         window = mask.window
         if not (isinstance(window, tuple) and len(window) == 2 and all(_is_reach(reach) for reach in window)):
             raise SpecError(
-                f"window must be (left, right), each a number of keys in 0..{LONGEST_REACH}, or None for unbounded. "
+                f"window must be (left, right), each a number of keys in 0..{LONGEST}, or None for unbounded. "
                 f"Got {window!r}."
             )
     offset = mask.query_offset
     if isinstance(offset, int) and not isinstance(offset, bool):
+        check_numbers(None, offset, None)  # known even where a framework traces
         return
-    spec = _describe("query_offset", offset, describe)
+    spec = describe_argument("query_offset", offset, describe)
     if not _is_integer(spec.dtype) or not (spec.shape == () or _same_shape(spec.shape, (sizes.batch,))):
         raise SpecError(
             f"query_offset must be an integer, or integers of shape (B,)=({sizes.batch},). "
@@ -282,4 +339,4 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _is_reach(reach: Any) -> bool:
-    return reach is None or (isinstance(reach, int) and not isinstance(reach, bool) and 0 <= reach <= LONGEST_REACH)
+    return reach is None or (isinstance(reach, int) and not isinstance(reach, bool) and 0 <= reach <= LONGEST)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.arguments import settled
+from mha_core.checks import CallSizes, check_call, check_numbers
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
@@ -29,6 +30,11 @@ class AttentionInputs:
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
             steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
             and in every stage. Give their number to the mask as `query_offset`.
+
+    A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
+
+    Raises:
+        SpecError: a list that is no array.
     """
 
     queries: NDArray
@@ -39,6 +45,17 @@ class AttentionInputs:
     cotangent: NDArray | None = None
     past_keys: NDArray | None = None
     past_values: NDArray | None = None
+
+    def __post_init__(self) -> None:
+        changes: dict[str, object] = {}
+        for name in ("queries", "keys", "values", "cotangent", "past_keys", "past_values"):
+            given = getattr(self, name)
+            changes[name] = settled(name, given) if isinstance(given, np.ndarray) else given
+        changes["mask"] = self.mask.with_bias_in(str(getattr(changes["queries"], "dtype", "")))
+        changes["dropout_keep"] = settled("dropout_keep", self.dropout_keep)
+        for name, value in changes.items():
+            if value is not getattr(self, name):
+                object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @property
     def is_split(self) -> bool:
@@ -53,8 +70,8 @@ class AttentionInputs:
             self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
         )
 
-    def check(self, config: AttentionConfig) -> CallSizes:
-        """Return the sizes of this run, or raise SpecError naming what does not fit `config`."""
+    def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
+        """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
         sizes = check_call(
             queries=self.queries,
             keys=self.keys,
@@ -67,9 +84,9 @@ class AttentionInputs:
             head_shapes=config.head_shapes,
             split=not config.projections,
             widths=(config.query_dim, config.key_dim, config.value_dim),
+            layer_dtype=dtype,
         )
-        if self.mask.valid_lens is not None:
-            check_valid_lens(self.mask.valid_lens, sizes.key_len)
+        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if self.cotangent is not None:
             output = (sizes.batch, sizes.query_len, config.output_dim)
             if self.cotangent.shape != output or str(self.cotangent.dtype) not in DTYPES:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.arguments import is_numbers, numbers_as, settled, settled_window
+from mha_core.dtypes import DTYPES
+
 if TYPE_CHECKING:
     from mha_core.checks import CallSizes
 
@@ -31,11 +34,16 @@ class AttentionMask:
         bias: float, broadcastable to (B, H, Lq, Lk), added to the scores after scaling. -inf in it
             excludes that key just as `allowed = False` does; a large finite number is only a number.
         causal: query i stands at position query_offset + i; key j is allowed iff j <= that position.
-        query_offset: an integer, or integers (B,). 0 aligns queries and keys at their first
+        query_offset: an integer, or integers (B,), in -2**31..2**31 - 1. 0 aligns queries and keys at their first
             elements (top-left), Lk - Lq at their last (bottom-right); with a decoding cache it is
             the number of past keys. Without `causal` and `window` it has nothing to act on.
         window: (left, right); key j is allowed iff position - left <= j <= position + right.
             None in it is unbounded. The query's own position is not counted.
+
+    Lists and numbers become arrays of NumPy here (see `mha_core.arguments`), but for a bias: see `with_bias_in`.
+
+    Raises:
+        SpecError: a list that is no array.
 
     >>> mask = AttentionMask(valid_lens=np.array([1, 3]), causal=True)
     >>> from mha_core.checks import CallSizes
@@ -54,6 +62,37 @@ class AttentionMask:
     query_offset: Any = 0
     window: tuple[int | None, int | None] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("valid_lens", "allowed"):
+            self._settle(name, settled(name, getattr(self, name)))
+        if isinstance(self.query_offset, np.integer):
+            self._settle("query_offset", int(self.query_offset))
+        elif type(self.query_offset) is not int:
+            self._settle("query_offset", settled("query_offset", self.query_offset))
+        if not is_numbers(self.bias):
+            self._settle("bias", settled("bias", self.bias))
+        if isinstance(self.causal, np.bool_):
+            self._settle("causal", bool(self.causal))
+        self._settle("window", settled_window(self.window))
+
+    def _settle(self, name: str, value: Any) -> None:
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def with_bias_in(
+        self, dtype: str, convert: Callable[[NDArray, str], Any] = lambda array, dtype: array
+    ) -> AttentionMask:
+        """The same mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
+
+        Args:
+            dtype: of the queries, which it takes.
+            convert: makes the array that is wanted of one of NumPy (bfloat16: in float32) and the name of its dtype.
+        """
+        if not is_numbers(self.bias):
+            return self
+        array = numbers_as("bias", self.bias, dtype)
+        return replace(self, bias=convert(array, dtype) if dtype in DTYPES and array.dtype.kind == "f" else array)
+
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
         """The same mask with `convert(name, array)` in place of every array."""
         arrays = {name: getattr(self, name) for name in ARRAY_SOURCES}
@@ -62,7 +101,7 @@ class AttentionMask:
             **{
                 name: convert(name, array)
                 for name, array in arrays.items()
-                if array is not None and not isinstance(array, (int, bool))
+                if array is not None and not isinstance(array, int)
             },
         )
 
@@ -84,6 +123,11 @@ class AttentionMask:
     def has_positions(self) -> bool:
         """Whether the mask depends on where queries and keys stand."""
         return self.causal or self.window is not None
+
+
+def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
+    """The keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
+    return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
@@ -153,7 +197,7 @@ def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
 
 def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """(1 or B, 1, Lq, Lk): `causal` and `window`."""
-    offset = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1)
+    offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1, 1, 1)
     position = offset + np.arange(sizes.query_len)[:, None]
     ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
     reach = np.ones(ahead.shape, dtype=np.bool_)

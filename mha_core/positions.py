@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.checks import ArraySpec, check_layer_dtype, describe_argument, describe_array
+from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 
 
@@ -36,3 +41,32 @@ def check_positions(length: int | None, width: int | None, *, embed_dim: int, ma
         raise SpecError(f"the input's width must be embed_dim={embed_dim}. Got {width}.")
     if length is not None and length > max_len:
         raise SpecError(f"the sequence must be at most max_len={max_len} long. Got {length}.")
+
+
+def check_encoded(
+    x: Any,
+    *,
+    embed_dim: int,
+    max_len: int,
+    layer_dtype: str | None = None,
+    describe: Callable[[Any], ArraySpec | None] = describe_array,
+) -> ArraySpec:
+    """Check what positions are to be added to; return its shape and dtype.
+
+    Args:
+        x: (B, L, embed_dim), floating-point; L is at most max_len.
+        embed_dim, max_len: of the table.
+        layer_dtype: the dtype that the layer was given; None for one that takes its input's.
+        describe: see `mha_core.checks.check_call`.
+
+    Raises:
+        SpecError: naming what does not fit.
+    """
+    spec = describe_argument("the input", x, describe)
+    if len(spec.shape) != 3:
+        raise SpecError(f"the input must have shape (batch, length, width). Got {spec.shape}.")
+    if spec.dtype not in DTYPES:
+        raise SpecError(f"the input must have a dtype of {', '.join(DTYPES)}. Got {spec.dtype}.")
+    check_positions(spec.shape[1], spec.shape[2], embed_dim=embed_dim, max_len=max_len)
+    check_layer_dtype("the input", spec.dtype, layer_dtype)
+    return spec

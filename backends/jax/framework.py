@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.arguments import holds_arrays, is_convertible, settled
+from mha_core.checks import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 
@@ -85,6 +87,32 @@ def to_array(name: str, array: Any) -> jax.Array:
             if array.min() < limits.min or array.max() > limits.max:
                 raise SpecError(f"{name} must fit in {limits.dtype} while JAX's 64-bit types are off.")
     return jnp.asarray(array)
+
+
+def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
+    """An array of JAX for one of NumPy, or for a list of JAX's; in `dtype`, or in its own.
+
+    What `mha_core` refuses, and what JAX would take in a narrower dtype, comes back as it is; so does everything else.
+    """
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return jnp.asarray(array)
+    if not is_convertible(array):
+        return array
+    array = settled(name, array)
+    return jnp.asarray(array, dtype) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
+
+
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of JAX nor of NumPy."""
+    return describe_array(array) if isinstance(array, (jax.Array, np.ndarray)) else None
+
+
+def numbers(array: Any) -> NDArray | None:
+    """The numbers of an array, if they are at hand without waiting for a device; None while JAX traces."""
+    if isinstance(array, np.ndarray):
+        return array
+    is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())
+    return np.asarray(array) if is_near else None
 
 
 def has_values(array: Any) -> bool:

@@ -27,9 +27,10 @@ from backends.jax.attention import (
     zero_padding,
 )
 from backends.jax.fast import Attended, attend_in_blocks
-from backends.jax.framework import check_fields, in_width, layer_dtype
+from backends.jax.framework import as_jax, check_fields, in_width, layer_dtype
 from backends.jax.heads import merge_heads, split_heads
-from backends.jax.masks import Mask, Widths, Window, build_mask
+from backends.jax.masks import Mask, Widths, Window, build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
@@ -111,7 +112,7 @@ class MultiHeadAttention(nn.Module):
         """All seven stages of one call: `layer.apply(variables, ..., method="stages")`, as for `__call__`."""
         config = self._config
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        past = past_keys, past_values
+        past_keys, past_values = past = as_jax("past_keys", past_keys), as_jax("past_values", past_values)
         mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
         k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
         scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
@@ -148,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         config = self._config
         query_block = None if query_block is None else check_size("query_block", query_block)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        past = past_keys, past_values
+        past_keys, past_values = past = as_jax("past_keys", past_keys), as_jax("past_values", past_values)
         mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
         parts_k, parts_v = with_past(past_keys, k, mask), with_past(past_values, v, mask)  # one after the other
         present = (joined(parts_k), joined(parts_v)) if return_present else None  # (B, G, Lk, d), (B, G, Lk, dv)
@@ -238,9 +239,11 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Mask, Array, Array, Array]:
         """Check the call; the mask, queries (B, H, Lq, d), and the new keys (B, G, L, d) and values (B, G, L, dv)."""
         config = self._config
-        check_dropout_keep(dropout_keep, training=not deterministic)
+        queries, keys, values = as_jax("queries", queries), as_jax("keys", keys), as_jax("values", values)
+        keep = as_jax("dropout_keep", settled("dropout_keep", dropout_keep))
+        check_dropout_keep(keep, training=not deterministic)
         mask = build_mask(
-            *(queries, keys, values, sources, dropout_keep, past_keys, past_values),
+            *(queries, keys, values, sources_of(queries, sources), keep, past_keys, past_values),
             num_heads=config.num_heads,
             widths=self._widths(self.variables),
             head_shapes=config.head_shapes,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from backends.jax.framework import check_enabled, has_values, to_array
-from mha_core.checks import CallSizes, check_call, check_valid_lens
+from backends.jax.framework import as_jax, check_enabled, describe, has_values, numbers
+from mha_core.checks import LONGEST, OFFSETS, CallSizes, check_call, check_numbers
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
@@ -70,6 +71,20 @@ def additive_bias(mask: Mask) -> Array | None:
     return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
 
 
+def sources_of(queries: Any, mask: AttentionMask) -> AttentionMask:
+    """The mask with arrays of JAX in place of lists, numbers and NumPy's arrays.
+
+    Integers of NumPy stay what they are until `build_mask` has looked at them: JAX might not hold them.
+    """
+    if isinstance(getattr(queries, "dtype", None), np.dtype):
+        mask = mask.with_bias_in(queries.dtype.name, lambda array, dtype: as_jax("bias", array, dtype))
+    return mask.map_arrays(
+        lambda name, array: (
+            array if isinstance(array, np.ndarray) and name in ("valid_lens", "query_offset") else as_jax(name, array)
+        )
+    )
+
+
 def build_mask(
     queries: Array,
     keys: Array,
@@ -87,22 +102,16 @@ def build_mask(
 ) -> Mask:
     """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
+    All arrays have been through `as_jax`, but for those of the mask's integers, which may be NumPy's.
     `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
     parameters, None if it has none or casts to a dtype of its own.
     """
-    given = {"queries": queries, "keys": keys, "values": values, "past_keys": past_keys, "past_values": past_values}
-    for name, array in given.items():
-        if isinstance(array, np.ndarray):
-            check_enabled(name, array.dtype)
-    given_lens = mask.valid_lens
-    mask = mask.map_arrays(to_array)
-    keep = None if dropout_keep is None else to_array("dropout_keep", dropout_keep)
     sizes = check_call(
         queries=queries,
         keys=keys,
         values=values,
         mask=mask,
-        dropout_keep=keep,
+        dropout_keep=dropout_keep,
         past_keys=past_keys,
         past_values=past_values,
         num_heads=num_heads,
@@ -110,38 +119,71 @@ def build_mask(
         head_shapes=head_shapes,
         split=split,
         layer_dtype=dtype,
+        describe=describe,
     )
-    if given_lens is not None and has_values(given_lens):
-        check_valid_lens(np.asarray(given_lens), sizes.key_len)
+    lens, offset = mask.valid_lens, mask.query_offset
+    known_lens = np.asarray(lens) if lens is not None and has_values(lens) else None
+    known_offset = offset if isinstance(offset, int) else numbers(offset)
+    check_numbers(known_lens, known_offset, sizes.key_len)
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        if isinstance(array, np.ndarray):
+            check_enabled(name, array.dtype)
 
+    mask = replace(
+        mask,
+        valid_lens=None if lens is None else _within(lens, (0, sizes.key_len), known_lens is not None),
+        query_offset=_within(offset, OFFSETS, known_offset is not None),
+    )
     first, stop = _reach(mask, sizes)
     padding = _padding(mask, sizes)
     past_padding = None
     if padding is not None and sizes.past_len:
         padding = jnp.broadcast_to(padding, (padding.shape[0], sizes.key_len))
         padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), keep, padding, past_padding)
+    return Mask(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), dropout_keep, padding, past_padding)
 
 
 def _reach(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array | None]:
-    """`Mask.first` and `Mask.stop`; written so that no sum of a position and a reach overflows."""
+    """`Mask.first` and `Mask.stop`.
+
+    Where JAX has no int64, an offset and a reach may come to more than int32 holds: their sums stop at its ends,
+    beyond which no key stands.
+    """
     if mask.valid_lens is None and not mask.has_positions:
         return None, None
     first, stop = None, jnp.full((1, 1, 1, 1), sizes.key_len)
     if mask.valid_lens is not None:
-        lens = mask.valid_lens.astype(int)
+        lens = mask.valid_lens
         stop = jnp.minimum((lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None], stop)
     if mask.has_positions:
         left, right = mask.window or (None, None)
         right = 0 if mask.causal else right
-        offset = mask.query_offset
-        offset = to_array("query_offset", np.asarray(offset) if isinstance(offset, int) else offset)
-        position = offset.astype(int).reshape(-1, 1, 1, 1) + jnp.arange(sizes.query_len)[:, None]
+        offset = jnp.asarray(mask.query_offset, dtype=int).reshape(-1, 1, 1, 1)
+        query = jnp.arange(sizes.query_len)[:, None]
         if right is not None:
-            stop = jnp.minimum(stop, jnp.minimum(position, sizes.key_len - 1 - right) + right + 1)
+            stop = jnp.minimum(stop, _plus(_plus(_plus(offset, right), 1), query))
         if left is not None:
-            first = jnp.maximum(position, left) - left
+            first = jnp.maximum(_plus(_minus(offset, left), query), 0)
     return first, stop
+
+
+def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
+    """The same in JAX's usual integers; of numbers that could not be looked at, the nearest within the limits."""
+    if isinstance(integers, int):
+        return integers
+    integers = jnp.asarray(integers)
+    if not is_checked:
+        info = jnp.iinfo(integers.dtype)
+        integers = jnp.clip(integers, max(limits[0], int(info.min)), min(limits[1], int(info.max)))
+    return integers.astype(int)
+
+
+def _plus(position: Array, more: Any) -> Array:
+    return jnp.minimum(position, LONGEST - more) + more
+
+
+def _minus(position: Array, less: int) -> Array:
+    return jnp.maximum(position, less - LONGEST - 1) - less
 
 
 def _padding(mask: AttentionMask, sizes: CallSizes) -> Array | None:

@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from backends.jax.framework import to_array
+from backends.jax.framework import as_jax, check_enabled, describe
 from mha_core.config import check_dropout
-from mha_core.positions import check_positions, sinusoidal_positions
+from mha_core.positions import check_encoded, sinusoidal_positions
 
 # A linen module cannot keep the table from one `apply` to the next.
 _positions = lru_cache(maxsize=8)(sinusoidal_positions)
@@ -36,7 +36,7 @@ class PositionalEncoding(nn.Module):
     @nn.compact
     def __call__(self, x: Array, *, deterministic: bool = True) -> Array:
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
-        x = to_array("x", x)
-        check_positions(x.shape[1], x.shape[2], embed_dim=self.embed_dim, max_len=self.max_len)
+        x = as_jax("x", x)
+        check_enabled("x", check_encoded(x, embed_dim=self.embed_dim, max_len=self.max_len, describe=describe).dtype)
         positions = _positions(self.max_len, self.embed_dim)[: x.shape[1]]
         return nn.Dropout(self.dropout)(x + jnp.asarray(positions, x.dtype), deterministic=deterministic)

@@ -16,11 +16,12 @@ from jax.typing import ArrayLike
 from backends.jax.additive import AdditiveScore
 from backends.jax.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
 from backends.jax.fast import attend_in_blocks
-from backends.jax.framework import check_fields, in_width, layer_dtype, to_array
-from backends.jax.masks import Widths, Window, build_mask
+from backends.jax.framework import as_jax, check_fields, in_width, layer_dtype
+from backends.jax.masks import Widths, Window, build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask
+from mha_core.masks import AttentionMask, keep_for_one_head
 
 
 class _AttentionWithoutHeads(nn.Module):
@@ -67,10 +68,12 @@ class _AttentionWithoutHeads(nn.Module):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        check_dropout_keep(dropout_keep, training=not deterministic)
+        queries, keys, values = as_jax("queries", queries), as_jax("keys", keys), as_jax("values", values)
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        sources = sources.map_arrays(to_array).for_one_head(lambda array: array[:, None])
-        keep = None if dropout_keep is None else to_array("dropout_keep", dropout_keep)[:, None]
+        sources = sources_of(queries, sources).for_one_head(lambda array: array[:, None])
+        keep = as_jax("dropout_keep", settled("dropout_keep", dropout_keep))
+        keep = keep_for_one_head(keep, lambda array: array[:, None])
+        check_dropout_keep(keep, training=not deterministic)
         widths, dtype = self._widths(self.variables), layer_dtype(self)
         mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=widths, dtype=dtype)
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.checks import ArraySpec
-from mha_core.errors import BackendError, SpecError
+from mha_core.arguments import holds_arrays, is_convertible, settled
+from mha_core.checks import ArraySpec, describe_array
+from mha_core.errors import BackendError
 
 
 def numpy_version() -> str:
@@ -59,6 +60,10 @@ MXNET_DTYPES = ("float64", "float32")
 """What the layers compute in. MXNet has no float16 on a CPU: it fails late, when the result is read."""
 
 
+ARRAY_DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint8", "bool")
+"""What MXNet has arrays of."""
+
+
 def devices() -> tuple[str, ...]:
     """The names "cpu", then "gpu:0" and so on for what MXNet sees."""
     return ("cpu", *(f"gpu:{index}" for index in range(mx.context.num_gpus())))
@@ -79,9 +84,11 @@ def check_computes(name: str, dtype: Any) -> str:
     return dtype_name
 
 
-def describe(array: Any) -> ArraySpec:
-    """Shape and dtype, for mha_core's checks."""
-    return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of MXNet nor of NumPy."""
+    if isinstance(array, mx.nd.NDArray):
+        return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
+    return describe_array(array) if isinstance(array, np.ndarray) else None
 
 
 def to_numpy(array: mx.np.ndarray) -> NDArray:
@@ -97,37 +104,33 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 
 
 @mx.util.use_np
-def as_input(name: str, array: Any) -> mx.np.ndarray:
-    """An input as an mx.np array; a legacy NDArray becomes one, with its gradient.
+def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
+    """An mx.np array on `ctx` of a legacy one, with its gradient, of one of NumPy, or of a list of arrays.
 
-    Raises:
-        SpecError: it is no array of MXNet.
-        BackendError: MXNet does not compute in its dtype.
-    """
-    if not isinstance(array, mx.nd.NDArray):
-        raise SpecError(f"{name} must be an mx.np array. Got {type(array).__module__}.{type(array).__name__}.")
-    array = array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()
-    dtype = np.dtype(array.dtype)
-    if dtype.kind not in "biu":  # the core's check has the better words for those
-        check_computes(name, dtype)
-    return array
-
-
-@mx.util.use_np
-def as_source(array: Any, ctx: mx.Context) -> Any:
-    """A source of a mask on `ctx`, from an array of MXNet or NumPy or from a list; integers as int64.
-
-    MXNet compares integers of one dtype only. What it has no dtype for is returned as it is, for the
-    core's check to refuse.
+    In `dtype`, or in its own. What `mha_core` refuses, and what MXNet has no dtype for, comes back as it is; so does
+    everything else.
     """
     if isinstance(array, mx.nd.NDArray):
-        array = array.as_np_ndarray().as_in_ctx(ctx)
-        return array.astype("int64") if np.dtype(array.dtype).kind in "iu" else array
-    array = np.asarray(array)
-    if array.dtype.kind in "iu":
-        array = array.astype(np.int64)
-    known = array.dtype.name in ("float64", "float32", "float16", "int64", "bool")
-    return to_array(array, array.dtype.name, ctx) if known else array
+        return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return mx.np.stack([as_mxnet(settled("", part), ctx) for part in array])
+    if not is_convertible(array) or array.dtype.name not in ARRAY_DTYPES:
+        return array
+    return to_array(settled("", array), dtype or array.dtype.name, ctx)
+
+
+def numbers(array: Any) -> Any:
+    """Integers in NumPy; those of Python as they are."""
+    return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
+
+
+def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
+    """Where a call computes: with its first array of MXNet, or else with the parameters, or where MXNet does."""
+    for array in inputs:
+        if isinstance(array, mx.nd.NDArray):
+            return array.ctx
+    parameters = list(layer.collect_params().values())
+    return parameters[0].list_ctx()[0] if parameters else mx.current_context()
 
 
 # Operations and blocks in place of MXNet's own, where those do wrong or too little.

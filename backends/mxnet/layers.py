@@ -23,9 +23,10 @@ from backends.mxnet.attention import (
 )
 from backends.mxnet.block import Scoring
 from backends.mxnet.fast import Attended, attend_in_blocks
-from backends.mxnet.framework import KeywordBlock, as_input, dense, in_width, mx
+from backends.mxnet.framework import KeywordBlock, as_mxnet, context_of_call, dense, in_width, mx
 from backends.mxnet.heads import merge_heads, split_heads
-from backends.mxnet.masks import Mask, Widths, Window, build_mask
+from backends.mxnet.masks import Mask, Widths, Window, build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
@@ -224,10 +225,14 @@ class MultiHeadAttention(KeywordBlock):
     ) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray, Mask, tuple[mx.np.ndarray | None, mx.np.ndarray | None]]:
         """Check the call; queries (B, H, Lq, d), new keys and values (B, G, L, d or dv), mask, past."""
         config = self._config
-        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
-        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
+        ctx = context_of_call(self, queries, keys, values)
+        queries, keys, values = (as_mxnet(array, ctx) for array in (queries, keys, values))
+        past_keys, past_values = as_mxnet(past_keys, ctx), as_mxnet(past_values, ctx)
+        mask_sources = sources_of(queries, ctx, AttentionMask(valid_lens, **sources))
+        keep = as_mxnet(settled("dropout_keep", dropout_keep), ctx)
+        check_dropout_keep(keep, training=mx.autograd.is_training())
         mask = build_mask(
-            *(queries, keys, values, AttentionMask(valid_lens, **sources), dropout_keep, past_keys, past_values),
+            *(queries, keys, values, mask_sources, keep, past_keys, past_values),
             num_heads=config.num_heads,
             head_shapes=config.head_shapes,
             split=not config.projections,

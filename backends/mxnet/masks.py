@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.mxnet.framework import as_source, describe, mx, select, to_array, to_numpy
+from backends.mxnet.framework import as_mxnet, check_computes, describe, mx, numbers, select, to_array
 from mha_core.blocks import Reach, reach
-from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.checks import CallSizes, check_call, check_numbers
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
@@ -88,6 +89,18 @@ def additive_bias(bias: mx.np.ndarray) -> mx.np.ndarray:
     return select(~mx.np.isneginf(bias), bias, 0.0)
 
 
+def sources_of(queries: Any, ctx: mx.Context, mask: AttentionMask) -> AttentionMask:
+    """The mask with arrays of MXNet in place of lists, numbers and NumPy's arrays; NumPy's integers stay."""
+    spec = describe(queries)
+    if spec is not None:
+        mask = mask.with_bias_in(spec.dtype, lambda array, dtype: as_mxnet(array, ctx, dtype))
+    return mask.map_arrays(
+        lambda name, array: (
+            array if isinstance(array, np.ndarray) and name in ("valid_lens", "query_offset") else as_mxnet(array, ctx)
+        )
+    )
+
+
 @mx.util.use_np
 def build_mask(
     queries: mx.np.ndarray,
@@ -106,17 +119,15 @@ def build_mask(
 ) -> Mask:
     """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
+    All arrays have been through `as_mxnet`, but for those of the mask's integers, which may be NumPy's.
     `head_shapes` and `split` are those of `mha_core.checks.check_call`.
     """
-    ctx = queries.ctx
-    mask = mask.map_arrays(lambda _, array: as_source(array, ctx))
-    keep = None if dropout_keep is None else as_source(dropout_keep, ctx)
     sizes = check_call(
         queries=queries,
         keys=keys,
         values=values,
         mask=mask,
-        dropout_keep=keep,
+        dropout_keep=dropout_keep,
         past_keys=past_keys,
         past_values=past_values,
         num_heads=num_heads,
@@ -126,9 +137,11 @@ def build_mask(
         layer_dtype=None if layer_dtype is None else np.dtype(layer_dtype).name,
         describe=describe,
     )
-    known = mask.map_arrays(lambda name, array: to_numpy(array) if name in ("valid_lens", "query_offset") else array)
-    if known.valid_lens is not None:
-        check_valid_lens(known.valid_lens, sizes.key_len)
+    known = replace(mask, valid_lens=numbers(mask.valid_lens), query_offset=numbers(mask.query_offset))
+    check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        check_computes(name, describe(array).dtype)
+    ctx = queries.ctx
 
     within = reach(known, sizes) if known.has_positions or known.valid_lens is not None else None
     allowed, bias = (None if source is None else _as_rank_4(source) for source in (mask.allowed, mask.bias))
@@ -136,7 +149,7 @@ def build_mask(
     if padding is not None and sizes.past_len:
         padding = mx.np.broadcast_to(padding, (padding.shape[0], sizes.key_len))
         padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(within, allowed, bias, keep, padding, past_padding)
+    return Mask(within, allowed, bias, dropout_keep, padding, past_padding)
 
 
 def _padding(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from backends.mxnet.attention import drop
-from backends.mxnet.framework import as_input, mx
+from backends.mxnet.framework import as_mxnet, check_computes, context_of_call, describe, mx
 from mha_core.config import check_dropout
-from mha_core.positions import check_positions, sinusoidal_positions
+from mha_core.positions import check_encoded, sinusoidal_positions
 
 
 @mx.util.use_np
@@ -26,8 +26,8 @@ class PositionalEncoding(mx.gluon.Block):
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
-        x = as_input("x", x)
+        x = as_mxnet(x, context_of_call(self, x))
         max_len, embed_dim = self.positions.shape
-        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
+        check_computes("x", check_encoded(x, embed_dim=embed_dim, max_len=max_len, describe=describe).dtype)
         positions = mx.np.array(self.positions[: x.shape[1]], dtype=x.dtype, ctx=x.ctx)
         return drop(x + positions, None, self.dropout)

@@ -8,11 +8,12 @@ from backends.mxnet.additive import AdditiveScore
 from backends.mxnet.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
 from backends.mxnet.block import Scoring
 from backends.mxnet.fast import attend_in_blocks
-from backends.mxnet.framework import KeywordBlock, as_input, as_source, in_width, mx
-from backends.mxnet.masks import build_mask
+from backends.mxnet.framework import KeywordBlock, as_mxnet, context_of_call, in_width, mx
+from backends.mxnet.masks import build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask
+from mha_core.masks import AttentionMask, keep_for_one_head
 
 
 @mx.util.use_np
@@ -57,11 +58,13 @@ class _AttentionWithoutHeads(KeywordBlock):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        check_dropout_keep(dropout_keep, training=mx.autograd.is_training())
-        queries, keys, values = as_input("queries", queries), as_input("keys", keys), as_input("values", values)
-        mask = AttentionMask(valid_lens, **sources).map_arrays(lambda _, array: as_source(array, queries.ctx))
+        ctx = context_of_call(self, queries, keys, values)
+        queries, keys, values = (as_mxnet(array, ctx) for array in (queries, keys, values))
+        mask = sources_of(queries, ctx, AttentionMask(valid_lens, **sources))
         mask = mask.for_one_head(lambda array: array[:, None])
-        keep = None if dropout_keep is None else as_source(dropout_keep, queries.ctx)[:, None]
+        keep = as_mxnet(settled("dropout_keep", dropout_keep), ctx)
+        keep = keep_for_one_head(keep, lambda array: array[:, None])
+        check_dropout_keep(keep, training=mx.autograd.is_training())
         mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
         keys, values = zero_padding(keys, mask), zero_padding(values, mask)
         if not return_weights:

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from mha_core.checks import ArraySpec
+from mha_core.arguments import holds_arrays, is_convertible, settled
+from mha_core.checks import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import BackendError, SpecError
 
@@ -21,6 +22,8 @@ if keras.backend.backend() != "tensorflow":
         "backend 'tf' needs Keras to run on TensorFlow. "
         f"Got Keras on {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
     )
+
+_TENSORS = (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)
 
 TF_DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in DTYPES}
 
@@ -36,11 +39,31 @@ def device_of(name: str) -> str:
     return f"/{kind.upper()}:{index or 0}"
 
 
-def describe(array: Any) -> ArraySpec:
-    """Shape and dtype, for mha_core's checks; a size that tracing does not know is None."""
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of TensorFlow nor of NumPy.
+
+    A size that tracing does not know is None.
+    """
+    if isinstance(array, np.ndarray):
+        return describe_array(array)
+    if not isinstance(array, _TENSORS):
+        return None
     if getattr(array.shape, "rank", 0) is None:
         raise SpecError("every array must have a known rank. Got a tensor of shape <unknown>.")
     return ArraySpec(tuple(array.shape), tf.as_dtype(array.dtype).name)
+
+
+def as_tensor(array: Any, dtype: str | None = None) -> Any:
+    """A tensor of an array of NumPy, or of a list of tensors; in `dtype`, or in its own.
+
+    What `mha_core` refuses comes back as it is; so does everything else.
+    """
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return tf.convert_to_tensor(array)
+    if not is_convertible(array):
+        return array
+    tensor = tf.convert_to_tensor(settled("", array))
+    return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
 def to_numpy(tensor: Any) -> NDArray:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from backends.tf.additive import AdditiveScore
@@ -26,13 +27,17 @@ from backends.tf.attention import (
     zero_padding,
 )
 from backends.tf.fast import Attended, attend_in_blocks
-from backends.tf.framework import spec_errors_kept
+from backends.tf.framework import as_tensor, describe, spec_errors_kept
 from backends.tf.heads import merge_heads, split_heads
 from backends.tf.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
 from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
-from mha_core.checks import check_dropout_keep
+from mha_core.arguments import settled
+from mha_core.checks import check_dropout_keep, check_one_dtype, describe_argument
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
-from mha_core.masks import AttentionMask
+from mha_core.masks import ARRAY_SOURCES, AttentionMask
+
+_ARRAYS = ("queries", "keys", "values", *ARRAY_SOURCES, "dropout_keep", "past_keys", "past_values")
+"""The arguments of a call that may be arrays."""
 
 
 class AttentionLayer(keras.Layer):
@@ -42,8 +47,25 @@ class AttentionLayer(keras.Layer):
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
         self._allow_non_tensor_positional_args = True  # Keras would refuse a list as valid_lens
+        self._convert_input_args = False  # Keras would turn np.True_ into a tensor; see `__call__`
         self._given_widths = self._widths = widths
         self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`call`, as Keras calls it; it sees tensors in place of NumPy's arrays, and builds the layer for them."""
+        with spec_errors_kept():
+            args = tuple(map(as_tensor, args))
+            kwargs = {name: as_tensor(given) if name in _ARRAYS else given for name, given in kwargs.items()}
+            if not self.built:
+                self._check_inputs(**dict(zip(("queries", "keys", "values"), args, strict=False)), **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _check_inputs(self, queries: Any = None, keys: Any = None, values: Any = None, *_: Any, **__: Any) -> None:
+        """Refuse what is no array, or of a dtype that TensorFlow has not: the layer could not be built for it."""
+        given = {"queries": queries, "keys": keys, "values": values}
+        specs = [describe_argument(name, array, describe) for name, array in given.items()]
+        if any(isinstance(array, np.ndarray) for array in given.values()):
+            check_one_dtype([spec.dtype for spec in specs])
 
     @spec_errors_kept()
     def call(
@@ -85,7 +107,6 @@ class AttentionLayer(keras.Layer):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        window = tuple(window) if isinstance(window, list) else window  # a saved model holds it as JSON
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = past_keys, past_values
         returned = self._attend(
@@ -242,13 +263,17 @@ class MultiHeadAttention(AttentionLayer):
         **sources: Any,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Mask, tuple[tf.Tensor | None, tf.Tensor | None], bool]:
         """Check the call; queries (B, H, Lq, d), new keys and values (B, G, L, d or dv), mask, past, training."""
+        queries, keys, values = (as_tensor(array) for array in (queries, keys, values))
+        past_keys, past_values = as_tensor(past_keys), as_tensor(past_values)
         if not self.built:
+            self._check_inputs(queries, keys, values)
             self.build(queries.shape, keys.shape, values.shape)
         config, training = self._config, bool(training)
-        check_dropout_keep(dropout_keep, training=training)
         mask_sources = as_tensors(AttentionMask(valid_lens, **sources), queries)
+        keep = as_tensor(settled("dropout_keep", dropout_keep))
+        check_dropout_keep(keep, training=training)
         mask = build_mask(
-            *(queries, keys, values, mask_sources, dropout_keep, past_keys, past_values),
+            *(queries, keys, values, mask_sources, keep, past_keys, past_values),
             num_heads=config.num_heads,
             widths=self._widths,
             head_shapes=config.head_shapes,

@@ -6,12 +6,13 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from backends.tf.framework import describe
+from backends.tf.framework import as_tensor, describe
 from mha_core.blocks import Reach, reach
-from mha_core.checks import ArraySpec, CallSizes, check_call, check_valid_lens
+from mha_core.checks import OFFSETS, ArraySpec, CallSizes, check_call, check_numbers
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
@@ -61,15 +62,12 @@ class Mask(NamedTuple):
         return any(source is not None for source in (self.first, self.allowed, self.bias))
 
 
-def as_tensors(mask: AttentionMask, queries: tf.Tensor) -> AttentionMask:
-    """The mask with a tensor in place of every tensor, NumPy array or list."""
-
-    def convert(name: str, array: Any) -> tf.Tensor:
-        # A list has no dtype of its own; an array has one, and keeps it.
-        is_list = isinstance(array, (list, tuple))
-        return tf.convert_to_tensor(array, getattr(queries, "dtype", None) if is_list and name == "bias" else None)
-
-    return mask.map_arrays(convert)
+def as_tensors(mask: AttentionMask, queries: Any) -> AttentionMask:
+    """The mask with a tensor in place of every list, number and array of NumPy."""
+    spec = describe(queries) if hasattr(queries, "dtype") else None
+    if spec is not None:
+        mask = mask.with_bias_in(spec.dtype, as_tensor)
+    return mask.map_arrays(lambda _, array: as_tensor(array))
 
 
 def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
@@ -120,20 +118,25 @@ def build_mask(
         layer_dtype=dtype,
         describe=describe,
     )
-    if mask.valid_lens is not None and sizes.key_len is not None:
-        known = tf.get_static_value(mask.valid_lens)
-        if known is not None:
-            check_valid_lens(known, sizes.key_len)
+    known = replace(
+        mask,
+        valid_lens=None if mask.valid_lens is None else _static(mask.valid_lens),
+        query_offset=_static(mask.query_offset),
+    )
+    check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
 
     # Tensors where tracing knows no number.
     query_len, new_len = ops.shape(queries)[-2], ops.shape(keys)[-2]
     past_len = 0 if past_keys is None else ops.shape(past_keys)[2]
     key_len = past_len + new_len
     allowed, bias = (None if source is None else _as_rank_4(source) for source in (mask.allowed, mask.bias))
-    first, stop, known, exact = _interval(mask, query_len, key_len)
+    if mask.valid_lens is not None:
+        mask = replace(mask, valid_lens=_within(mask.valid_lens, (0, key_len)))
+    mask = replace(mask, query_offset=_within(mask.query_offset, OFFSETS))
+    first, stop, reached, exact = _interval(mask, known, query_len, key_len)
     padding = None
     if mask.valid_lens is not None:
-        lens = tf.cast(mask.valid_lens, tf.int64)
+        lens = mask.valid_lens
         longest = lens if lens.shape.rank == 1 else tf.reduce_max(lens, axis=1)
         padding = _arange(key_len) >= longest[:, tf.newaxis]
     if allowed is not None:
@@ -143,7 +146,7 @@ def build_mask(
     if padding is not None and past_keys is not None:
         padding = tf.broadcast_to(padding, (ops.shape(padding)[0], key_len))
         padding, past_padding = padding[:, past_len:], padding[:, :past_len]
-    return Mask(query_len, key_len, first, stop, known, exact, allowed, bias, padding, past_padding, dropout_keep)
+    return Mask(query_len, key_len, first, stop, reached, exact, allowed, bias, padding, past_padding, dropout_keep)
 
 
 def allowed_keys(mask: Mask, queries: Span | None = None, keys: Span | None = None) -> tf.Tensor | None:
@@ -217,18 +220,34 @@ def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
     return cut(source, axis, span)
 
 
+def _static(integers: Any) -> Any:
+    """The numbers, in NumPy, where tracing knows them; an integer of Python as it is."""
+    return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
+
+
+def _within(integers: Any, limits: tuple[Any, Any]) -> Any:
+    """The same in int64; of numbers that could not be looked at, the nearest within the limits."""
+    if isinstance(integers, int):
+        return integers
+    lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
+    wide = tf.cast(integers, tf.int64)
+    if integers.dtype == tf.uint64:  # beyond int64 it becomes negative
+        wide = tf.where(wide < 0, highest, wide)
+    return tf.clip_by_value(wide, lowest, highest)
+
+
 def _interval(
-    mask: AttentionMask, query_len: int | tf.Tensor, key_len: int | tf.Tensor
+    mask: AttentionMask, known_sources: AttentionMask, query_len: int | tf.Tensor, key_len: int | tf.Tensor
 ) -> tuple[tf.Tensor | None, tf.Tensor | None, Reach | None, bool]:
     """`first`, `stop`, `known` and `exact` of a Mask."""
     if mask.valid_lens is None and not mask.has_positions:
         return None, None, None, True
-    known, exact = _known_reach(mask, query_len, key_len)
+    known, exact = _known_reach(mask, known_sources, query_len, key_len)
     if known is not None and exact:
         return tf.constant(known.first), tf.constant(known.stop), known, True
     first, stop = tf.zeros((1, 1), tf.int64), tf.cast(key_len, tf.int64)[tf.newaxis, tf.newaxis]
     if mask.valid_lens is not None:
-        lens = tf.cast(mask.valid_lens, tf.int64)
+        lens = mask.valid_lens
         stop = tf.minimum(stop, lens[:, tf.newaxis] if lens.shape.rank == 1 else lens)
     if mask.has_positions:
         position = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1)) + _arange(query_len)
@@ -242,17 +261,14 @@ def _interval(
     return first, stop, known, False
 
 
-def _known_reach(mask: AttentionMask, query_len: Any, key_len: Any) -> tuple[Reach | None, bool]:
+def _known_reach(mask: AttentionMask, known: AttentionMask, query_len: Any, key_len: Any) -> tuple[Reach | None, bool]:
     """What the sources leave whose numbers are known, and whether those are all."""
     if not isinstance(query_len, int) or not isinstance(key_len, int):
         return None, False
-    lens = None if mask.valid_lens is None else tf.get_static_value(mask.valid_lens)
-    offset = tf.get_static_value(tf.convert_to_tensor(mask.query_offset)) if mask.has_positions else 0
-    exact = (lens is not None or mask.valid_lens is None) and offset is not None
-    if offset is None:
-        known = replace(mask, valid_lens=lens, query_offset=0, causal=False, window=None)
-    else:
-        known = replace(mask, valid_lens=lens, query_offset=offset)
+    has_offset = known.query_offset is not None or not mask.has_positions
+    exact = (known.valid_lens is not None or mask.valid_lens is None) and has_offset
+    if not has_offset:
+        known = replace(known, query_offset=0, causal=False, window=None)
     return reach(known, CallSizes(None, query_len, key_len)), exact
 
 

@@ -7,15 +7,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.tf.framework import describe, spec_errors_kept
-from mha_core.checks import check_layer_dtype
+from backends.tf.framework import as_tensor, describe, spec_errors_kept
 from mha_core.config import check_dropout
-from mha_core.positions import check_positions, sinusoidal_positions
+from mha_core.positions import check_encoded, sinusoidal_positions
 
 
 @keras.saving.register_keras_serializable(package="mha")
 class PositionalEncoding(keras.Layer):
     """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+
+    In the dtype of its input, which must be `dtype` where the layer was given one.
 
     >>> import tensorflow as tf
     >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]
@@ -25,18 +26,26 @@ class PositionalEncoding(keras.Layer):
     def __init__(self, embed_dim: int, dropout: float = 0.0, max_len: int = 1000, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
+        self._allow_non_tensor_positional_args = True  # what is no tensor is for `call` to refuse
+        self._convert_input_args = False
+        self._given_dtype = self.compute_dtype if kwargs.get("dtype") is not None else None
         self._positions = sinusoidal_positions(max_len, embed_dim)  # (max_len, embed_dim)
         self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """`call`, as Keras calls it; it sees a tensor in place of an array of NumPy."""
+        return super().__call__(as_tensor(x), *args, **kwargs)
 
     @spec_errors_kept()
     def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence, its width or dtype does not fit."""
         max_len, embed_dim = self._positions.shape
-        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
-        check_layer_dtype("the input", describe(x).dtype, self.compute_dtype)
+        x = as_tensor(x)
+        check_encoded(x, embed_dim=embed_dim, max_len=max_len, layer_dtype=self._given_dtype, describe=describe)
         positions = tf.constant(self._positions[: x.shape[1]], x.dtype)
         return self.dropout(x + positions[: tf.shape(x)[1]], training=bool(training))
 
     def get_config(self) -> dict[str, Any]:
         max_len, embed_dim = self._positions.shape
-        return {**super().get_config(), "embed_dim": embed_dim, "dropout": self.dropout.rate, "max_len": max_len}
+        config = {**super().get_config(), "embed_dim": embed_dim, "dropout": self.dropout.rate, "max_len": max_len}
+        return config if self._given_dtype is not None else {**config, "dtype": None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import keras
@@ -11,15 +10,20 @@ import tensorflow as tf
 from backends.tf.additive import AdditiveScore
 from backends.tf.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
 from backends.tf.fast import attend_in_blocks
-from backends.tf.framework import spec_errors_kept
+from backends.tf.framework import as_tensor, spec_errors_kept
 from backends.tf.layers import AttentionLayer
 from backends.tf.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
 from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
+from mha_core.arguments import settled
 from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_size
 from mha_core.errors import SpecError
+from mha_core.masks import keep_for_one_head
 
-_insert_head = partial(tf.expand_dims, axis=1)  # (B, ...) -> (B, 1, ...)
+
+def _insert_head(array: Any) -> Any:
+    """(B, ...) -> (B, 1, ...); of what is to be refused, an array of NumPy, too."""
+    return array[:, None]
 
 
 class _AttentionWithoutHeads(AttentionLayer):
@@ -34,9 +38,9 @@ class _AttentionWithoutHeads(AttentionLayer):
         raise NotImplementedError  # each subclass has its own
 
     def _attend(self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present):
-        check_dropout_keep(dropout_keep, training=training)
         sources = as_tensors(sources, queries).for_one_head(_insert_head)
-        keep = None if dropout_keep is None else _insert_head(dropout_keep)
+        keep = keep_for_one_head(as_tensor(settled("dropout_keep", dropout_keep)), _insert_head)
+        check_dropout_keep(keep, training=training)
         dtype = self.compute_dtype if self.weights else None
         mask = build_mask(queries, keys, values, sources, keep, *past, num_heads=1, widths=self._widths, dtype=dtype)
         if return_present:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mha_core.checks import ArraySpec
+from mha_core.arguments import holds_arrays, is_convertible, settled
+from mha_core.checks import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -33,9 +34,11 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(array: Any) -> ArraySpec:
-    """Shape and dtype, for mha_core's checks."""
-    return ArraySpec(tuple(array.shape), dtype_name(array.dtype))
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of PyTorch nor of NumPy."""
+    if isinstance(array, torch.Tensor):
+        return ArraySpec(tuple(array.shape), dtype_name(array.dtype))
+    return describe_array(array) if isinstance(array, np.ndarray) else None
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray:
@@ -49,6 +52,29 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A copy, so that nothing PyTorch does in place can reach the caller's array."""
     return torch.from_numpy(np.array(array)).to(device=device, dtype=dtype)
+
+
+def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any:
+    """A tensor on `device` of an array of NumPy, or of a list of tensors; in `dtype`, or in its own.
+
+    What `mha_core` refuses comes back as it is; so does everything else.
+    """
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return torch.stack([torch.as_tensor(as_tensor(part, device), device=device) for part in array])
+    if not is_convertible(array):
+        return array
+    array = settled("", array)
+    if array.dtype.name == "bfloat16":  # of a NumPy dtype that PyTorch does not know
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # PyTorch warns of the one, and does not take the other
+    return torch.as_tensor(array, dtype=None if dtype is None else TORCH_DTYPES[dtype], device=device)
+
+
+def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
+    """Where a call computes: with its first tensor, or else with the layer's parameters, or where new tensors stand."""
+    found = next((array for array in (*inputs, *layer.parameters()) if isinstance(array, torch.Tensor)), None)
+    return torch.get_default_device() if found is None else found.device
 
 
 def numbers(array: Any) -> NDArray | None:

@@ -26,9 +26,10 @@ from backends.torch.attention import (
     zero_padding,
 )
 from backends.torch.fast import Attended, attend_in_blocks, attend_one_query
-from backends.torch.framework import describe, in_width, linear
+from backends.torch.framework import as_tensor, describe, device_of_call, in_width, linear
 from backends.torch.heads import merge_heads, split_heads
-from backends.torch.masks import Mask, Widths, Window, build_mask
+from backends.torch.masks import Mask, Widths, Window, build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_call, check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 from mha_core.masks import AttentionMask
@@ -118,8 +119,10 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
         """Let the first call decide the input widths that were not given; torch runs this before it."""
-        if not self._config.projections:
+        if None not in self._widths():  # given, or of weights that were loaded: then `forward` checks the call
             return
+        device = device_of_call(self, queries, keys, values)
+        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
         check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
         for projection, x in ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, values)):
             projection(x[:, :0])  # a LazyLinear needs to see the width, not the rows
@@ -237,9 +240,14 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask, tuple[Tensor | None, Tensor | None]]:
         """Check the call; queries (B, H, Lq, d), new keys and values (B, G, Lk - Lp, d or dv), mask, past."""
         config = self._config
-        check_dropout_keep(dropout_keep, training=self.training)
+        device = device_of_call(self, queries, keys, values)
+        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
+        past_keys, past_values = (as_tensor(array, device) for array in (past_keys, past_values))
+        mask_sources = sources_of(queries, device, valid_lens, **sources)
+        keep = as_tensor(settled("dropout_keep", dropout_keep), device)
+        check_dropout_keep(keep, training=self.training)
         mask = build_mask(
-            *(queries, keys, values, AttentionMask(valid_lens, **sources), dropout_keep, past_keys, past_values),
+            *(queries, keys, values, mask_sources, keep, past_keys, past_values),
             num_heads=config.num_heads,
             widths=self._widths(),
             head_shapes=config.head_shapes,

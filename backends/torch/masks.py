@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from backends.torch.framework import describe, dtype_name, numbers
+from backends.torch.framework import as_tensor, describe, dtype_name, numbers
 from mha_core.blocks import Reach, reach
-from mha_core.checks import CallSizes, check_call, check_valid_lens
+from mha_core.checks import OFFSETS, CallSizes, check_call, check_numbers
 from mha_core.heads import HeadShapes
 from mha_core.masks import AttentionMask
 
@@ -77,6 +79,31 @@ def part_of(mask: Mask, items: slice, heads: slice, queries: slice, keys: slice)
     return Mask(first, stop, allowed, bias, keep)
 
 
+def sources_of(queries: Any, device: torch.device, valid_lens: Any, **sources: Any) -> AttentionMask:
+    """The sources of a call's mask: tensors in place of lists, numbers and NumPy's arrays.
+
+    Integers stay what and where they are until `build_mask` has looked at them: on another device it could not.
+    """
+    if torch.compiler.is_compiling():  # NumPy's own ways with lists can't be traced
+        sources = {"valid_lens": valid_lens, **sources}
+        for name in ("valid_lens", "allowed", "query_offset", "bias"):
+            given = sources.get(name)
+            if given is not None and not isinstance(given, (int, Tensor)):
+                dtype = queries.dtype if name == "bias" and isinstance(given, (list, tuple, float)) else None
+                sources[name] = torch.as_tensor(given, dtype=dtype, device=device)
+        return AttentionMask(**sources)
+    mask = AttentionMask(valid_lens, **sources)
+    if isinstance(queries, Tensor):
+        mask = mask.with_bias_in(dtype_name(queries.dtype), lambda array, dtype: as_tensor(array, device, dtype))
+    return mask.map_arrays(
+        lambda name, array: (
+            array
+            if isinstance(array, (np.ndarray, Tensor)) and name in ("valid_lens", "query_offset")
+            else as_tensor(array, device)
+        )
+    )
+
+
 def build_mask(
     queries: Tensor,
     keys: Tensor,
@@ -94,17 +121,11 @@ def build_mask(
 ) -> Mask:
     """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
 
-    `head_shapes` and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's
-    parameters, None if it has none.
+    All arrays have been through `as_tensor`, but for those of the mask's integers, which may be NumPy's. `head_shapes`
+    and `split` are those of `mha_core.checks.check_call`; `dtype` is that of the layer's parameters, None if it has
+    none.
     """
-    device = queries.device
-    known = AttentionMask(
-        valid_lens=None if mask.valid_lens is None else numbers(mask.valid_lens),
-        query_offset=mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset),
-        causal=mask.causal,
-        window=mask.window,
-    )
-    mask = mask.map_arrays(lambda _, array: torch.as_tensor(array, device=device))
+    device = queries.device if isinstance(queries, Tensor) else torch.device("cpu")
     sizes = check_call(
         queries=queries,
         keys=keys,
@@ -120,8 +141,16 @@ def build_mask(
         layer_dtype=None if dtype is None or _autocasts(device) else dtype_name(dtype),
         describe=describe,
     )
-    if known.valid_lens is not None:
-        check_valid_lens(known.valid_lens, sizes.key_len)
+    lens = None if mask.valid_lens is None else numbers(mask.valid_lens)
+    offset = mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset)
+    check_numbers(lens, offset, sizes.key_len)
+    known = replace(mask, valid_lens=lens, query_offset=offset, allowed=None, bias=None)
+    mask = mask.map_arrays(lambda _, array: _moved(array, device))
+    mask = replace(
+        mask,
+        valid_lens=None if mask.valid_lens is None else _within(mask.valid_lens, (0, sizes.key_len), lens is not None),
+        query_offset=_within(mask.query_offset, OFFSETS, offset is not None),
+    )
     known_reach = _known_reach(mask, known, sizes)
     is_open = known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3]))
     first, stop = (None, None) if is_open else _interval(mask, sizes, device)
@@ -142,11 +171,28 @@ def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
     return padding[:, sizes.past_len :], padding[:, : sizes.past_len]
 
 
+def _moved(array: Any, device: torch.device) -> Any:
+    """A source as a tensor on the device of the queries, wherever it stood; what is refused as it is."""
+    return array.to(device) if isinstance(array, Tensor) else as_tensor(array, device)
+
+
+def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
+    """The same in int64; of numbers that could not be looked at, the nearest within the limits."""
+    if isinstance(integers, int):
+        return integers
+    wide = integers.to(torch.int64)
+    if is_checked:
+        return wide
+    if integers.dtype == torch.uint64:  # beyond int64 it becomes negative
+        wide = wide.masked_fill(wide < 0, limits[1])
+    return wide.clamp(*limits)
+
+
 def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """`Mask.first` and `Mask.stop`."""
     first = stop = None
     if mask.valid_lens is not None:
-        lens = mask.valid_lens.to(torch.int64)
+        lens = mask.valid_lens
         stop = (lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None]
     left, right = mask.window or (None, None)
     right = 0 if mask.causal else right
@@ -165,7 +211,7 @@ def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Ten
     """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
     padding = None
     if mask.valid_lens is not None:
-        lens = mask.valid_lens.to(torch.int64)
+        lens = mask.valid_lens
         if lens.ndim == 2:
             lens = lens.amax(dim=1) if lens.shape[1] else lens.new_zeros(lens.shape[:1])
         padding = torch.arange(sizes.key_len, device=device) >= lens[:, None]

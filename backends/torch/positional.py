@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from backends.torch.framework import as_tensor, describe, dtype_name
 from mha_core.config import check_dropout
-from mha_core.positions import check_positions, sinusoidal_positions
+from mha_core.positions import check_encoded, sinusoidal_positions
 
 
 class PositionalEncoding(nn.Module):
     """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+
+    In the dtype of its input, which must be `dtype` where the module was given one.
 
     >>> import torch
     >>> PositionalEncoding(4)(torch.zeros(1, 2, 4))[0, 1]
@@ -30,11 +33,17 @@ class PositionalEncoding(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(check_dropout(dropout))
+        self._given_dtype = None if dtype is None else dtype_name(dtype)
         table = torch.tensor(sinusoidal_positions(max_len, embed_dim), device=device)
         self.register_buffer("positions", table.to(dtype or torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
         max_len, embed_dim = self.positions.shape
-        check_positions(x.shape[1], x.shape[2], embed_dim=embed_dim, max_len=max_len)
-        return self.dropout(x + self.positions[: x.shape[1]])
+        x = as_tensor(x, self.positions.device)
+        layer_dtype = None if self._given_dtype is None else dtype_name(self.positions.dtype)  # `to` may change it
+        check_encoded(x, embed_dim=embed_dim, max_len=max_len, layer_dtype=layer_dtype, describe=describe)
+        positions = self.positions[: x.shape[1]]
+        if positions.dtype != x.dtype:  # from the exact table: rounded once
+            positions = torch.tensor(sinusoidal_positions(x.shape[1], embed_dim)).to(x)
+        return self.dropout(x + positions)

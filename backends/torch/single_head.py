@@ -9,11 +9,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from backends.torch.additive import AdditiveScore
 from backends.torch.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
 from backends.torch.fast import attend_in_blocks
-from backends.torch.framework import describe, in_width
-from backends.torch.masks import Widths, Window, build_mask
+from backends.torch.framework import as_tensor, describe, device_of_call, in_width
+from backends.torch.masks import Widths, Window, build_mask, sources_of
+from mha_core.arguments import settled
 from mha_core.checks import check_call, check_dropout_keep, check_same_width
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask
+from mha_core.masks import AttentionMask, keep_for_one_head
 
 
 class _AttentionWithoutHeads(nn.Module):
@@ -57,10 +58,12 @@ class _AttentionWithoutHeads(nn.Module):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        check_dropout_keep(dropout_keep, training=self.training)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        sources = sources.for_one_head(lambda array: array[:, None])
-        keep = None if dropout_keep is None else dropout_keep[:, None]
+        device = device_of_call(self, queries, keys, values)
+        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
+        given = {"allowed": allowed, "bias": bias, "causal": causal, "query_offset": query_offset, "window": window}
+        sources = sources_of(queries, device, valid_lens, **given).for_one_head(lambda array: array[:, None])
+        keep = keep_for_one_head(as_tensor(settled("dropout_keep", dropout_keep), device), lambda array: array[:, None])
+        check_dropout_keep(keep, training=self.training)
         mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype())
         q, k, v = (x[:, None] for x in (queries, zero_padding(keys, mask), zero_padding(values, mask)))
         if not return_weights:
@@ -140,6 +143,10 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
 
     def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
         """Let the first call decide the input widths that were not given; torch runs this before it."""
+        if None not in self._widths()[:2]:
+            return
+        device = device_of_call(self, queries, keys, values)
+        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
         check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
         self.score.query(queries[:, :0])
         self.score.key(keys[:, :0])

@@ -243,12 +243,17 @@ def test_float64_without_x64_is_refused(layer_and_variables):
     layer, variables = layer_and_variables
     queries, keys, values = map(np.asarray, inputs())
     assert layer.apply(variables, queries, keys, values).dtype == jnp.float32  # NumPy as such is welcome
-    for position, name in enumerate(["queries", "keys", "values"]):
+    for position in range(3):
         arrays = [queries, keys, values]
         arrays[position] = arrays[position].astype(np.float64)
-        with pytest.raises(SpecError, match=f"{name} is float64, which JAX turns into float32"):
+        with pytest.raises(SpecError, match="queries, keys and values must share one dtype"):
             layer.apply(variables, *arrays)
-    with pytest.raises(SpecError, match="bias is float64"):
+    wide = [array.astype(np.float64) for array in (queries, keys, values)]
+    with pytest.raises(SpecError, match="queries must have the dtype of the layer, float32. Got float64"):
+        layer.apply(variables, *wide)
+    with pytest.raises(SpecError, match="queries is float64, which JAX turns into float32"):
+        DotProductAttention().apply({}, wide[0], wide[1][..., :11], wide[2])  # what the others would compute
+    with pytest.raises(SpecError, match="bias must have the dtype of queries, float32. Got float64"):
         layer.apply(variables, queries, keys, values, bias=np.ones((LQ, LK)))
     with pytest.raises(SpecError, match="x is float64"):
         PositionalEncoding(11).apply({}, queries.astype(np.float64))
@@ -264,7 +269,7 @@ def test_float64_without_x64_is_refused(layer_and_variables):
 def test_integers_that_32_bits_cannot_hold_are_refused(layer_and_variables):
     layer, variables = layer_and_variables
     for offset in (2**40, np.array([1, 2**40])):
-        with pytest.raises(SpecError, match="query_offset must fit in int32"):
+        with pytest.raises(SpecError, match=r"query_offset must lie in -2147483648\.\.2147483647\. Got 1099511627776"):
             layer.apply(variables, *inputs(), causal=True, query_offset=offset)
     unbounded = layer.apply(variables, *inputs(), window=(2**31 - 1, 2**31 - 1))
     np.testing.assert_array_equal(unbounded, layer.apply(variables, *inputs()))
@@ -457,3 +462,23 @@ def test_positional_encoding_drops_out_and_knows_its_limits():
     assert 0 < (dropped == 0.0).sum() < x.size
     with pytest.raises(SpecError, match="at most max_len=5 long"):
         encoding.apply({}, jnp.zeros((B, 6, 11)))
+
+
+def test_traced_integers_beyond_the_limits_count_as_the_nearest():
+    queries, keys, values = inputs()
+    layer = DotProductAttention()
+
+    @jax.jit
+    def weights(lens, offset):
+        sources = {"query_offset": offset, "window": (2**31 - 1, 0), "return_weights": True}
+        return layer.apply({}, queries, keys[..., :11], values, lens, **sources)[1]
+
+    def nearest(lens, offset):
+        return weights(jnp.array(lens), jnp.array(offset))
+
+    for lens, offset, clipped in (
+        (np.array([2**32 - 1, 3], np.uint32), np.array([2**32 - 1, 1], np.uint32), ([LK, 3], [2**31 - 1, 1])),
+        (np.array([-(2**31), 2], np.int32), np.array([1, -(2**31)], np.int32), ([0, 2], [1, -(2**31)])),
+        (np.array([255, 2], np.uint8), np.array([-128, 127], np.int8), ([LK, 2], [-128, 127])),
+    ):
+        np.testing.assert_array_equal(weights(lens, offset), nearest(*clipped))

@@ -467,3 +467,21 @@ def test_keras_on_another_backend_is_refused():
         check=True,
     )
     assert "Got Keras on 'numpy'. Set KERAS_BACKEND=tensorflow" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int8"])
+def test_traced_integers_beyond_the_limits_count_as_the_nearest(dtype):
+    q, k, v = (x[..., :10] for x in inputs("float32"))
+    info = np.iinfo(dtype)
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), dtype)] * 2)
+    def weights(lens, offset):
+        sources = {"query_offset": offset, "window": (2**31 - 1, 0), "return_weights": True}
+        return DotProductAttention()(q, k, v, lens, **sources)[1]
+
+    found = weights(np.array([info.max, 2], dtype), np.array([info.min, info.max], dtype))
+    offset = np.clip(np.array([info.min, info.max], object), -(2**31), 2**31 - 1).astype(np.int64)
+    wanted = DotProductAttention()(
+        q, k, v, np.array([LK, 2]), query_offset=offset, window=(2**31 - 1, 0), return_weights=True
+    )[1]
+    np.testing.assert_array_equal(found, wanted)

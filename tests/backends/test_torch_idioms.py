@@ -7,6 +7,7 @@ import io
 import pickle
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -186,3 +187,25 @@ def test_meta_tensors_give_shapes(x, y):
     layer = MultiHeadAttention(12, 3, query_dim=12, key_dim=9, value_dim=9, device="meta")
     lens = torch.tensor([3, 2])
     assert layer(x.to("meta"), y.to("meta"), y.to("meta"), lens).shape == (2, 5, 12)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int8])
+def test_traced_integers_beyond_the_limits_count_as_the_nearest(dtype, x, y):
+    layer = DotProductAttention()
+    x, y = x[..., :9], y
+    info = torch.iinfo(dtype)
+    sources = {"window": (2**31 - 1, 0), "return_weights": True}
+    lens, offset = torch.tensor([info.max, 2], dtype=dtype), torch.tensor([info.min, info.max], dtype=dtype)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    _, found = compiled(x, y, y, lens, query_offset=offset, **sources)
+    clipped = torch.tensor([max(info.min, -(2**31)), min(info.max, 2**31 - 1)])
+    _, wanted = layer(x, y, y, torch.tensor([y.shape[1], 2]), query_offset=clipped, **sources)
+    assert torch.equal(found, wanted)
+
+
+def test_compiled_calls_take_lists_and_numpy(x, y):
+    layer = MultiHeadAttention(12, 3, query_dim=12, key_dim=9, value_dim=9).eval()
+    layer(x, y, y)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    sources = {"bias": [0.5] * (y.shape[1] - 1) + [-1.0], "window": [1, None], "query_offset": np.array([2, 0])}
+    assert torch.equal(compiled(x, y, y, [3, 2], **sources), layer(x, y, y, [3, 2], **sources))

@@ -49,7 +49,7 @@ BAD_CALLS = [
     ({"bias": np.zeros((4, 6), "float32")}, "bias must have the dtype of queries, float64. Got float32"),
     ({"bias": np.zeros((5, 6))}, r"bias must broadcast to .* Got \(5, 6\)"),
     ({"causal": 1}, "causal must be True or False. Got 1"),
-    ({"query_offset": 1.5}, "query_offset must be an array. Got float"),
+    ({"query_offset": 1.5}, r"query_offset must be an integer, or integers of shape .* Got float64 \(\)"),
     ({"query_offset": np.array([1.5, 2.0])}, "query_offset must be an integer, or integers of shape"),
     ({"query_offset": np.array([1, 2, 3])}, r"query_offset must be .*\(B,\)=\(2,\). Got int64 \(3,\)"),
     ({"window": (1, -2)}, r"window must be \(left, right\), .* Got \(1, -2\)"),

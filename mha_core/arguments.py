@@ -1,0 +1,146 @@
+"""What a call may be given in place of an array, settled once for the reference and all backends.
+
+The rules stand in docs/calls.md: floats come as arrays, of the layer's framework or of NumPy; integers
+and booleans also as lists and numbers, and so does the additive bias, which then takes the dtype of
+the queries. What is settled here is NumPy's and Python's; an array of a framework is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.dtypes import DTYPES, round_to
+from mha_core.errors import SpecError
+
+_EMPTY = {"valid_lens": np.int64, "query_offset": np.int64, "allowed": np.bool_, "dropout_keep": np.bool_}
+"""The dtype of a list without elements, which has none of its own."""
+
+
+def settled(name: str, given: Any) -> Any:
+    """The argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
+
+    Args:
+        name: of the argument, for the error.
+        given: whatever the caller gave. Arrays of NumPy come back in this machine's byte order.
+
+    Raises:
+        SpecError: a list that is no array, as one of lists that are not equally long.
+
+    >>> settled("valid_lens", [3, 2])
+    array([3, 2])
+    >>> settled("valid_lens", [[3, 2], [1]])
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: valid_lens must be an array, or a list of numbers, or of equally long lists. \
+Got [[3, 2], [1]].
+    """
+    if isinstance(given, np.ndarray):
+        return given if given.dtype.isnative else given.astype(given.dtype.newbyteorder("="))
+    if isinstance(given, (np.generic, bool, float)):
+        return np.asarray(given)
+    if isinstance(given, int):
+        return _of_integer(given)
+    if isinstance(given, (list, tuple)) and not hasattr(given, "shape") and not holds_arrays(given):
+        return _of_list(name, given)
+    return given
+
+
+def settled_window(window: Any) -> Any:
+    """A window as a tuple of Python's integers, from a list or from integers of NumPy too; anything else as it is.
+
+    >>> settled_window([np.int64(2), None])
+    (2, None)
+    """
+    if not isinstance(window, (list, tuple)):
+        return window
+    return tuple(int(reach) if isinstance(reach, np.integer) else reach for reach in window)
+
+
+def is_numbers(given: Any) -> bool:
+    """Whether `given` is a number or a list, which have no dtype of their own."""
+    return isinstance(given, (bool, int, float, list, tuple)) and not isinstance(given, np.generic)
+
+
+def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
+    """A number or a list of numbers rounded to `dtype`, in NumPy (bfloat16: in float32, which holds each of them).
+
+    What holds no real numbers, and everything beside a `dtype` that is none of DTYPES, comes back as it is, for
+    `check_call` to refuse.
+
+    Raises:
+        SpecError: a list that is no array, or a finite number that becomes infinite.
+
+    >>> numbers_as("bias", [0, 0.25], "float16")
+    array([0.  , 0.25], dtype=float16)
+    """
+    array = settled(name, given)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or dtype not in DTYPES:
+        return array
+    rounded = round_to(array, dtype)
+    lost = np.isinf(rounded) & np.isfinite(array)
+    if lost.any():
+        raise SpecError(f"{name} must fit in {dtype}, the dtype of queries. Got {array[lost].flat[0]}.")
+    return rounded
+
+
+def holds_long_integers(array: Any) -> bool:
+    """Whether an array of objects holds integers of which 64 bits do not hold some."""
+    if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
+        return False
+    return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)
+
+
+def is_convertible(array: Any) -> bool:
+    """Whether an array of NumPy has a dtype that frameworks know; without one it is left for `check_call` to refuse."""
+    is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+    return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
+
+
+def holds_arrays(given: Any) -> bool:
+    """Whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
+    if isinstance(given, (list, tuple)):
+        return any(holds_arrays(part) for part in given)
+    return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))
+
+
+def _of_integer(number: int) -> NDArray:
+    try:
+        return np.asarray(number, dtype=np.int64)
+    except OverflowError:
+        return np.asarray(number, dtype=object)  # its value will be refused, and named
+
+
+def _of_list(name: str, given: Any) -> NDArray:
+    try:
+        objects = np.array(given, dtype=object)
+    except ValueError:  # how NumPy refuses some lists that are not equally long
+        objects = None
+    if objects is None or not all(
+        isinstance(number, (bool, int, float, np.number, np.bool_)) for number in objects.flat
+    ):
+        raise SpecError(
+            f"{name} must be an array, or a list of numbers, or of equally long lists. Got {_short(given)}."
+        )
+    if objects.size == 0:
+        return np.zeros(objects.shape, _EMPTY.get(name, np.float64))
+    flags = sum(isinstance(number, (bool, np.bool_)) for number in objects.flat)
+    if 0 < flags < objects.size:
+        return objects
+    if not _are_integers(objects):
+        return np.array(given)
+    try:
+        return objects.astype(np.int64)
+    except OverflowError:
+        return objects
+
+
+def _are_integers(objects: NDArray) -> bool:
+    return all(isinstance(number, (int, np.integer)) and not isinstance(number, bool) for number in objects.flat)
+
+
+def _short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."
