@@ -81,6 +81,15 @@ def case_from_text(text: str) -> Case:
     return _described(choices)
 
 
+def case_of(choose: Choose) -> Case:
+    """The random case of choices that are made elsewhere; its id names them.
+
+    >>> case_of(lambda name, options: options[0]).id
+    'random:{}'
+    """
+    return _described(_choices_of(choose))
+
+
 def shrink(case: Case, fails: Callable[[Case], bool], *, limit: int = 300) -> Case:
     """The simplest case that hypothesis finds for which `fails` still holds; `case` itself if none is simpler.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -33,6 +34,27 @@ def files(examples: int, kinds: tuple[str, ...], seed: int, keep: Path | None, a
     tally = run(examples, kinds or tuple(KINDS), seed, keep)
     click.echo(tally.table())
     sys.exit(1 if tally.findings else 0)
+
+
+@main.command(help="Random calls in all backends: all compute the same, or all refuse in the same words.")
+@click.option("--examples", default=4000, show_default=True, help="How many calls.")
+@click.option("--seed", default=0, show_default=True, help="Where they start.")
+@click.option("--backends", default="torch,tf,jax,mxnet", show_default=True, help="Backends, separated by commas.")
+def calls(examples: int, seed: int, backends: str) -> None:
+    from tests.fuzz.calls import run
+
+    findings, seen = run(examples, seed, backends.split(","))
+    shown: Counter[tuple[str, str, str]] = Counter()
+    for finding in findings:
+        key = finding.kind, finding.backend, finding.message.strip().splitlines()[-1][:50]
+        shown[key] += 1
+        if shown[key] == 1:
+            click.echo(f"{finding.kind}: {finding.backend}\n  {finding.call}\n  {finding.message.strip()}\n")
+    click.echo(f"{sum(seen.values())} calls: {seen['computed']} computed, {seen['refused']} refused by the reference.")
+    kinds = Counter(finding.kind for finding in findings)
+    for kind in ("traceback", "refused by some", "other words", "wrong numbers"):
+        click.echo(f"{kinds[kind]:6} {kind}")
+    sys.exit(1 if findings else 0)
 
 
 if __name__ == "__main__":
