@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
+from benchmarks.form import check_form
 from benchmarks.run import Measured
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, shown
 from mha_core.files import write_json
+from mha_core.outside import parse_json
 
 SCHEMA_VERSION = 1
 """Of the file; a change that readers would notice raises it. `schema.json` has its form."""
@@ -118,17 +119,16 @@ def write(path: Path, results: Results) -> None:
 
 
 def read(path: Path) -> Results:
-    """A results file. SpecError if it is none, or one of another version."""
+    """A results file. SpecError if it is none, one of another version, or not of the form that the schema says."""
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_bytes(), what=str(path))
     except OSError as error:
         raise SpecError(f"{path} can't be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is no JSON: {error}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
         raise SpecError(f"{path} holds no results of `mha bench`.")
     if found.get("schema") != SCHEMA_VERSION:
-        raise SpecError(f"{path} has schema {found.get('schema')!r}; this version reads {SCHEMA_VERSION}.")
+        raise SpecError(f"{path} has schema {shown(repr(found.get('schema')))}; this version reads {SCHEMA_VERSION}.")
+    check_form(found, str(path))
     return found
 
 

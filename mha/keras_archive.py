@@ -7,13 +7,13 @@ the same layers, in the same order, with all that they were made with.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mha.formats.zips import open_zip, read_member
 from mha.model_config import FILE, LARGEST
 from mha_core.errors import shown
 from mha_core.outside import parse_json_object
@@ -64,19 +64,12 @@ class KerasLayer:
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
     """Path of the arrays -> what the config says of the layer; and, for one that it does not list, why."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:
                 return {}, f"its {FILE} has more than {LARGEST} bytes"
-            config = parse_json_object(archive.read(FILE), what=FILE)
+            config = parse_json_object(read_member(archive, FILE), what=FILE)
         return dict(_walk(config, "")), f"its {FILE} lists no attention layer of keras.layers there"
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        zipfile.BadZipFile,
-    ) as error:  # SpecError is a ValueError
+    except Exception as error:  # of a damaged archive, or of a config of another form
         return {}, f"its {FILE} can't be read: {type(error).__name__}"
 
 

@@ -6,6 +6,7 @@ be read as one without it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from mha.formats.find import FoundLayer
 from mha_core import SpecError
 from mha_core.errors import shown
 from mha_core.layouts import get
+
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,13 @@ class Stray:
         prefix: of the layer.
         name: what the file has.
         meant: what the layer may have, and lacks.
+        neighbour: the prefix of a layer that has one, where that is why it is missed.
     """
 
     prefix: str
     name: str
     meant: str
+    neighbour: str | None = None
 
     def words(self) -> str:
         """What is wrong.
@@ -36,6 +41,9 @@ class Stray:
         >>> Stray("attn", "attn.q_prpj.bias", "attn.q_proj.bias").words()
         "the layer at prefix 'attn' lacks attn.q_proj.bias, and there is 'attn.q_prpj.bias'"
         """
+        if self.neighbour is not None:
+            there = f"its neighbour at {shown(repr(self.neighbour))} has {shown(self.name)}"
+            return f"the layer at prefix {shown(repr(self.prefix))} lacks {shown(self.meant)}, and {there}"
         there = f"there is {shown(repr(self.name))}" if self.name != self.meant else "what has that name is no array"
         return f"the layer at prefix {shown(repr(self.prefix))} lacks {shown(self.meant)}, and {there}"
 
@@ -70,10 +78,35 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
     return found
 
 
-def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[str]) -> None:
-    """SpecError if one of the layers at `prefixes` may have lost an array."""
+def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[Stray]:
+    """What layers lack that others have whose prefixes are the same but for numbers: a model's layers are alike."""
+    alike: dict[tuple[str, tuple[str, ...]], list[FoundLayer]] = {}
+    for layer in layers:
+        alike.setdefault((NUMBER.sub("#", layer.prefix), layer.layouts), []).append(layer)
+    found = []
+    for (_, layouts), group in alike.items():
+        layout = get(layouts[0])
+        own = {layer.prefix: layout.names_of(layer.prefix, checkpoint.entries) for layer in group}
+        having = {name: prefix for prefix, names in own.items() for name in names}
+        for prefix, names in own.items():
+            start = prefix + layout.separator if prefix else ""
+            for name, other in having.items():
+                if name not in names:
+                    found.append(Stray(prefix, own[other][name], start + name, other))
+    return found
+
+
+def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[str], *, one: bool) -> None:
+    """SpecError if one of the layers at `prefixes` may have lost an array.
+
+    Args:
+        path: of the file.
+        strays: of all its layers.
+        prefixes: of those that are asked for.
+        one: whether it is one that was asked for by its name: then it need not be as its neighbours are.
+    """
     for stray in strays:
-        if stray.prefix in prefixes:
+        if stray.prefix in prefixes and not (one and stray.neighbour is not None):
             raise SpecError(f"{path}: {stray.words()}: misspelt, or damaged? Without it, the layer is another one")
 
 

@@ -17,7 +17,7 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha.formats.folder import passed_over
 from mha.formats.order import in_order
-from mha.formats.strays import Stray, find_strays, refuse_strays
+from mha.formats.strays import Stray, find_strays, find_uneven, refuse_strays
 from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
@@ -70,7 +70,8 @@ class Survey:
         unseen: modules whose names look like attention, and whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, likewise.
         passed_over: other files of weights beside this one, where a folder was the source.
-        strays: names that are nearly those of arrays that a whole layer lacks.
+        strays: names that are nearly those of arrays that a whole layer lacks; and arrays that it lacks and a layer
+            of the same prefix, but for numbers, has.
     """
 
     path: str
@@ -98,14 +99,15 @@ class Survey:
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """SpecError if a layer that is asked for is incomplete; it names all that are, and what they lack.
 
-        So is one that lacks an array that it need not have, if there is one of nearly that name.
+        So is one that lacks an array that it need not have, if there is one of nearly that name; or if its
+        neighbours have one, unless it is asked for by its prefix.
 
         Args:
             prefix: of the one layer that is asked for. Default: all are.
             layout: only layers that may be of this one are asked for. Default: all.
         """
         asked = [one.prefix for one in self.layers if prefix in (None, one.prefix)]
-        refuse_strays(self.path, self.strays, asked)
+        refuse_strays(self.path, self.strays, asked, one=prefix is not None)
         lacking = [one for one in self.lacking(layout) if prefix in (None, one.prefix)]
         if not lacking or prefix in {layer.prefix for layer in self.layers}:
             return
@@ -203,7 +205,7 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
         tuple(_unseen(checkpoint, parts)),
         tuple(order),
         tuple(passed_over(checkpoint.path, SUFFIXES)) if source is not None and Path(source).is_dir() else (),
-        tuple(find_strays(checkpoint, layers, read)),
+        (*find_strays(checkpoint, layers, read), *find_uneven(checkpoint, layers)),
     )
 
 

@@ -75,7 +75,9 @@ def test_render_shows_a_file_again(file, tmp_path):
 
 def test_what_failed_makes_the_status_2(file):
     results = json.loads(file.read_text())
-    results["rows"][0]["contestants"].append({**entry("Broken", left_out="failed: E", failed=True), "ratio": None})
+    results["rows"][0]["contestants"].append(
+        {**entry("Broken", left_out="failed: E", failed=True), "ratio": None, "share": None}
+    )
     file.write_text(json.dumps(results))
     result = bench("--render", file)
     assert result.exit_code == 2

@@ -68,9 +68,12 @@ def test_failures_are_told(results):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "holds no results of `mha bench`"),
         ('{"rows": [], "schema": 7}', "has schema 7; this version reads 1."),
+        ('{"rows": [], "schema": 1}', "other.json: it lacks 'date'"),
+        ('{"rows": ' + "[" * 100_000, "is nested deeper than 64"),
+        ('{"rows": [1e999], "schema": 1}', "1e999 is beyond the range of numbers"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):
@@ -78,6 +81,32 @@ def test_other_files_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row["setting"].update(length=True), "rows[0].setting.length must be of type integer. Got True."),
+        (
+            lambda row: row["contestants"][0].update(time="x"),
+            "rows[0].contestants[0].time must be of type object or nu",
+        ),
+        (
+            lambda row: row["contestants"][0].update(name="\x1b[2J"),
+            "rows[0].contestants[0].name must be of type string",
+        ),
+        (lambda row: row.update(direction="back"), "rows[0].direction must be one of forward, both. Got 'back'."),
+        (lambda row: row.pop("peak"), "rows[0] lacks 'peak'"),
+        (lambda row: row.update(speed=3), "rows[0] has 'speed', which is not known"),
+    ],
+)
+def test_a_field_of_another_form_is_named_with_its_place(change, message, results, tmp_path):
+    change(results["rows"][0])
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(results))
+    with pytest.raises(SpecError) as caught:
+        read(path)
+    assert message in str(caught.value)
 
 
 # What workers report ---------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def make_folder(folder: Path) -> list[Path]:
     return [folder / name for name in ("config.json", "model.safetensors.index.json", *shards)]
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "canonical": Kind(make_canonical, read_canonical),
     "safetensors": Kind(make_safetensors, read_layers),
     "pt": Kind(make_pt, read_layers),

@@ -371,3 +371,12 @@ def test_every_field_of_a_recording_is_looked_at(change, message, tmp_path):
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
     assert Recording.load(edited_recording(tmp_path / "calls.safetensors", lambda d: None)).names == ("attn",)
+
+
+def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path):
+    config = AttentionConfig(12, 3, bias=True)
+    arrays = {**arrays_of("canonical", config, "h.0.attn"), **arrays_of("canonical", config, "h.1.attn", seed=1)}
+    arrays["g.0.attx.k_pr.bias"] = arrays.pop("h.0.attn.k_proj.bias")
+    path = write(tmp_path / "a.safetensors", arrays, "canonical")
+    with pytest.raises(SpecError, match="'h.0.attn' lacks h.0.attn.k_proj.bias, and its neighbour at 'h.1.attn' has"):
+        convert(path, to_layout="canonical", out=tmp_path / "b.npz", num_heads=3, every=True, moved=True)
