@@ -1,6 +1,7 @@
 """What the hooks of all four frameworks share: calls of this project's own layers and of the seed's, and refusals.
 
-What reads a call returns it in the order of `mha.capturing.Call`: config, weights, inputs, outputs, dtype.
+What reads a call returns it in the order of `mha.capturing.Call`: config, weights, inputs, outputs, the dtype that
+it computed in, and that of its parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask
 from mha_core.weights import Weights
 
-Read = tuple[AttentionConfig, Weights, AttentionInputs, dict[str, NDArray], str]
+Read = tuple[AttentionConfig, Weights, AttentionInputs, dict[str, NDArray], str, str]
 ToArray = Callable[[Any], NDArray]
 """A framework's array, or anything that NumPy takes, as a copy in NumPy."""
 
@@ -34,7 +35,7 @@ def own_call(
     to_array: ToArray,
     *,
     training: bool,
-    dtype: str,
+    dtypes: tuple[str, str],
 ) -> Read:
     """A call of this project's own layer, whose arguments are the definition's."""
     plain = (bool, int, tuple, type(None))
@@ -52,7 +53,7 @@ def own_call(
     outputs = {"output": to_array(results[0])}
     if arguments["return_weights"]:
         outputs["weights"] = to_array(results[1])
-    return config, weights, inputs, outputs, dtype
+    return config, weights, inputs, outputs, *dtypes
 
 
 def seed_call(
@@ -64,7 +65,7 @@ def seed_call(
     folded_weights: Any,
     to_array: ToArray,
     *,
-    dtype: str,
+    dtypes: tuple[str, str],
 ) -> Read:
     """A call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
     config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
@@ -75,7 +76,18 @@ def seed_call(
     if folded_weights is not None:
         folded = to_array(folded_weights)
         outputs["weights"] = folded.reshape(len(inputs.queries), num_heads, *folded.shape[1:])
-    return config, weights, inputs, outputs, dtype
+    return config, weights, inputs, outputs, *dtypes
+
+
+def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included, and those among **kwargs by their own names too."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+    arguments = dict(bound.arguments)
+    for name in more:
+        arguments |= bound.arguments[name]
+    return arguments
 
 
 def as_lens(lens: NDArray) -> NDArray:

@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha_core import AttentionConfig, AttentionInputs, SpecError
-from mha_core.weights import Weights
+from mha_core.dtypes import round_to
+from mha_core.errors import one_line
+from mha_core.weights import Weights, check_weights
 
 
 class Call(NamedTuple):
@@ -37,6 +39,7 @@ class Call(NamedTuple):
         inputs: what it was given.
         outputs: what it gave by stage: `output`, and `weights` if it returned them per head.
         dtype: what it computed in, by name. bfloat16 numbers come in float32 arrays.
+        parameters: the dtype of the weights, where the layer casts them to `dtype` as it computes.
     """
 
     config: AttentionConfig
@@ -44,6 +47,7 @@ class Call(NamedTuple):
     inputs: AttentionInputs
     outputs: Mapping[str, NDArray]
     dtype: str
+    parameters: str | None = None
 
 
 class Adapter(Protocol):
@@ -134,18 +138,24 @@ class Capture:
             call = Call(*adapter.read(layer, arguments, output))
             inputs = call.inputs
             inputs.check(call.config)
-        except SpecError as error:
-            raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {error}") from error
+            check_weights(call.config, {key: round_to(array, call.dtype) for key, array in call.weights.items()})
+        except Exception as error:  # of a layer that is not what its class promises, an adapter may raise anything
+            reason = error if isinstance(error, SpecError) else one_line(error)
+            if isinstance(error, KeyError):  # an argument, by name
+                reason = f"{type(layer).__qualname__} is called without {error}"
+            raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {reason}") from error
         position = self._position(name, adapter.kind, call)
         self.calls.append(RecordedCall(position, inputs, call.outputs))
 
     def _position(self, name: str, kind: str, call: Call) -> int:
         """Where the layer stands among the recorded ones; a new place if it was not seen with these weights."""
+        parameters = None if call.parameters == call.dtype else call.parameters
+        own = name, kind, call.dtype, call.config, parameters
         for position, known in enumerate(self.layers):
-            same = (known.name, known.kind, known.dtype, known.config) == (name, kind, call.dtype, call.config)
+            same = (known.name, known.kind, known.dtype, known.config, known.parameters) == own
             if same and all(np.array_equal(known.weights[key], array) for key, array in call.weights.items()):
                 return position
-        self.layers.append(RecordedLayer(name, kind, call.dtype, call.config, call.weights))
+        self.layers.append(RecordedLayer(name, kind, call.dtype, call.config, call.weights, parameters))
         return len(self.layers) - 1
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mha_core import SpecError
+from mha_core.errors import shown
 
 Why = Literal["unknown", "uncalled", "unasked"]
 """Why a module was not read: nothing here knows its class, it was never called, or other layers were asked for."""
@@ -245,7 +246,7 @@ def unread_of(described: Iterable[Mapping[str, Any]]) -> tuple[Unread, ...]:
     found = []
     for one in described:
         unread = Unread(**one)
-        if unread.why not in ("unknown", "uncalled", "unasked") or not isinstance(unread.name, str):
-            raise SpecError(f"an unread module needs a name and a reason. Got {dict(one)!r}.")
+        if unread.why not in get_args(Why):
+            raise SpecError(f"why must be one of {', '.join(get_args(Why))}. Got {shown(repr(unread.why))}.")
         found.append(unread)
     return tuple(found)

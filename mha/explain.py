@@ -95,7 +95,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     meant = _meant(names, path)
     lines = []
     for layer in recording.layers:
-        rounded = {name: round_to(array, layer.dtype) for name, array in meant[layer.name][1].items()}
+        rounded = {name: round_to(array, layer.held_in) for name, array in meant[layer.name][1].items()}
         both = [name for name in rounded if name in layer.weights]
         other = [name for name in both if not np.array_equal(rounded[name], layer.weights[name])]
         other += sorted(set(rounded) ^ set(layer.weights))

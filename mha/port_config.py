@@ -47,7 +47,8 @@ def _json(file: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file."""
     if not file.is_file():
         return None
-    return parse_json_object(file.read_bytes(), what=str(file))
+    # A tokenizer without a limit has int(1e30) for it.
+    return parse_json_object(file.read_bytes(), what=str(file), any_integer=True)
 
 
 def _refuse_own_code(file: Path, content: Mapping[str, Any]) -> None:

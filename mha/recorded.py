@@ -231,7 +231,12 @@ def _other_weights(layer: RecordedLayer, weights: Weights) -> str:
     other = []
     for name in {**layer.weights, **weights}:
         one, two = layer.weights.get(name), weights.get(name)
-        if one is None or two is None or one.shape != two.shape or (one != round_to(two, layer.dtype)).any():
+        if (
+            one is None
+            or two is None
+            or one.shape != two.shape
+            or not np.array_equal(round_to(one, layer.dtype), round_to(two, layer.dtype))
+        ):
             other.append(name)
     return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""
 

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.case import Case
 from conformance.problem import Problem
 from mha.array_pool import ArrayPool, read
 from mha.coverage import Coverage, Unread
-from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
-from mha_core.dtypes import check_dtype, round_to, storage_dtype
+from mha.recording_parts import RecordedCall, RecordedLayer, check_call
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import check_dtype, round_to
 from mha_core.errors import one_line, shown
 from mha_core.files import check_output
-from mha_core.stages import stage_shapes
 from mha_core.weights import Weights, check_weights
 
 FORMAT = 1
@@ -34,39 +33,6 @@ FORMAT = 1
 
 METADATA_KEY = "mha_recording"
 """Where the file holds everything but the arrays, as JSON."""
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedLayer:
-    """One layer, as it was when it was called.
-
-    Args:
-        name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
-        kind: its class, such as "torch.nn.MultiheadAttention".
-        dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
-        config, weights: the layer in terms of the definition.
-    """
-
-    name: str
-    kind: str
-    dtype: str
-    config: AttentionConfig
-    weights: Weights
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedCall:
-    """One call of a layer.
-
-    Args:
-        layer: its position among the recording's layers.
-        inputs: what it was given, in terms of the definition.
-        outputs: what it gave, by stage: `output`, and `weights` where it returned them per head.
-    """
-
-    layer: int
-    inputs: AttentionInputs
-    outputs: Mapping[str, NDArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +72,10 @@ class Recording:
             raise SpecError("a recording needs at least one call. Got none.")
         for layer in self.layers:
             check_dtype(layer.dtype)
+            check_dtype(layer.held_in)
             check_weights(layer.config, layer.weights)
         for name, call in zip(self.names, self.calls, strict=True):
-            _check_call(name, self.layers[call.layer], call)
+            check_call(name, self.layers[call.layer], call)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -177,7 +144,7 @@ class Recording:
         """The same calls of layers that hold other weights: those that they were meant to hold.
 
         What was recorded is then judged by what should have come out, and so a wrong port by the model that
-        was ported. The weights are rounded to the dtype of the layer.
+        was ported. The weights are rounded to the dtype in which the layer holds them.
 
         Args:
             intended: name of a layer -> config and canonical weights. Layers that it lacks stay as they are.
@@ -192,7 +159,7 @@ class Recording:
         layers = []
         for layer in self.layers:
             config, weights = intended.get(layer.name, (layer.config, layer.weights))
-            rounded = {name: round_to(array, layer.dtype) for name, array in weights.items()}
+            rounded = {name: round_to(array, layer.held_in) for name, array in weights.items()}
             layers.append(replace(layer, config=config, weights=check_weights(config, rounded)))
         return replace(self, layers=tuple(layers))
 
@@ -243,29 +210,15 @@ def _itself(problem: Problem) -> Problem:
     return problem
 
 
-def _check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
-    sizes = call.inputs.check(layer.config)
-    storage = storage_dtype(layer.dtype)
-    shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)
-    if "output" not in call.outputs:
-        raise SpecError(f"call {name!r} has no output")
-    floats = {"queries": call.inputs.queries, **call.outputs}
-    for stage, array in floats.items():
-        if stage not in STAGES:
-            raise SpecError(f"call {name!r} has an output {stage!r}, which is not known (known: {', '.join(STAGES)})")
-        if stage in call.outputs and array.shape != shapes[stage]:
-            raise SpecError(f"call {name!r}: {stage} must have shape {shapes[stage]}. Got {array.shape}.")
-        if array.dtype != storage:
-            raise SpecError(f"call {name!r}: {stage} of a layer in {layer.dtype} must be {storage}. Got {array.dtype}.")
-
-
 # Writing ------------------------------------------------------------------------------------------
 
 
 def _describe_layer(pool: ArrayPool, layer: RecordedLayer) -> dict[str, Any]:
     start = f"{layer.name}." if layer.name else ""
-    weights = {name: pool.add(f"{start}{name}", array, layer.dtype) for name, array in layer.weights.items()}
+    weights = {name: pool.add(f"{start}{name}", array, layer.held_in) for name, array in layer.weights.items()}
     about = {"name": layer.name, "kind": layer.kind, "dtype": layer.dtype}
+    if layer.parameters is not None:
+        about["parameters"] = layer.parameters
     return {**about, "config": layer.config.to_dict(), "weights": weights}
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mha.array_pool import array_of
 from mha.coverage import unread_of
-from mha.recording import FORMAT, RecordedCall, RecordedLayer, Recording
+from mha.recording import FORMAT, Recording
+from mha.recording_parts import RecordedCall, RecordedLayer
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.errors import shown
 from mha_core.outside import parse_json_object
@@ -45,6 +46,9 @@ def recording_of(arrays: Mapping[str, NDArray], text: str) -> Recording:
     calls = tuple(_call(call, len(layers), find) for call in description["calls"])
     versions = {_text("a package", name): _text("a version", of) for name, of in description["versions"].items()}
     unread = None if description.get("unread") is None else unread_of(description["unread"])
+    for one in unread or ():
+        _text("the name of a module", one.name)
+        _text("the class of a module", one.kind)
     return Recording(layers, calls, versions, unread)
 
 
@@ -66,7 +70,8 @@ def _layer(layer: Mapping[str, Any], find: Find) -> RecordedLayer:
     config = AttentionConfig.from_dict(layer["config"])
     weights = check_weights(config, {name: find(value) for name, value in layer["weights"].items()})
     name, kind = _text("the name of a layer", layer["name"]), _text("the class of a layer", layer["kind"])
-    return RecordedLayer(name, kind, _text("a dtype", layer["dtype"]), config, weights)
+    held_in = None if layer.get("parameters") is None else _text("a dtype", layer["parameters"])
+    return RecordedLayer(name, kind, _text("a dtype", layer["dtype"]), config, weights, held_in)
 
 
 def _call(call: Mapping[str, Any], layers: int, find: Find) -> RecordedCall:

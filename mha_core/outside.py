@@ -17,12 +17,13 @@ LARGEST_INTEGER = 2**63 - 1
 """No size, position or count is beyond it."""
 
 
-def parse_json(text: str | bytes, *, what: str) -> Any:
+def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> Any:
     """What a text in JSON says.
 
     Args:
         text: as it stands in a file.
         what: whose it is, with the file's name, for messages.
+        any_integer: whether integers may be beyond 64 bits, as where 10**30 stands for "no limit".
 
     Raises:
         SpecError: it is not JSON; says a thing twice; holds NaN, an infinity, an integer beyond 64 bits or a
@@ -38,7 +39,7 @@ def parse_json(text: str | bytes, *, what: str) -> Any:
     try:
         found = json.loads(
             text,
-            parse_int=_integer,
+            parse_int=int if any_integer else _integer,
             parse_float=_number,
             parse_constant=_no_number,
             object_pairs_hook=_object,
@@ -53,9 +54,9 @@ def parse_json(text: str | bytes, *, what: str) -> Any:
     return found
 
 
-def parse_json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
+def parse_json_object(text: str | bytes, *, what: str, any_integer: bool = False) -> dict[str, Any]:
     """As `parse_json`, of what must be an object. Raises SpecError for anything else."""
-    found = parse_json(text, what=what)
+    found = parse_json(text, what=what, any_integer=any_integer)
     if not isinstance(found, dict):
         raise SpecError(f"{what} must be a JSON object. Got {shown(repr(found))}.")
     return found

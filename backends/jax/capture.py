@@ -10,12 +10,23 @@ from typing import Any
 import flax
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
-from backends.capturing import Read, none_found, one_dtype, outermost, own_call, refuse_dropout, seed_call, takes_lens
+from backends.capturing import (
+    Read,
+    arguments_of,
+    none_found,
+    one_dtype,
+    outermost,
+    own_call,
+    refuse_dropout,
+    seed_call,
+    takes_lens,
+)
 from backends.jax import live_probe, native
 from backends.jax.framework import has_values, to_numpy
 from backends.jax.layers import MultiHeadAttention
@@ -128,9 +139,8 @@ def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Call
 
 def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults included; SpecError for numbers that are not there."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    arguments = arguments_of(inspect.signature(function), args, kwargs)
+    arguments.pop("self", None)
     if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
         raise SpecError(
             "a call that JAX traces (jit, grad, vmap) has no numbers to record. "
@@ -147,7 +157,7 @@ class FlaxLayer:
     def check(self, layer: Any) -> None:
         """What it can't have is refused when it is read."""
 
-    def inputs(self, arguments: Mapping[str, Any]) -> AttentionInputs:
+    def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]
         keys, values = (arguments.get(name) for name in ("inputs_k", "inputs_v"))  # SelfAttention has none
         if arguments.get("inputs_kv") is not None:
@@ -155,7 +165,13 @@ class FlaxLayer:
         keys = queries if keys is None else keys
         values = keys if values is None else values
         mask = None if arguments["mask"] is None else _array(arguments["mask"]).astype(bool)
-        return AttentionInputs(_array(queries), _array(keys), _array(values), AttentionMask(allowed=mask))
+        cast = (_array(jnp.asarray(array, dtype=dtype)) for array in (queries, keys, values))  # as the layer does
+        return AttentionInputs(*cast, AttentionMask(allowed=mask))
+
+    def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
+        """What it computes in, and what its parameters are."""
+        given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
+        return _dtypes(layer, params, given, output)
 
 
 def _training(layer: Any, arguments: Mapping[str, Any]) -> bool:
@@ -178,9 +194,8 @@ class LinenLayer(FlaxLayer):
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         config, weights = native.from_linen(layer, layer.variables, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
-        inputs = self.inputs(arguments)
-        dtype = _dtype(layer.variables["params"], arguments["inputs_q"], output)
-        return config, weights, inputs, {"output": _array(output)}, dtype
+        dtypes = self.dtypes(layer, layer.variables["params"], arguments, output)
+        return config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes
 
 
 class NnxLayer(FlaxLayer):
@@ -202,8 +217,8 @@ class NnxLayer(FlaxLayer):
             raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
         config, weights = native.from_nnx(layer, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
-        dtype = _dtype(nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments["inputs_q"], output)
-        return config, weights, self.inputs(arguments), {"output": _array(output)}, dtype
+        dtypes = self.dtypes(layer, nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments, output)
+        return config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes
 
 
 class OwnLayer:
@@ -219,10 +234,12 @@ class OwnLayer:
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
         result = output[0] if isinstance(output, tuple) else output
-        dtype = _dtype(layer.variables.get("params", {}), arguments["queries"], result)
+        given = {name: arguments[name] for name in ("queries", "keys", "values")}
+        dtypes = _dtypes(layer, layer.variables.get("params", {}), list(given.values()), result)
+        arguments = {**arguments, **{name: jnp.asarray(array, dtype=dtypes[0]) for name, array in given.items()}}
         config, weights = layer.config_of(layer.variables), to_weights(layer.variables)
         training = not arguments["deterministic"]
-        return own_call(config, weights, arguments, output, _array, training=training, dtype=dtype)
+        return own_call(config, weights, arguments, output, _array, training=training, dtypes=dtypes)
 
 
 class SeedLayer:
@@ -249,9 +266,9 @@ class SeedLayer:
         params = layer.variables["params"]
         arrays = _seed_arrays(layer)
         result, folded = output if isinstance(output, tuple) else (output, None)
-        dtype = _dtype(params, next(iter(arguments.values())), result)
+        dtypes = _dtypes(layer, params, list(arguments.values())[:3], result)
         call = arguments, result, folded, _array
-        return seed_call("d2l-jax", arrays, int(layer.num_heads), *call, dtype=dtype)
+        return seed_call("d2l-jax", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
 ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), SeedLayer())
@@ -267,5 +284,14 @@ def _array(array: Any) -> NDArray:
     return np.array(to_numpy(array) if isinstance(array, jax.Array) else array)
 
 
-def _dtype(params: Any, *arrays: Any) -> str:
-    return one_dtype(str(array.dtype) for array in (*arrays, *jax.tree.leaves(params)))
+def _dtypes(layer: Any, params: Any, given: list[Any], output: Any) -> tuple[str, str]:
+    """What a layer computes in, and what its parameters are.
+
+    With a `dtype` it casts to that what it is given and its parameters; without, each projection is in whatever
+    can hold both. SpecError where that is not one and the same for all.
+    """
+    leaves = [str(leaf.dtype) for leaf in jax.tree.leaves(params)]
+    parameters = one_dtype(leaves) if leaves else one_dtype(str(jnp.asarray(array).dtype) for array in given)
+    asked = getattr(layer, "dtype", None)
+    held = (jnp.promote_types(jnp.asarray(array).dtype, parameters) if asked is None else asked for array in given)
+    return one_dtype([*(str(jnp.dtype(dtype)) for dtype in held), str(output.dtype)]), parameters

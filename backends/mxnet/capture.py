@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from backends.capturing import (
     Read,
+    arguments_of,
     has_seed_parts,
     none_found,
     one_dtype,
@@ -67,9 +68,7 @@ def _forward(name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[...,
     signature = inspect.signature(original)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
+        arguments = arguments_of(signature, args, kwargs)
         if any(isinstance(value, mx.sym.Symbol) for value in arguments.values()):
             raise SpecError("a hybridized model can't be recorded: its calls have no numbers. Use hybridize(False).")
         output = original(*args, **kwargs)
@@ -92,9 +91,9 @@ class OwnLayer:
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
         result = output[0] if isinstance(output, tuple) else output
-        dtype = _dtype(layer, arguments["queries"], result)
+        dtypes = _dtypes(layer, arguments["queries"], result)
         training = mx.autograd.is_training()
-        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtype=dtype)
+        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
 class SeedLayer:
@@ -115,10 +114,10 @@ class SeedLayer:
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Read:
         rates = [part._rate for _, part in _blocks("", layer) if isinstance(part, mx.gluon.nn.Dropout)]
         refuse_dropout(training=mx.autograd.is_training(), rate=max(rates, default=0.0))
-        dtype = _dtype(layer, next(iter(arguments.values())), output)
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtype=dtype)
+        return seed_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtypes=dtypes)
 
 
 ADAPTERS = (OwnLayer(), SeedLayer())
@@ -130,6 +129,8 @@ def _array(array: Any) -> NDArray:
     return np.array(to_numpy(array) if isinstance(array, mx.nd.NDArray) else array)
 
 
-def _dtype(layer: mx.gluon.Block, *arrays: Any) -> str:
+def _dtypes(layer: mx.gluon.Block, *arrays: Any) -> tuple[str, str]:
+    """The dtype of everything, as what it computes in and as what its parameters are."""
     parameters = (parameter.dtype for parameter in layer.collect_params().values())
-    return one_dtype(np.dtype(dtype).name for dtype in (*(array.dtype for array in arrays), *parameters))
+    dtype = one_dtype(np.dtype(dtype).name for dtype in (*(array.dtype for array in arrays), *parameters))
+    return dtype, dtype

@@ -11,9 +11,19 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from numpy.typing import NDArray
 
-from backends.capturing import Read, has_seed_parts, none_found, one_dtype, own_call, refuse_dropout, seed_call
+from backends.capturing import (
+    Read,
+    arguments_of,
+    has_seed_parts,
+    none_found,
+    one_dtype,
+    own_call,
+    refuse_dropout,
+    seed_call,
+)
 from backends.tf import live_probe, native
 from backends.tf.framework import random_state_kept, spec_errors_kept, to_numpy
 from backends.tf.layers import MultiHeadAttention
@@ -72,12 +82,10 @@ def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]
 
     @spec_errors_kept()
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
+        arguments = arguments_of(signature, args, kwargs)
         if isinstance(layer, keras.layers.MultiHeadAttention):
             # It takes this one from the tensor, whatever it is given, and takes it off the tensor then.
-            arguments["query_mask"] = getattr(arguments["query"], "_keras_mask", None)
+            arguments["query_mask"] = getattr(arguments.get("query"), "_keras_mask", None)
         if any(isinstance(array, keras.KerasTensor) or tf.is_symbolic_tensor(array) for array in arguments.values()):
             raise SpecError(
                 "a call that stands for numbers which are not there yet (tf.function, fit, predict, a symbolic "
@@ -85,7 +93,8 @@ def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]
             )
         arguments.setdefault("training", _is_training())
         output = original(*args, **kwargs)
-        seen(name, adapter, layer, arguments, output)
+        with _parameters_as_they_are():
+            seen(name, adapter, layer, arguments, output)
         return output
 
     return call
@@ -128,10 +137,10 @@ class KerasLayer:
         query, value, key = (arguments[name] for name in ("query", "value", "key"))
         key = value if key is None else key
         result, scores = output if arguments["return_attention_scores"] else (output, None)
-        dtype = _dtype(layer, query, key, value, result)
+        dtypes = _dtypes(layer, query, key, value, result)
         outputs = {"output": _array(result)} | ({} if scores is None else {"weights": _array(scores)})
         inputs = AttentionInputs(_array(query), _array(key), _array(value), _mask(layer, arguments))
-        return config, weights, inputs, outputs, dtype
+        return config, weights, inputs, outputs, *dtypes
 
 
 class KerasGroupedLayer(KerasLayer):
@@ -174,8 +183,8 @@ class OwnLayer:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
         result = output[0] if isinstance(output, tuple) else output
-        dtype = _dtype(layer, arguments["queries"], result)
-        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtype=dtype)
+        dtypes = _dtypes(layer, arguments["queries"], result)
+        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
 class SeedLayer:
@@ -200,10 +209,10 @@ class SeedLayer:
         rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]
         refuse_dropout(training=training, rate=max(rates, default=0.0))
         arrays = _seed_arrays(layer)
-        dtype = _dtype(layer, next(iter(arguments.values())), output)
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-tf", arrays, int(layer.num_heads), *call, dtype=dtype)
+        return seed_call("d2l-tf", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
 ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), SeedLayer())
@@ -225,6 +234,20 @@ def _array(tensor: Any) -> NDArray:
     return to_numpy(tensor) if isinstance(tensor, (tf.Tensor, tf.Variable, keras.Variable)) else np.array(tensor)
 
 
-def _dtype(layer: keras.Layer, *tensors: Any) -> str:
-    found = (keras.backend.standardize_dtype(array.dtype) for array in (*tensors, *layer.trainable_variables))
-    return one_dtype(found)
+def _dtypes(layer: keras.Layer, *tensors: Any) -> tuple[str, str]:
+    """What it computes in, which everything that it is given is cast to before; and what its parameters are."""
+    computed = [keras.backend.standardize_dtype(tensor.dtype) for tensor in tensors]
+    computed += [part.compute_dtype for part in _layers(layer) if part.weights]
+    dtype = one_dtype(computed)
+    return dtype, one_dtype(variable.dtype for variable in layer.weights) if layer.weights else dtype
+
+
+@contextmanager
+def _parameters_as_they_are() -> Iterator[None]:
+    """Inside, variables have their own dtype; within a call Keras shows them cast to what the layer computes in."""
+    scope = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", scope)

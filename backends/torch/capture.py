@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backends.capturing import (
     Read,
+    arguments_of,
     has_seed_parts,
     none_found,
     one_dtype,
@@ -54,7 +55,8 @@ def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[.
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
 
     A module with forward hooks takes none of the fast paths that would go around the modules in it. The one
-    that drops padding first, and which hooks don't stop, is switched off meanwhile.
+    that drops padding first, and which hooks don't stop, is switched off meanwhile; what such an encoder gives is
+    then computed once more without hooks, since the fast path leaves zeros where there is padding.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")
@@ -62,23 +64,51 @@ def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[.
     if not chosen:
         raise none_found(target)
     with ExitStack() as hooks:
-        for name, module, adapter in chosen:
-            handle = module.register_forward_hook(_hook(name, adapter, seen), with_kwargs=True)
-            hooks.callback(handle.remove)
+        watching = [(module, _hook(name, adapter, seen)) for name, module, adapter in chosen]
+        handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watching]
+        hooks.callback(lambda: [handle.remove() for handle in handles])
         for encoder in target.modules():
             if isinstance(encoder, nn.TransformerEncoder) and encoder.use_nested_tensor:
                 hooks.callback(setattr, encoder, "use_nested_tensor", True)
                 encoder.use_nested_tensor = False
+                again = encoder.register_forward_hook(_without_hooks(watching, handles), prepend=True, with_kwargs=True)
+                hooks.callback(again.remove)
         yield
 
 
 def _hook(name: str, adapter: Any, seen: Callable[..., None]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        bound.apply_defaults()
-        seen(name, adapter, module, bound.arguments, output)
+        framework.refuse_autocast(module)
+        seen(name, adapter, module, arguments_of(inspect.signature(module.forward), args, kwargs), output)
 
     return hook
+
+
+def _without_hooks(watching: list[Any], handles: list[Any]) -> Callable[..., Any]:
+    """A hook on an encoder that gives what it would give if nobody watched it; `handles` are replaced."""
+
+    def hook(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
+        if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
+            return output  # no fast path would be taken that gives something else
+        for handle in handles:
+            handle.remove()
+        encoder.use_nested_tensor = True
+        try:
+            return encoder.forward(*args, **kwargs)
+        finally:
+            encoder.use_nested_tensor = False
+            handles[:] = [module.register_forward_hook(watch, with_kwargs=True) for module, watch in watching]
+
+    return hook
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(nn.MultiheadAttention.forward).parameters.items()
+    if parameter.default is not inspect.Parameter.empty
+}
+"""Of the arguments of torch.nn.MultiheadAttention."""
 
 
 class TorchLayer:
@@ -98,9 +128,12 @@ class TorchLayer:
     def read(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
         config, weights = native.from_native(layer, probe=False)
         refuse_dropout(training=layer.training, rate=config.dropout)
+        arguments = {**_DEFAULTS, **arguments}  # a subclass may hand down **kwargs
         query, key, value = (arguments[name] for name in ("query", "key", "value"))
+        if not (isinstance(output, tuple) and len(output) == 2):
+            raise SpecError(f"{type(layer).__qualname__} does not return (output, weights), as its class does")
         result, returned = output
-        dtype = _dtype(layer, query, key, value, result)
+        dtypes = _dtypes(layer, query, key, value, result)
         batched = query.dim() == 3
 
         def in_order(tensor: Tensor) -> NDArray:
@@ -116,7 +149,7 @@ class TorchLayer:
         outputs = {"output": in_order(result)}
         if returned is not None and (not arguments["average_attn_weights"] or config.num_heads == 1):
             outputs["weights"] = _array(returned).reshape(batch, config.num_heads, query_len, key_len)
-        return config, weights, AttentionInputs(queries, keys, values, mask), outputs, dtype
+        return config, weights, AttentionInputs(queries, keys, values, mask), outputs, *dtypes
 
 
 def _mask(arguments: Mapping[str, Any], full: tuple[int, ...]) -> AttentionMask:
@@ -151,6 +184,11 @@ def _as_bool(mask: NDArray) -> NDArray:
 
 def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
     """is_causal is a hint that attn_mask is the causal mask; with a wrong one PyTorch follows now this, now that."""
+    if attn_mask is None:
+        raise SpecError(
+            "is_causal=True needs an attn_mask beside it: without one PyTorch attends to every key on its fast path "
+            "and raises an error off it"
+        )
     excluded = _as_bool(_array(attn_mask))
     wanted = np.triu(np.ones((query_len, key_len), dtype=bool), k=1)
     if excluded.dtype != bool or not (excluded == wanted).all():
@@ -173,9 +211,9 @@ class OwnLayer:
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Read:
         result = output[0] if isinstance(output, tuple) else output
-        dtype = _dtype(layer, arguments["queries"], result)
+        dtypes = _dtypes(layer, arguments["queries"], result)
         call = arguments, output, _array
-        return own_call(layer.config, to_weights(layer), *call, training=layer.training, dtype=dtype)
+        return own_call(layer.config, to_weights(layer), *call, training=layer.training, dtypes=dtypes)
 
 
 class SeedLayer:
@@ -199,10 +237,10 @@ class SeedLayer:
         rates = [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
         refuse_dropout(training=layer.training, rate=max(rates, default=0.0))
         arrays = _seed_arrays(layer)
-        dtype = _dtype(layer, next(iter(arguments.values())), output)
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-torch", arrays, int(layer.num_heads), *call, dtype=dtype)
+        return seed_call("d2l-torch", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
 ADAPTERS = (TorchLayer(), OwnLayer(), SeedLayer())
@@ -215,8 +253,10 @@ def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
 
 def _array(tensor: Any) -> NDArray:
     """A copy, which what the model does next can't change."""
-    return np.array(framework.to_numpy(tensor) if isinstance(tensor, Tensor) else tensor)
+    return framework.copied(tensor) if isinstance(tensor, Tensor) else np.array(tensor)
 
 
-def _dtype(layer: nn.Module, *tensors: Tensor) -> str:
-    return one_dtype(str(tensor.dtype).removeprefix("torch.") for tensor in (*tensors, *layer.parameters()))
+def _dtypes(layer: nn.Module, *tensors: Tensor) -> tuple[str, str]:
+    """The dtype of everything, as what it computes in and as what its parameters are."""
+    dtype = one_dtype(str(tensor.dtype).removeprefix("torch.") for tensor in (*tensors, *layer.parameters()))
+    return dtype, dtype

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from mha_core.arguments import holds_arrays, is_convertible, settled
 from mha_core.checks import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
+from mha_core.errors import SpecError
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
@@ -47,6 +48,28 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.to(torch.float32)
     return tensor.cpu().numpy()
+
+
+def copied(tensor: torch.Tensor) -> NDArray:
+    """A copy in NumPy of what a layer was given or gave. SpecError if it holds no numbers that an array can."""
+    if tensor.is_nested:
+        raise SpecError(
+            "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
+        )
+    if tensor.is_meta:
+        raise SpecError("a tensor on the meta device has no numbers to record")
+    return np.array(to_numpy(tensor))
+
+
+def refuse_autocast(module: torch.nn.Module) -> None:
+    """SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
+    device = next((parameter.device.type for parameter in module.parameters()), "cpu")
+    if device != "meta" and torch.is_autocast_enabled(device):
+        raise SpecError(
+            f"torch.autocast is on: {type(module).__qualname__} computes some operations in "
+            f"{dtype_name(torch.get_autocast_dtype(device))} and some not, as no one dtype says. "
+            "Run it without, or convert the model: model.to(dtype)"
+        )
 
 
 def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mha.capturing import Call
 from mha.recipes import RECIPES
-from mha.recipes.live import dtype_name, record, to_array
+from mha.recipes.live import dtype_of, record, to_array
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe, implementation_of
 from mha.recipes.site import Site
@@ -54,7 +54,9 @@ class RecipeAdapter:
             outputs = {"output": to_array(result)}
             if weights is not None:
                 outputs["weights"] = to_array(weights)
-        return Call(site.config, site.weights, inputs, outputs, dtype_name(site.out.weight))
+        tensors = [value for value in (*given.values(), *output) if hasattr(value, "is_floating_point")]
+        dtype = dtype_of(site, *(tensor for tensor in tensors if tensor.is_floating_point()))
+        return Call(site.config, site.weights, inputs, outputs, dtype)
 
 
 def _seen_inside(site: Site, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

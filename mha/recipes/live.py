@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.problem import Problem
 from mha_core import SpecError
 from mha_core.backend import Run
+from mha_core.errors import one_line
 from mha_core.heads import split_heads
 
 if TYPE_CHECKING:
@@ -24,10 +25,14 @@ Result = TypeVar("Result")
 
 
 def to_array(tensor: Any) -> NDArray:
-    """A copy in NumPy; bfloat16 as float32."""
-    from backends.torch.framework import to_numpy
+    """A copy in NumPy; bfloat16 as float32. SpecError for what is no tensor, or has no numbers."""
+    import torch
 
-    return np.array(to_numpy(tensor))
+    from backends.torch.framework import copied
+
+    if not isinstance(tensor, torch.Tensor):
+        raise SpecError(f"a {type(tensor).__name__} is no tensor, and has no translation")
+    return copied(tensor)
 
 
 def dtype_name(tensor: Any) -> str:
@@ -84,7 +89,8 @@ def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
     calls: list[dict[str, Any]] = []
 
     def called(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append({"inputs": site.recipe.inputs(site.module, args, kwargs)})
+        with spec_errors(site):
+            calls.append({"inputs": site.recipe.inputs(site.module, args, kwargs)})
 
     def attended(_module: Any, _args: Any, answer: tuple[Any, ...]) -> None:
         if answer[1] is not None:
@@ -93,6 +99,8 @@ def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
             finish()
 
     def projected(_module: Any, args: tuple[Any, ...], output: Any) -> None:
+        with spec_errors(site):
+            dtype_of(site, args[0], output)
         calls[-1]["heads"] = split_heads(to_array(args[0]), config.num_heads)
         calls[-1]["output"] = to_array(output)
         if site.out_is_separate:  # otherwise the weights are still to come
@@ -111,6 +119,26 @@ def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
         hooks.callback(handle.remove)
 
 
+def dtype_of(site: Site, *tensors: Any) -> str:
+    """The one dtype, by name, of a layer's parameters and of these tensors. SpecError if there are several."""
+    from backends.capturing import one_dtype
+
+    layout = site.recipe.layout(site.module)
+    parameters = dict(site.module.named_parameters())
+    own = [parameters[name] for name in (*layout.required, *layout.optional) if name in parameters]
+    return one_dtype(dtype_name(tensor) for tensor in (*own, *tensors))
+
+
+@contextmanager
+def spec_errors(site: Site) -> Iterator[None]:
+    """Whatever goes wrong inside where a call of the layer is read, as one SpecError that names the layer."""
+    try:
+        yield
+    except Exception as error:  # of a module that is not what its class promises
+        reason = error if isinstance(error, SpecError) else one_line(error)
+        raise SpecError(f"a call of {site.name or type(site.module).__name__} can't be read: {reason}") from error
+
+
 @contextmanager
 def replaced(site: Site, run: Run) -> Iterator[None]:
     """Inside, the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
@@ -123,7 +151,9 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
         return torch.from_numpy(np.array(array)).to(device=like.device, dtype=like.dtype)
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        trace = run(site.recipe.inputs(site.module, args, kwargs))
+        with spec_errors(site):
+            inputs = site.recipe.inputs(site.module, args, kwargs)
+        trace = run(inputs)
         like = args[0] if args else kwargs["hidden_states"]
         assert trace.output is not None
         weights = None if trace.weights is None else tensor(trace.weights, like)

@@ -110,7 +110,11 @@ class Recipe(ABC):
             SpecError: the module is in training mode with dropout, the call has a cache or an argument
                 that has no translation, or runs an attention implementation that is not understood.
         """
+        from backends.torch.framework import refuse_autocast
+
         core = self.core(module)
+        refuse_autocast(core)
+        check_implementation(str(core.config._attn_implementation))  # first: it decides what a mask is
         if core.training and self.dropout(module):
             raise SpecError(f"{type(core).__name__} is in training mode, where it drops weights; call model.eval()")
         call = self._call(core, args, kwargs)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import mha
 from mha.commands.replay import replay
-from mha.coverage import Coverage, Survey, Unread, UnreadWarning, has_projections, named_like_attention
+from mha.coverage import Coverage, Survey, Unread, UnreadWarning, has_projections, named_like_attention, unread_of
 from mha_core import SpecError
 
 
@@ -357,3 +357,7 @@ def test_a_file_of_an_older_release_says_nothing_of_it(tmp_path):
     assert mha.Recording.load(tmp_path / "old.safetensors").coverage is None
     with pytest.raises(SpecError, match="does not say which modules were left out"):
         recording.check_coverage()
+    description = [{"name": "x", "kind": "y", "why": "unknown"}]
+    assert unread_of(description) == (Unread("x", "y", "unknown"),)
+    with pytest.raises(SpecError, match="why must be one of unknown, uncalled, unasked. Got 'tired'"):
+        unread_of([{**description[0], "why": "tired"}])
