@@ -50,7 +50,7 @@ class Recording:
         SpecError: there is no call; a layer or a call contradicts itself.
 
     >>> import tempfile
-    >>> from mha_core import init_weights, reference
+    >>> from mha_core import AttentionInputs, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
     >>> inputs = AttentionInputs(*(np.ones((1, length, 6)) for length in (3, 4, 4)))
