@@ -95,7 +95,9 @@ def check_arrays(model: Any, folder: Path) -> LoadedArrays:
     """
     files = files_of(folder)
     prefix = f"{model.base_model_prefix}."
-    held, drawn, lacking = {}, [], []
+    held: dict[str, str] = {}
+    drawn: list[str] = []
+    lacking: list[str] = []
     for name in dict(model.named_parameters()):
         found = [candidate for candidate in _candidates(name, prefix) if candidate in files]
         if len(found) > 1:

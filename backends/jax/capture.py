@@ -165,8 +165,9 @@ class FlaxLayer:
         keys = queries if keys is None else keys
         values = keys if values is None else values
         mask = None if arguments["mask"] is None else _array(arguments["mask"]).astype(bool)
-        cast = (_array(jnp.asarray(array, dtype=dtype)) for array in (queries, keys, values))  # as the layer does
-        return AttentionInputs(*cast, AttentionMask(allowed=mask))
+        # Cast as the layer does.
+        queries, keys, values = (_array(jnp.asarray(array, dtype=dtype)) for array in (queries, keys, values))
+        return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
 
     def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
         """What it computes in, and what its parameters are."""

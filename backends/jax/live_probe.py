@@ -92,11 +92,13 @@ def _seed(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
 
 
 def _shown(program: Any, layer: Any, variables: Any, given: Mapping[str, Any]) -> dict[str, NDArray]:
-    """The output: of one compiled program, or operation by operation where it looks at the numbers of its arrays."""
+    """The output: of one compiled program, or operation by operation where it looks at the numbers of its arrays, or
+    where it can be run but not be compiled, as jax.nn's fused attention in float16 on CPUs.
+    """
     run = partial(program, layer)
     try:
         lowered = jax.jit(run).lower(variables, given)
-    except jax.errors.JAXTypeError:
+    except (jax.errors.JAXTypeError, ValueError):
         return {"output": to_numpy(run(variables, given))}
     # By the program and not by the layer, whose class may have been changed meanwhile.
     key = hashlib.sha256(f"{jax.tree.leaves(given)[0].devices()}{lowered.as_text()}".encode()).digest()

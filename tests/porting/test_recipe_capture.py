@@ -72,7 +72,7 @@ def test_autocast_is_refused_wherever_a_call_is_read(name):
 def test_flex_attention_is_refused_by_name():
     model = model_of("bert")
     model.set_attn_implementation("flex_attention")
-    (site, _), states = attention_layers(model), torch.zeros(1, 3, 12)
+    (site, _), states = attention_layers(model, probe=False), torch.zeros(1, 3, 12)
     with pytest.raises(SpecError, match="implementation 'flex_attention' is not understood"):
         record([site], lambda: site.core(states, attention_mask=object()))  # where the model gives a BlockMask
     with pytest.raises(SpecError, match="implementation 'flex_attention' is not understood"):
