@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mha.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
@@ -65,7 +66,7 @@ def layer_table(report: PortReport) -> Table:
     for name in ("", *columns):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for layer in dict.fromkeys(result.layer for result in report.layers):
-        table.add_row(layer, *(_ratio(by_place[layer, column]) for column in columns))
+        table.add_row(escape(layer), *(_ratio(by_place[layer, column]) for column in columns))
     return table
 
 

@@ -20,6 +20,7 @@ from conformance.commands.common import (
     backend_subjects,
     load_backends,
     progress,
+    says,
 )
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _explain(
         if wrong & {case.id for case in asked} and subject.name not in explained:
             explained.add(subject.name)
             with errors.status("") as status:
-                found = diagnose(subject, asked, progress=status.update)
+                found = diagnose(subject, asked, progress=says(status))
             console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -227,6 +228,8 @@ def _show_smallest(
     console: Console, errors: Console, subjects: list[Subject], results: list[Result], seed: int
 ) -> None:
     """Shrink the first random case that each subject fails, and say how to run the small one."""
+    from rich.markup import escape
+
     from conformance.random_cases import case_from_text, shrink
     from conformance.report import failure_text
     from conformance.runner import run_case
@@ -239,7 +242,7 @@ def _show_smallest(
         ]
         if not wrong:
             continue
-        with errors.status(f"looking for a small case that {subject.name} fails"):
+        with errors.status(escape(f"looking for a small case that {subject.name} fails")):
             small = shrink(
                 case_from_text(wrong[0].case),
                 lambda case: run_case(case, subject).status in FAILING,  # noqa: B023  # called before the loop goes on

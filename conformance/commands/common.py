@@ -13,6 +13,7 @@ from conformance.quiet import quiet_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
     from conformance.runner import BackendSubject, Result
     from mha_core.backend import Backend
@@ -112,6 +113,13 @@ def backend_subjects(
     if backends and not subjects:
         raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
     return subjects, skipped
+
+
+def says(status: Status) -> Callable[[str], None]:
+    """What shows a text on a status line as it is: names in it come from outside, and may look like markup."""
+    from rich.text import Text
+
+    return lambda text: status.update(Text(text))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ def determinism(
     Exit status: 0 the same, 1 different, 2 could not run.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from conformance.cases import select
@@ -40,10 +41,10 @@ def determinism(
         for line in (*absent, *skipped):
             errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         for subject in subjects:
-            with errors.status(f"{subject.name} {subject.dtype}"):
+            with errors.status(escape(f"{subject.name} {subject.dtype}")):
                 found = repeatability(subject.backend.name, subject.dtype, patterns, subject.path)
             same = [str(found.total - len(names)) for names in (found.in_process, found.fresh)]
-            table.add_row(subject.name, subject.dtype, str(found.total), *same)
+            table.add_row(escape(subject.name), subject.dtype, str(found.total), *same)
             differing += [f"{subject.name} {subject.dtype} {name}" for name in {*found.in_process, *found.fresh}]
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error

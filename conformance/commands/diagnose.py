@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun
+from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, says
 
 if TYPE_CHECKING:
     from conformance.diagnose import Diagnosis
@@ -87,7 +87,7 @@ def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: fl
 
     subject = load_subject(spec, dtype, time_limit=time_limit)
     with Console(stderr=True).status("") as status:
-        return find(subject, cases.select(patterns), progress=status.update)
+        return find(subject, cases.select(patterns), progress=says(status))
 
 
 def _of_file(
@@ -109,7 +109,7 @@ def _of_file(
         recording, lines = intended(recording, weights)
         click.echo("\n".join([*lines, ""]))
     with Console(stderr=True).status("") as status:
-        return explain(recording, patterns=patterns or ("*",), progress=status.update), compared
+        return explain(recording, patterns=patterns or ("*",), progress=says(status)), compared
 
 
 def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
@@ -135,7 +135,7 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
         return None
     console = Console()
     with Console(stderr=True).status("") as status:
-        found = compare(original, recording, patterns=patterns or ("*",), progress=status.update)
+        found = compare(original, recording, patterns=patterns or ("*",), progress=says(status))
     show(console, found)
     console.print()
     return found

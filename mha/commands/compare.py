@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile
+from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, says
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,7 @@ def compare(
                 recording.check_coverage()
         other = second or subject_in(str(spec), dtype and check_dtype(dtype), time_limit)
         with Console(stderr=True).status("") as status:
-            found = run(first, other, by=by, patterns=patterns or ("*",), unseen=unseen, progress=status.update)
+            found = run(first, other, by=by, patterns=patterns or ("*",), unseen=unseen, progress=says(status))
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     show(console, found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conformance.commands.common import DIFFERENT, CouldNotRun, OutputFile
+from conformance.commands.common import DIFFERENT, CouldNotRun, OutputFile, says
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,7 +199,7 @@ def _infer(console: Console, errors: Console, source: Path, recorded: Path, num_
 
     arrays, observed = source_arrays(source), Observed.load(recorded)
     with errors.status("reading") as status:
-        found = infer(arrays, observed, num_heads=num_heads, progress=status.update)
+        found = infer(arrays, observed, num_heads=num_heads, progress=says(status))
     console.print(describe(found), markup=False, highlight=False, soft_wrap=True)
     if found.verdict == "unique":
         save_weights(out, *found.weights())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile
+from conformance.commands.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile, says
 from mha.commands.convert import refuse_existing
 
 
@@ -53,7 +53,7 @@ def infer(
     try:
         arrays, observed = source_arrays(source), Observed.load(recorded)
         with Console(stderr=True).status("reading") as status:
-            found = find(arrays, observed, num_heads=num_heads, time_limit=time_limit, progress=status.update)
+            found = find(arrays, observed, num_heads=num_heads, time_limit=time_limit, progress=says(status))
         if out is not None and found.verdict == "unique":
             save_weights(out, *found.weights())
     except SpecError as error:

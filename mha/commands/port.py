@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, load_backends
+from conformance.commands.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, load_backends, says
 
 TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt heute später ab.", "Hello.")
 
@@ -56,7 +56,7 @@ def port(
             backends, absent = load_backends(backend_names)
             encoder = load_encoder(model, dtype)
             report = port_model(
-                encoder, texts, backends, dtype=dtype, strict=strict, unseen=unseen, progress=status.update
+                encoder, texts, backends, dtype=dtype, strict=strict, unseen=unseen, progress=says(status)
             )
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error

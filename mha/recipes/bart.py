@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from mha.recipes.recipe import Recipe
 from mha_core import layouts
+from mha_core.config import check_size
 from mha_core.layouts import Layout
 
 _NAMES = ("Bart", "Blenderbot", "BlenderbotSmall", "M2M100", "MBart", "Marian", "Pegasus", "PLBart")
@@ -46,7 +47,7 @@ class BartRecipe(Recipe):
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
         side = "decoder" if "decoder" in prefix.split(".") else "encoder"
-        return int(model_config[f"{side}_attention_heads"])
+        return check_size(f"{side}_attention_heads", model_config[f"{side}_attention_heads"])
 
 
 class WhisperRecipe(BartRecipe):

@@ -7,6 +7,7 @@ from typing import Any
 
 from mha.recipes.recipe import Recipe
 from mha_core import layouts
+from mha_core.config import check_size
 from mha_core.layouts import Layout
 
 _NAMES = (
@@ -66,4 +67,4 @@ class BertRecipe(Recipe):
         return (layouts.get("bert"),)
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        return int(model_config["num_attention_heads"])
+        return check_size("num_attention_heads", model_config["num_attention_heads"])

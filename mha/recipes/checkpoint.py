@@ -54,7 +54,7 @@ def read_layer(
         raise SpecError(f"the model's config lacks {error}, which {prefix!r} needs") from error
     config, weights = layout.read(own, num_heads=heads)
     scale = recipe.scale_in(model_config, prefix, config.head_dim)
-    return completed(config, scale, float(model_config.get(recipe.dropout_key, 0.0))), weights
+    return completed(config, scale, model_config.get(recipe.dropout_key, 0.0)), weights
 
 
 def _found(names: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, Layout]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from mha.recipes.recipe import Recipe
 from mha_core import SpecError, layouts
+from mha_core.config import check_size
+from mha_core.errors import shown
 from mha_core.layouts import Layout
 
 
@@ -34,13 +36,21 @@ class GPT2Recipe(Recipe):
         return layouts.get("gpt2-cross"), layouts.get("gpt2")
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        return int(model_config["n_head"])
+        return check_size("n_head", model_config["n_head"])
 
     def scale_in(self, model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
-        scale = head_dim**-0.5 if model_config.get("scale_attn_weights", True) else 1.0
-        if model_config.get("scale_attn_by_inverse_layer_idx", False):
+        scale = head_dim**-0.5 if _switch(model_config, "scale_attn_weights", True) else 1.0
+        if _switch(model_config, "scale_attn_by_inverse_layer_idx", False):
             scale /= float(_layer_index(prefix) + 1)
         return scale
+
+
+def _switch(model_config: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A field of the config that is true or false. SpecError for anything else."""
+    value = model_config.get(name, default)
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} in the model's config must be true or false. Got {shown(repr(value))}.")
+    return value
 
 
 def _layer_index(prefix: str) -> int:

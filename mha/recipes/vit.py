@@ -7,6 +7,7 @@ from typing import Any
 
 from mha.recipes.recipe import Recipe
 from mha_core import layouts
+from mha_core.config import check_size
 from mha_core.layouts import Layout
 
 _NAMES = ("AST", "DeiT", "Dinov2", "Dinov2WithRegisters", "IJepa", "Pixio", "ViT", "ViTMAE", "ViTMSN", "Vivit")
@@ -47,4 +48,4 @@ class ViTRecipe(Recipe):
         return layouts.get("vit"), layouts.get("llama")
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        return int(model_config["num_attention_heads"])
+        return check_size("num_attention_heads", model_config["num_attention_heads"])

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from mha.convert_job import Job
 from mha.formats import create, format_of, framework_of, open_checkpoint
-from mha.formats.find import settle_layout
+from mha.formats.find import choose, settle_layout
 from mha.formats.survey import survey
 from mha.infer import Observed
 from mha.model_config import beside_file
@@ -71,7 +71,7 @@ def read_layers(path: Path, *, moved: bool = True) -> list[Part]:
         seen.refuse_incomplete()
         about = About(checkpoint, list(seen.layers), ())
         found: list[Part] = []
-        for layer in seen.layers:
+        for layer in choose(list(seen.layers), str(path), None, every=True):
             layouts = settle_layout(layer, about.layout_of(layer) or None, framework_of(checkpoint.path))
             facts = about.facts(layer, layouts[0].name)
             heads = None if layer.num_heads is not None or facts.num_heads is not None else 3

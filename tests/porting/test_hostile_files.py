@@ -12,9 +12,13 @@ from collections import OrderedDict
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from conformance.commands.common import says
+from mha.commands.replay import replay
 from mha.convert import convert
 from mha.formats import create, format_of, open_checkpoint
 from mha.infer import Observed
@@ -380,3 +384,13 @@ def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path)
     path = write(tmp_path / "a.safetensors", arrays, "canonical")
     with pytest.raises(SpecError, match="'h.0.attn' lacks h.0.attn.k_proj.bias, and its neighbour at 'h.1.attn' has"):
         convert(path, to_layout="canonical", out=tmp_path / "b.npz", num_heads=3, every=True, moved=True)
+
+
+def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
+    path = edited_recording(tmp_path / "calls.safetensors", lambda d: d["layers"][0].update(name="a[/red][bold]"))
+    result = CliRunner().invoke(replay, [str(path), "--backend", "torch", "--case", "*"])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.exit_code in (0, 2), result.output
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with console.status("") as status:
+        says(status)("what a[/red] would have shown")
