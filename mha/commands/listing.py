@@ -27,7 +27,7 @@ def show(console: Console, seen: Survey) -> None:
     from rich.text import Text
 
     numbers = seen.numbers()
-    prefixes = {layer.prefix: repr(layer.prefix) for layer in (*seen.layers, *seen.incomplete)}
+    prefixes = {prefix: repr(prefix) for prefix in seen.order}
     table = Table()
     table.add_column("#", no_wrap=True)
     table.add_column("prefix", no_wrap=True, min_width=max(map(len, prefixes.values()), default=0))
