@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from mha_core.weights import METADATA_KEY
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Name in the file -> name of the definition; others keep the file's."""
 
+KEPT_OPEN = 256 << 20
+"""Bytes that are read before a file is opened again."""
+
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
@@ -35,11 +38,15 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
         file = safe_open(path, framework="numpy")
     except Exception as error:  # SafetensorError is one of several
         raise not_whole(path, "safetensors", error) from error
+    arrays = _Arrays(path)
     with file:
         header = read_header(path)
-        entries = collect(path, ((name, _entry(path, name, file.get_slice(name))) for name in file.keys()))  # noqa: SIM118  # not a dict
+        entries = collect(path, ((name, arrays.entry(name, file.get_slice(name))) for name in file.keys()))  # noqa: SIM118  # not a dict
         configs = _configs(path, header.metadata)
-    yield Checkpoint(path, entries, configs, metadata=header.metadata)
+    try:
+        yield Checkpoint(path, entries, configs, metadata=header.metadata)
+    finally:
+        arrays.close()
 
 
 @contextmanager
@@ -58,17 +65,31 @@ def create(
     seal_file(path)
 
 
-def _entry(path: Path, name: str, part: Any) -> Entry:
-    dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
-    return Entry(tuple(part.get_shape()), dtype, partial(_load, path, name, dtype))
+class _Arrays:
+    """Reads a file's arrays. What is mapped stays in memory, all that has been read of it, until the file is closed;
+    and to open it takes time for every name in it. So it is opened again after so many bytes.
+    """
 
+    def __init__(self, path: Path) -> None:
+        self._path, self._open, self._read = path, ExitStack(), KEPT_OPEN
+        self._file: Any = None
 
-def _load(path: Path, name: str, dtype: str) -> NDArray:
-    if dtype == "bfloat16":
-        bfloat16()  # says what is missing, if it is
-    # Opened each time: what is mapped stays in memory, all that has been read of it, until it is closed.
-    with safe_open(path, framework="numpy") as file:
-        array: NDArray = file.get_tensor(name)
+    def entry(self, name: str, part: Any) -> Entry:
+        dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
+        return Entry(tuple(part.get_shape()), dtype, partial(self._load, name, dtype))
+
+    def close(self) -> None:
+        self._open.close()
+        self._file = None
+
+    def _load(self, name: str, dtype: str) -> NDArray:
+        if dtype == "bfloat16":
+            bfloat16()  # says what is missing, if it is
+        if self._file is None or self._read >= KEPT_OPEN:
+            self.close()
+            self._file, self._read = self._open.enter_context(safe_open(self._path, framework="numpy")), 0
+        array: NDArray = self._file.get_tensor(name)
+        self._read += array.nbytes
         return array
 
 

@@ -236,3 +236,21 @@ def test_a_name_that_begins_with_a_separator_has_no_layer(tmp_path):
     """Its prefix would be the top level's, where no such array is."""
     save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")
     assert survey_file(tmp_path / "a.safetensors").order == ()
+
+
+def test_a_safetensors_file_is_not_opened_for_every_array(tmp_path, monkeypatch):
+    """To open it takes time for every name in it: with 6,000 arrays, 5 ms each time."""
+    from mha.formats import safetensors
+
+    save_file(layers_of("bert", 5), tmp_path / "a.safetensors")
+    opened = []
+    right = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda *args, **given: opened.append(args) or right(*args, **given))
+    for kept, times in ((1 << 20, 2), (1000, 2 + 20)):
+        monkeypatch.setattr(safetensors, "KEPT_OPEN", kept)
+        opened.clear()
+        with safetensors.open_file(tmp_path / "a.safetensors") as checkpoint:
+            for name in checkpoint.entries:
+                checkpoint.array(name)
+        assert len(opened) <= times
+        assert (len(opened) > 2) == (kept == 1000)
