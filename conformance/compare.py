@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mha_core import Trace
 from mha_core.dtypes import storage_dtype
+from mha_core.errors import shown
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str) -> Misma
     if array.shape != wanted.shape:
         return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}")
     if array.dtype != storage_dtype(dtype):
-        return Mismatch(name, f"{name} is {array.dtype}; a run in {dtype} must give {storage_dtype(dtype)}")
+        return Mismatch(name, f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
     return None
 
 

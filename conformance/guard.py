@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import mha_core
 from conformance.handout import GRADIENTS_OF_INPUTS, Handout, input_arrays, with_arrays
 from conformance.in_time import TookTooLong, in_time
 from conformance.problem import Problem
+from conformance.surroundings import kept_surroundings
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
 from mha_core.errors import LONGEST_MESSAGE, one_line, shown
 from mha_core.stages import stage_shapes
@@ -80,15 +80,12 @@ class Session:
 
         def work() -> Trace:
             # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
-            with np.errstate(all="ignore"), _in_one_line(limit):
+            with np.errstate(all="ignore"):
                 if self._run is None:
                     self._run = self._prepared(inputs)
                 return as_trace(self._run(inputs), self.problem.weights, shapes)
 
-        try:
-            trace: Trace = work() if limit is None else in_time(work, limit)
-        except TookTooLong as error:
-            raise SubjectFailed(str(error)) from error
+        trace = _in_one_line(work) if limit is None else _somebodys_own(work, limit)
         written = [
             f"wrote into its {what}: {', '.join(names)}"
             for what, names in (("inputs", arrays.changed()), ("weights", self._weights.changed()))
@@ -109,23 +106,42 @@ class Session:
         return run
 
 
-@contextmanager
-def _in_one_line(limit: float | None) -> Iterator[None]:
-    """Whatever a subject raises as CannotExpress or SubjectFailed of one line; with a limit, it is somebody's own code.
+def _in_one_line(work: Callable[[], Trace], *, own: bool = False) -> Trace:
+    """What `work()` gives; what it raises as CannotExpress or SubjectFailed of one line.
 
-    Within the limit, since even asking an error for its words runs the subject's code.
+    Args:
+        work: asks the subject.
+        own: whether it is somebody's own code, which may raise anything, even SystemExit: the other cases still run.
     """
     try:
-        yield
-    except CannotExpress as reason:
-        raise CannotExpress(words(reason)) from reason
-    except SubjectFailed as error:
-        raise SubjectFailed(words(error)) from error
-    except BaseException as error:  # a subject may raise anything, even SystemExit; the other cases still run
-        if limit is None and not isinstance(error, Exception):
+        return work()
+    except BaseException as error:
+        if not own and not isinstance(error, Exception):
             raise
-        where = "" if limit is None else place(error)
-        raise SubjectFailed(one_line(error) + where) from error
+        try:
+            plain = _plain(error, own)
+        except BaseException:  # even asking an error for its words runs the subject's code
+            if not own:
+                raise
+            plain = SubjectFailed("raised an error that can't say what it is")
+        raise plain from error
+
+
+def _plain(error: BaseException, own: bool) -> CannotExpress | SubjectFailed:
+    """The same as an error of ours."""
+    if isinstance(error, (CannotExpress, SubjectFailed)):
+        return (CannotExpress if isinstance(error, CannotExpress) else SubjectFailed)(words(error))
+    return SubjectFailed(one_line(error) + (place(error) if own else ""))
+
+
+def _somebodys_own(work: Callable[[], Trace], limit: float) -> Trace:
+    """As `_in_one_line`, in a thread of its own, with a time limit; the process is afterwards as it was."""
+    with kept_surroundings():
+        try:
+            trace: Trace = in_time(lambda: _in_one_line(work, own=True), limit)
+        except TookTooLong as error:
+            raise SubjectFailed(str(error)) from error
+        return trace
 
 
 def shapes_of(
@@ -167,7 +183,7 @@ def as_trace(answer: Any, weight_names: Collection[str], shapes: Mapping[str, tu
     else:
         given = {"output": answer}
     gradients = given.pop("gradients", None)
-    _check_names("its answer", given, STAGES)
+    given = _by_known_name("its answer", given, STAGES)
     shapes = shapes or {}
     stages = {name: as_array(name, value, shapes.get(name)) for name, value in given.items() if value is not None}
     if "output" not in stages:
@@ -182,16 +198,21 @@ def _as_gradients(
         return None
     if not isinstance(gradients, Mapping):
         raise SubjectFailed(f"gradients is {_a(gradients)}; it must be a dict by name")
-    _check_names("gradients", gradients, (*GRADIENTS_OF_INPUTS, *weight_names))
+    gradients = _by_known_name("gradients", gradients, (*GRADIENTS_OF_INPUTS, *weight_names))
     # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
     named = {name: (f"gradients.{name}", value) for name, value in gradients.items() if value is not None}
     return {name: as_array(full, value, shapes.get(full)) for name, (full, value) in named.items()}
 
 
-def _check_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise SubjectFailed(f"{what} holds {unknown[0]!r}, which is not known (known: {', '.join(known)})")
+def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """The same by names of ours: one of a class of the subject's own would run its code whenever it is looked up."""
+    found = {}
+    for name, value in given.items():
+        plain = "".join((name, "")) if isinstance(name, str) else None
+        if plain not in known or plain in found:
+            raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)})")
+        found[plain] = value
+    return found
 
 
 CONVERSIONS = {
@@ -257,7 +278,9 @@ def place(error: BaseException) -> str:
     """Where in somebody's own code an error comes from: " (mine.py:12 in attention)"; "" if not from there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""
+    if not own:
+        return ""
+    return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"
 
 
 @cache

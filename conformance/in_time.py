@@ -31,7 +31,8 @@ class _Worker:
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
-        threading.Thread(target=self._loop, name="mha-subject", daemon=True).start()
+        self.thread = threading.Thread(target=self._loop, name="mha-subject", daemon=True)
+        self.thread.start()
 
     def _loop(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -61,6 +62,11 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
     if error is not None:
         raise error
     return answer
+
+
+def idle_threads() -> list[threading.Thread]:
+    """The threads that wait for work; none of them is in a subject's code."""
+    return [worker.thread for worker in _idle]
 
 
 def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:

@@ -110,7 +110,7 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
         return _loaded(spec, where, named, path.split(".")[-1], dtype, time_limit)
     except SpecError:
         raise
-    except Exception as error:  # what it says of itself is its own code, which may raise anything
+    except (Exception, SystemExit) as error:  # what it says of itself is its own code, which may raise anything
         raise SpecError(f"{where}: what it says of itself raised {one_line(error)}{place(error)}") from error
 
 

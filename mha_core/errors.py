@@ -40,11 +40,11 @@ def one_line(error: BaseException) -> str:
     ('ValueError: no such axis', 'AssertionError')
     """
     try:
-        said = str(error)
-    except Exception as failure:  # an error of somebody's own may fail even there
-        said = f"(it can't say what it is: its __str__ raised {type(failure).__name__})"
+        said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
+    except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
+        said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")
-    name = shown(type(error).__name__)
+    name = _name_of(error)
     return f"{name}: {shown(first, LONGEST_REASON)}" if first else name
 
 
@@ -70,6 +70,11 @@ class BackendError(RuntimeError):
 
 class BackendNotInstalled(BackendError):
     """A backend whose framework is not there; the message has the line that installs it."""
+
+
+def _name_of(error: BaseException) -> str:
+    """The name of its class, whatever its metaclass says."""
+    return shown(type.__dict__["__name__"].__get__(type(error)))
 
 
 def _cut(text: str, longest: int) -> str:

@@ -1,7 +1,7 @@
 """Files that a user asks for: checked before any work, then there whole or not at all.
 
 A path is followed through its links, and what is replaced keeps its mode. What is no regular file (a device, a pipe)
-is written into, never replaced.
+is written into, never replaced. A file of several names (hard links) is replaced under the name that was given alone.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mha_core.errors import SpecError
 
@@ -45,14 +47,16 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
     if target.is_dir():
         raise SpecError(f"{what} must name a file. Got the folder {path}.")
     if not target.parent.is_dir():
-        raise SpecError(f"{what} needs an existing folder. There is no {Path(path).parent}.")
-    if special:
-        if not os.access(target, os.W_OK):
-            raise SpecError(f"{what} needs a file that can be written to. Got {path}.")
-    elif not os.access(target.parent, os.W_OK):
+        raise SpecError(f"{what} needs an existing folder. There is no {target.parent}.")
+    there = special or target.exists()
+    if there and not _is_writable(target):
+        raise SpecError(f"{what} needs a file that can be written to. Got {path}.")
+    if not special and not os.access(target.parent, os.W_OK | os.X_OK):
         raise SpecError(f"{what} needs a folder that can be written to. Got {target.parent}.")
-    elif force and target.exists():
+    if not special and there and force:
         raise SpecError(f"{path} is already there; {force} replaces it")
+    if not special and there and not _is_replaceable(target):
+        raise SpecError(f"{what} can't replace somebody else's file in a folder such as /tmp. Got {path}.")
     return Path(os.path.abspath(path))
 
 
@@ -91,14 +95,14 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         if _is_special(target):
             with tempfile.TemporaryDirectory() as folder:
                 yield (temporary := Path(folder) / Path(path).name)
-                with temporary.open("rb") as source, target.open("wb") as sink:
+                with temporary.open("rb") as source, _opened(target) as sink:
                     shutil.copyfileobj(source, sink)
             return
         temporary = _created_beside(target, Path(path).name)
         try:
+            _take_over(target, temporary)  # before anything is in it that others might not read
             yield temporary
-            if target.exists():
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            _take_over(target, temporary)
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -141,15 +145,68 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
 def _is_special(path: Path) -> bool:
     """Whether something is there that is neither a regular file nor a folder: a device, a pipe, a socket.
 
-    What is named below /dev and /proc, such as /dev/stdout, belongs to somebody already, whatever it leads to.
+    What this process has open, such as /dev/stdout, is so whatever it leads to; so are the system's own files.
     """
+    if _descriptor(path) is not None:
+        return True
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(mode):
         return False
-    return not stat.S_ISREG(mode) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    return not stat.S_ISREG(mode) or os.path.abspath(path).startswith(("/proc/", "/sys/"))
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the open file of this process that a path such as /dev/stdout or /dev/fd/63 names, by links too."""
+    place = os.path.abspath(path)
+    for _ in range(40):  # as many links as Linux follows
+        if match := re.fullmatch(rf"/(?:dev|proc/(?:self|thread-self|{os.getpid()}))/fd/(\d{{1,9}})", place):
+            return int(match[1])
+        try:
+            place = os.path.normpath(os.path.join(os.path.dirname(place), os.readlink(place)))
+        except OSError:
+            return None
+    return None
+
+
+def _opened(target: Path) -> IO[bytes]:
+    """Something special, to be written to. What is open already goes on where it is, after what was printed to it."""
+    number = _descriptor(target)
+    if number is None:
+        return target.open("wb")
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return open(os.dup(number), "wb")
+
+
+def _is_writable(target: Path) -> bool:
+    number = _descriptor(target)
+    if number is None:
+        return os.access(target, os.W_OK)
+    try:
+        return not os.write(number, b"")  # writes nothing, and fails where something could not be written
+    except OSError:
+        return False
+
+
+def _is_replaceable(target: Path) -> bool:
+    """Whether the rules of a sticky folder, such as /tmp, let this user replace a file in it."""
+    folder, user = target.parent.stat(), os.geteuid() if hasattr(os, "geteuid") else 0
+    return not folder.st_mode & stat.S_ISVTX or user in (0, folder.st_uid, target.stat().st_uid)
+
+
+def _take_over(target: Path, temporary: Path) -> None:
+    """Give a file the owner, where the system allows it, and the mode of the one that it will replace."""
+    if not target.exists():
+        return
+    there, own = target.stat(), temporary.stat()
+    if (there.st_uid, there.st_gid) != (own.st_uid, own.st_gid):
+        with suppress(PermissionError):
+            os.chown(temporary, there.st_uid, there.st_gid)
+    temporary.chmod(stat.S_IMODE(there.st_mode))
 
 
 def _created_beside(target: Path, name: str) -> Path:

@@ -17,4 +17,7 @@ def run() -> None:
             raise
         print("\n".join(f"Error: {line}" for line in lines), file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(2)
     run_command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformance.quiet import quiet_stderr
+from conformance.surroundings import kept_surroundings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +129,8 @@ def progress(console: Console, total: int) -> Iterator[Callable[[Result], None]]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    # On a terminal the bar takes the place of both streams, and puts back what it found, even if it is closed by now.
+    with kept_surroundings(), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 
         def advance(result: Result) -> None:

@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ from typing import Any, NoReturn
 import click
 
 from conformance.commands.common import COULD_NOT_RUN, EQUAL
+from conformance.in_time import idle_threads
+from conformance.surroundings import spare_streams
 
 TRACEBACK = "MHA_TRACEBACK"
 """Set in the environment, it shows where an error of ours comes from."""
@@ -43,14 +46,13 @@ class Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII or Latin-1 lacks characters
-        stdout = sys.stdout
         try:
             status = run_within()
             sys.stdout.flush()
         except SystemExit as end:
-            # For a closed pipe rich exits with 1, and so does click, which puts another stream in place of this one.
-            closed = sys.stdout is not stdout or isinstance(end.__context__, BrokenPipeError)
-            status = COULD_NOT_RUN if closed else end.code
+            # For a closed pipe rich exits with 1, and so does click, which puts a stream that wraps this one in its place.
+            closed = hasattr(sys.stdout, "wrapped") or isinstance(end.__context__, BrokenPipeError)
+            status = COULD_NOT_RUN if closed else _status_of(end)
         except BaseException as error:
             status = COULD_NOT_RUN
             _say(error)
@@ -59,21 +61,57 @@ class Program(click.Group):
 
 def run(program: Program) -> NoReturn:
     """Run the program as a process of its own: a request to terminate ends it as an interrupt does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for request in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(request) == signal.SIG_DFL:  # nohup has one ignored
+            signal.signal(request, signal.default_int_handler)
     try:
+        _check_streams()
         program.main()
+        status = EQUAL
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else COULD_NOT_RUN
-    if status == COULD_NOT_RUN:
-        # Threads of a framework, or of a subject that hangs, may be at work: taking their modules down could crash.
+        status = _status_of(end)
+    except BaseException:  # a second interrupt, while the first was being followed
+        status = COULD_NOT_RUN
+    if status == COULD_NOT_RUN or _threads_at_work():
+        # Threads of a framework, or of a subject that hangs, may be at work: taking their modules down could crash,
+        # and waiting for them take forever.
         os._exit(status)
     sys.exit(status)
+
+
+def _status_of(end: SystemExit) -> int:
+    """What a process ends with: nothing said is 0, and words are an accident."""
+    return end.code if isinstance(end.code, int) else EQUAL if end.code is None else COULD_NOT_RUN
+
+
+def _check_streams() -> None:
+    """See to it that all three standard streams are there; end the process if nobody could read what it has to say.
+
+    A file that is opened would get the number of a missing one, and whatever is printed would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        click.echo("Error: the output can't be written: standard output is closed", err=True)
+        sys.exit(COULD_NOT_RUN)
+    spare_streams()
+
+
+def _threads_at_work() -> bool:
+    """Whether any thread is left beside this one, but for those of ours that wait for work."""
+    idle = idle_threads()
+    return any(thread is not threading.main_thread() and thread not in idle for thread in threading.enumerate())
 
 
 def _say(error: BaseException) -> None:
     """One line on stderr; nothing where nobody reads any more."""
     from mha_core import BackendError, SpecError
-    from mha_core.errors import one_line
+    from mha_core.errors import LONGEST_MESSAGE, one_line, shown
 
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return
@@ -85,7 +123,7 @@ def _say(error: BaseException) -> None:
     elif isinstance(error, (SpecError, BackendError)):
         text = f"Error: {error}"
     elif isinstance(error, OSError) and error.strerror:
-        text = f"Error: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+        text = f"Error: {error.strerror}" + (f": {shown(error.filename, LONGEST_MESSAGE)}" if error.filename else "")
     elif isinstance(error, MemoryError):
         text = f"Error: not enough memory: {error}"
     else:

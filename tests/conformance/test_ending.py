@@ -69,6 +69,42 @@ def test_output_that_cannot_be_written_is_an_accident():
     assert (result.returncode, result.stderr) == (2, b"")
 
 
+def test_without_standard_output_it_says_so_and_without_the_others_it_works():
+    script = f"{sys.executable} -c 'from conformance.cli import run; run()' cases"
+    result = subprocess.run(["sh", "-c", f"{script} >&-"], capture_output=True, text=True, check=False)
+    message = "Error: the output can't be written: standard output is closed\n"
+    assert (result.returncode, result.stderr) == (2, message)
+    result = subprocess.run(["sh", "-c", f"{script} <&- 2>&-"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "prime" in result.stdout
+
+
+CARELESS = """
+import sys, threading, time
+from mha_core import AttentionInputs, AttentionMask, reference
+def attention(weights, queries, keys, values, mask, *, config):
+    sys.stdout.close()
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+    return reference.run(config, weights, inputs).output
+"""
+
+
+def test_a_subject_that_closes_the_output_and_leaves_threads_behind(tmp_path):
+    (tmp_path / "mine.py").write_text(CARELESS)
+    command = ("check", "--subject", "mine:attention", "--case", "prime", "--dtype", "float64")
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    result = run(*command, "--json", "/dev/stdout", stdout=subprocess.PIPE, cwd=tmp_path, env=environment, timeout=30)
+    assert result.returncode == 0, result.stderr
+    assert b"All 1 results are equal" in result.stdout
+    assert result.stdout.rstrip().endswith(b"}")
+
+
+def test_a_text_as_exit_status_is_an_accident():
+    program.command(name="say")(lambda: sys.exit("no"))
+    assert CliRunner().invoke(program, ["say"]).exit_code == 2
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_the_characters_is_served_too(encoding):
     result = run("--help", stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": encoding})
@@ -86,7 +122,7 @@ def attention(weights, queries, keys, values, mask):
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_end_is_followed_at_once(sign, tmp_path):
     (tmp_path / "mine.py").write_text(SLOW)
     command = [*MHA, "check", "--subject", "mine:attention", "--case", "one-head", "--json", "report.json"]

@@ -77,6 +77,99 @@ def attention(weights, queries, keys, values, mask, *, config):
         "failed",
         "KeyboardInterrupt (mine.py:7 in attention)",
     ),
+    "an error that ends the process where it is asked for words": (
+        """
+class Deadly(BaseException):
+    def __str__(self):
+        raise SystemExit(1)
+
+def attention(weights, queries, keys, values, mask, *, config):
+    raise Deadly()
+""",
+        "failed",
+        "Deadly: (it can't say what it is: its __str__ raised SystemExit) (mine.py:11 in attention)",
+    ),
+    "an error that interrupts where it is asked for words": (
+        """
+class Deadly(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+def attention(weights, queries, keys, values, mask, *, config):
+    raise Deadly()
+""",
+        "failed",
+        "raised an error that can't say what it is",
+    ),
+    "a class without a name": (
+        """
+class Nameless(type):
+    __name__ = property(lambda cls: 1 / 0)
+
+class Odd(Exception, metaclass=Nameless): ...
+
+def attention(weights, queries, keys, values, mask, *, config):
+    raise Odd("here")
+""",
+        "failed",
+        "Odd: here (mine.py:12 in attention)",
+    ),
+    "an iterator at its end": (
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    return next(iter(()))
+""",
+        "failed",
+        "StopIteration (mine.py:7 in attention)",
+    ),
+    "an error in a file whose name clears the terminal": (
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    exec(compile("1 / 0", "evil\\x1b[2J.py", "exec"))
+""",
+        "failed",
+        r"ZeroDivisionError: division by zero (evil\x1b[2J.py:1 in <module>)",
+    ),
+    "names that run code when they are looked up": (
+        """
+class Name(str):
+    __hash__ = str.__hash__
+    def __eq__(self, other):
+        raise SystemExit(1)
+    def __format__(self, how):
+        raise SystemExit(1)
+
+def attention(weights, queries, keys, values, mask, *, config):
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+    return {Name("output"): reference.run(config, weights, inputs).output, "gradients": None}
+""",
+        "equal",
+        "",
+    ),
+    "calls that may not go deep any more": (
+        """
+import sys
+
+def attention(weights, queries, keys, values, mask, *, config):
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+    answer = reference.run(config, weights, inputs).output
+    sys.setrecursionlimit(60)
+    return answer
+""",
+        "equal",
+        "",
+    ),
+    "output that goes elsewhere": (
+        """
+import io, sys
+
+def attention(weights, queries, keys, values, mask, *, config):
+    sys.stdout = sys.stderr = io.StringIO()
+    return queries[0]
+""",
+        "different",
+        "",
+    ),
     "gradients that fail when they are looked at": (
         """
 class Bad(dict):
@@ -110,25 +203,41 @@ def module(tmp_path, monkeypatch):
 def test_a_subject_cannot_end_the_run(what, module):
     code, status, message = HOSTILE[what]
     module(code)
+    before = sys.stdout, sys.stderr, sys.getrecursionlimit()
     first, other = run_all([PRIME], [load_subject("mine:attention", "float64"), ReferenceSubject()])
     assert (first.status, first.message) == (status, message)
     assert other.status == "equal"
+    assert (sys.stdout, sys.stderr, sys.getrecursionlimit()) == before
 
 
-def test_what_a_subject_says_of_itself_may_fail(module):
+@pytest.mark.parametrize("error", ["OSError: gone", "SystemExit: 1"])
+def test_what_a_subject_says_of_itself_may_fail(module, error):
+    name, _, said = error.partition(": ")
     module(
-        """
+        f"""
 class Own:
     @property
     def name(self):
-        raise OSError("gone")
+        raise {name}({said!r})
     def prepare(self, config, weights): ...
 
 own = Own()
 """
     )
-    with pytest.raises(SpecError, match="'mine:own': what it says of itself raised OSError: gone"):
+    with pytest.raises(SpecError, match=f"'mine:own': what it says of itself raised {error}"):
         load_subject("mine:own", "float64")
+
+
+def test_names_of_a_type_are_bounded(module):
+    module(
+        """
+def attention(weights, queries, keys, values, mask, *, config):
+    return np.zeros((2, 5, 29), [("a\x1b[2J" + "b" * 100000, "f8")])
+"""
+    )
+    [result] = run_all([PRIME], [load_subject("mine:attention", "float64")])
+    assert len(result.mismatches[0].message) < 300
+    assert result.mismatches[0].message.isprintable()
 
 
 def test_markup_and_escapes_in_a_name_are_shown_as_they_are(module):

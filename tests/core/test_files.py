@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -115,3 +116,55 @@ def test_one_file_for_two_reports_is_refused_through_links_too(tmp_path):
         check_different(json=tmp_path / "real", html=tmp_path / "link")
     check_different(json=tmp_path / "real", html=tmp_path / "other", out=None)
     check_different(json=Path("/dev/null"), html=Path("/dev/null"))
+
+
+def test_an_open_file_is_written_where_it_stands_and_not_emptied(tmp_path):
+    with (tmp_path / "log").open("w+b") as log:
+        log.write(b"first\n")
+        log.flush()
+        (tmp_path / "link").symlink_to(f"/dev/fd/{log.fileno()}")
+        for path in (f"/dev/fd/{log.fileno()}", f"/proc/self/fd/{log.fileno()}", tmp_path / "link"):
+            write_whole(check_output(path, what="--json"), b"more\n")
+    assert (tmp_path / "log").read_bytes() == b"first\n" + 3 * b"more\n"
+    with (
+        (tmp_path / "log").open("rb") as log,
+        pytest.raises(SpecError, match="--json needs a file that can be written"),
+    ):
+        check_output(f"/dev/fd/{log.fileno()}", what="--json")
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no memory that looks like a disk")
+def test_a_file_in_memory_is_a_regular_file():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "report"
+        path.write_bytes(b"old")
+        with pytest.raises(SpecError, match="must name different files"):
+            check_different(json=path, html=path)
+        with pytest.raises(SpecError, match="is already there; --force replaces it"):
+            check_output(path, what="out", force="--force")
+
+
+def test_files_that_rules_protect_are_refused_before_anything_runs(tmp_path, monkeypatch):
+    (tmp_path / "there").touch()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "there" and access(path, mode))
+    with pytest.raises(SpecError, match="--json needs a file that can be written to"):
+        check_output(tmp_path / "there", what="--json")
+    monkeypatch.undo()
+    tmp_path.chmod(0o1777)
+    check_output(tmp_path / "there", what="--json")
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(SpecError, match="--json can't replace somebody else's file"):
+        check_output(tmp_path / "there", what="--json")
+
+
+def test_the_owner_stays_and_nobody_else_reads_what_is_private_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "private").touch(0o600)
+    asked: list[tuple[int, int]] = []
+    owner = os.stat_result((0o100600, 1, 1, 1, 4321, 8765, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "chown", lambda path, *owner: asked.append(owner))
+    with written_whole(tmp_path / "private") as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        stat_of = Path.stat
+        monkeypatch.setattr(Path, "stat", lambda path, **how: owner if path.name == "private" else stat_of(path, **how))
+    assert asked == [(4321, 8765)]
