@@ -208,7 +208,7 @@ def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) 
     """The same by names of ours: one of a class of the subject's own would run its code whenever it is looked up."""
     found = {}
     for name, value in given.items():
-        plain = "".join((name, "")) if isinstance(name, str) else None
+        plain = "".join((name, "")) if isinstance(name, str) else ""
         if plain not in known or plain in found:
             raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)})")
         found[plain] = value

@@ -50,7 +50,7 @@ class Program(click.Group):
             status = run_within()
             sys.stdout.flush()
         except SystemExit as end:
-            # For a closed pipe rich exits with 1, and so does click, which puts a stream that wraps this one in its place.
+            # For a closed pipe rich exits with 1, and so does click, which wraps this stream.
             closed = hasattr(sys.stdout, "wrapped") or isinstance(end.__context__, BrokenPipeError)
             status = COULD_NOT_RUN if closed else _status_of(end)
         except BaseException as error:
