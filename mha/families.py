@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mha.model_config import ModelConfig
-from mha.port_config import OTHER_ARITHMETIC
+from mha.model_config import HEAD_KEYS, ModelConfig, side_of
+from mha.port_config import NOTHING, other_arithmetic
 from mha.recipes import RECIPES
 from mha_core import SpecError
 from mha_core.errors import shown
 
-NOTHING: tuple[Any, ...] = (None, False, "", {}, [])
-"""What says that something is not there."""
+OWN_CLASS = re.compile(
+    r"((Text|Vision)?Model(WithProjection)?|PreTrainedModel|MainLayer|Encoder|Decoder|Backbone|MTModel"
+    r"|(LMHead|DoubleHeads)Model|For[A-Z]\w*)(Module)?"
+)
+"""What follows the family's name in the names of transformers' own classes."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Family:
         scale: the factor of the scores, from config, prefix and head width; None where it is 1 / sqrt(head width).
         settings: what of a config counts, in words, for the documentation.
         causal: whether a layer masks the future by itself.
+        head_keys: what its configs call the number of heads; none of the others is read by its classes. "{side}" is
+            "encoder" or "decoder", by the prefix.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Family:
     scale: Callable[[Mapping[str, Any], str, int], float] | None = None
     settings: str = ""
     causal: bool = False
+    head_keys: tuple[str, ...] = ("num_attention_heads",)
 
 
 FAMILIES = (
@@ -76,6 +82,7 @@ FAMILIES = (
         scale=RECIPES["gpt2"].scale_in,
         settings="any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale",
         causal=True,
+        head_keys=("n_head", "num_attention_heads"),
     ),
     Family(
         "vit",
@@ -110,6 +117,7 @@ FAMILIES = (
         ("canonical", "bart-kernel"),
         r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
         settings="any; each side by its own number of heads",
+        head_keys=("{side}_attention_heads",),
     ),
     Family(
         "whisper",
@@ -117,6 +125,7 @@ FAMILIES = (
         ("canonical", "bart-kernel"),
         r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
         settings="any; each side by its own number of heads",
+        head_keys=("{side}_attention_heads",),
     ),
     Family(
         "distilbert",
@@ -124,6 +133,7 @@ FAMILIES = (
         ("distilbert", "distilbert-kernel"),
         r"transformer\.layer\.\d+\.attention",
         settings="any",
+        head_keys=("n_heads", "num_attention_heads"),
     ),
     Family(
         "opt",
@@ -181,8 +191,8 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     changed = _changed(config, family)
     if changed:
         return f"{config.path}: {changed}"
-    dotted = prefix.replace("/", ".").replace("_._", ".")  # "layer_._0" in TensorFlow
-    if not set(layouts) & set(family.layouts) or re.fullmatch(rf"(?:.*\.)?{family.where}", dotted) is None:
+    dotted = _dotted(prefix)
+    if not set(layouts) & set(family.layouts) or not place_of(family, prefix):
         return (
             f"models of type {config.model_type!r} have attention of layout {' or '.join(family.layouts)} at "
             f"{where_in_words(family)}; {prefix!r}, of layout {' or '.join(layouts)}, is something else"
@@ -190,6 +200,9 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     heads = config.heads(prefix)
     if heads is None:
         return f"{config.path} does not say how many heads there are"
+    doubt = _heads_in_doubt(config, family, prefix, heads[0])
+    if doubt:
+        return f"{config.path}: {doubt}"
     width, depth = config.width(), config.depth(prefix)
     if width is None or (rows, inputs) != (width[1], width[1]) or rows % heads[1]:
         said = "says no width" if width is None else f"says {width[0]}={width[1]} and {heads[0]}={heads[1]}"
@@ -201,6 +214,33 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     usual = (rows // heads[1]) ** -0.5
     scale = usual if family.scale is None else family.scale(config.content, dotted, rows // heads[1])
     return KnownLayer(family, heads[1], None if scale == usual else scale)
+
+
+def place_of(family: Family, prefix: str) -> str:
+    """Which layer of such a model stands at a prefix, whatever the model is a part of; "" if none does.
+
+    >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
+    'layer.3.attention'
+    """
+    found = re.search(rf"(?:^|\.)({family.where})$", _dotted(prefix))
+    return found[1] if found else ""
+
+
+def _dotted(prefix: str) -> str:
+    return prefix.replace("/", ".").replace("_._", ".")  # "layer_._0" in TensorFlow
+
+
+def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) -> str:
+    """Why the number of heads at `key` may not be the one that the model takes; "" if it is."""
+    own = [name.format(side=side_of(prefix)) for name in family.head_keys]
+    if key not in own:
+        return f"models of type {config.model_type!r} call their heads {' or '.join(own)}, and not {key}"
+    # An alias of the encoder's, where each side has its own.
+    said = {name: config.content[name] for name in ("encoder_attention_heads", *HEAD_KEYS) if name in config.content}
+    said = {name: value for name, value in said.items() if value is not None}
+    if len(set(map(str, said.values()))) > 1:
+        return " and ".join(f"{name}={shown(value)}" for name, value in said.items()) + " contradict each other"
+    return ""
 
 
 def where_in_words(family: Family) -> str:
@@ -222,13 +262,14 @@ def _changed(config: ModelConfig, family: Family) -> str:
     architectures = content.get("architectures") or []
     own = family.classes[config.model_type]
     for name in architectures if isinstance(architectures, list) else [architectures]:
-        if not str(name).removeprefix("TF").removeprefix("Flax").startswith(own):
+        kind = str(name).removeprefix("TF").removeprefix("Flax")
+        if not (kind.startswith(own) and OWN_CLASS.fullmatch(kind.removeprefix(own))):
             return f"architectures names {shown(name)}, which is no {own}... of transformers"
     if content.get("position_embedding_type") not in (None, "absolute"):
         return f"position_embedding_type is {shown(content['position_embedding_type'])} and not absolute"
-    for key, value in content.items():
-        if OTHER_ARITHMETIC.search(key) and value not in NOTHING:
-            return f"{shown(key)}={shown(value)} changes what attention computes"
+    other = other_arithmetic(content)
+    if other:
+        return other
     for key in ("quantization_config", "pruned_heads"):
         if content.get(key) not in NOTHING:
             return f"{key} says that its arrays are not those of the family"

@@ -92,7 +92,10 @@ class ModelConfig:
         return value
 
     def _first(self, keys: tuple[str, ...]) -> tuple[str, int] | None:
-        return next(((key, self.count(key)) for key in keys if self.content.get(key) is not None), None)
+        """The first key that says a number. A list of them, one for each stage or layer of a model, says none of it."""
+        said = (key for key in keys if self.content.get(key) is not None)
+        key = next((key for key in said if not isinstance(self.content[key], (list, dict))), None)
+        return None if key is None else (key, self.count(key))
 
 
 def side_of(prefix: str) -> str | None:

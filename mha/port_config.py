@@ -13,6 +13,7 @@ from typing import Any
 
 from mha.recipes import RECIPES, recipe_for_config
 from mha_core import SpecError
+from mha_core.errors import shown
 from mha_core.outside import parse_json_object
 
 POSITIONS = "absolute"
@@ -20,6 +21,51 @@ POSITIONS = "absolute"
 
 OTHER_ARITHMETIC = re.compile(r"alibi|rope|rotary|relative|position_bias|sliding|window|softcap|qk_norm|logit_scale")
 """Keys of a config that change what attention computes, and that no class of the BERT family has."""
+
+ABOUT_ATTENTION = re.compile(
+    r"att(n|ention)|heads|head_dim|(^|_)(q|k|v|qk|kv|qkv|query|keys?|values?)(_|$)|(?<!loss_)scal|clip|softmax|logit"
+    r"|position|sink|spars|quantiz|compress|lora|adapter"
+)
+"""What the keys of settings are called that may change it as well."""
+
+READ = frozenset(
+    (
+        *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "output_attentions"),
+        *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "head_dropout"),
+        *("n_head", "n_heads", "num_heads", "attention_heads", "num_attention_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads", "decoder_num_attention_heads"),
+        *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "qkv_bias"),
+        *("position_embedding_type", "quantization_config", "pruned_heads"),
+        # Before, between and after the attention layers.
+        *("add_cross_attention", "cross_attention_hidden_size", "max_position_embeddings", "n_positions"),
+        *("max_source_positions", "max_target_positions", "static_position_embeddings"),
+        *("scale_embedding", "layerscale_value", "add_bias_logits", "keys_to_ignore_at_inference"),
+    )
+)
+"""Those that are read where they count, or that change nothing of what attention computes of its inputs."""
+
+NOTHING: tuple[Any, ...] = (None, False, "", {}, [])
+"""What says that something is not there."""
+
+
+def other_arithmetic(config: Mapping[str, Any]) -> str:
+    """A setting that changes, or may change, what attention computes, in words; "" if there is none.
+
+    The classes of the known families read no such setting, so that who wrote it meant another class.
+
+    >>> other_arithmetic({"hidden_size": 12, "attention_dropout": 0.1, "clip_qkv": None, "rope_theta": 1e4})
+    'rope_theta=10000.0 changes what attention computes'
+    >>> other_arithmetic({"clip_qkv": 8.0})
+    'clip_qkv=8.0 may change what attention computes'
+    """
+    for key, value in config.items():
+        if value in NOTHING or key in READ:
+            continue
+        if OTHER_ARITHMETIC.search(key):
+            return f"{shown(key)}={shown(value)} changes what attention computes"
+        if ABOUT_ATTENTION.search(key):
+            return f"{shown(key)}={shown(value)} may change what attention computes"
+    return ""
 
 
 def check_folder(folder: Path) -> None:
@@ -68,11 +114,9 @@ def _check_config(file: Path, config: Mapping[str, Any]) -> None:
             f"{file}: position_embedding_type must be {POSITIONS!r}. Got {positions!r}, "
             "which adds to the scores what the definition does not have."
         )
-    for key, value in config.items():
-        if OTHER_ARITHMETIC.search(key) and key != "position_embedding_type" and value not in (None, False, "", {}, []):
-            raise SpecError(
-                f"{file}: {key}={str(value)[:60]} changes what attention computes, and is not understood here"
-            )
+    other = other_arithmetic(config)
+    if other:
+        raise SpecError(f"{file}: {other}, and is not understood here")
     if config.get("quantization_config"):
         raise SpecError(
             f"{file}: quantization_config says that the weights are quantized, which is not understood here"

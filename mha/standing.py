@@ -8,6 +8,7 @@ knows (known); otherwise bits are moved, and nothing is said.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mha.families import KnownLayer, known_layer
+from mha.families import MODEL_TYPES, KnownLayer, known_layer, place_of
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.keras_archive import archive_layers
@@ -86,13 +87,19 @@ class About:
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
-        self.checkpoint, self.leave, self._left = checkpoint, leave, set[str]()
+        self.checkpoint, self.found, self.leave, self._left = checkpoint, found, leave, set[str]()
         self._neighbours = Neighbours([*checkpoint.entries, *checkpoint.others], [layer.prefix for layer in found])
         self.config, self._no_config = beside_file(checkpoint.path)
 
     @cached_property
     def _archive(self) -> tuple[dict[str, Any], str]:
         return archive_layers(self.checkpoint.path)
+
+    @cached_property
+    def _places(self) -> Counter[str]:
+        """How many layers stand at each place of a model of the config's family."""
+        family = MODEL_TYPES.get(self.config.model_type) if self.config else None
+        return Counter(place_of(family, layer.prefix) for layer in self.found if family is not None)
 
     def layout_of(self, layer: FoundLayer) -> str:
         """The layout that the layer's class has, where something names the class; else ""."""
@@ -186,6 +193,10 @@ class About:
         if not isinstance(found, KnownLayer):
             return LayerFacts("", found, **said), ()
         family = found.family
+        place = place_of(family, layer.prefix)
+        if self._places[place] > 1:
+            several = f"{self._places[place]} layers at ...{place}"
+            return LayerFacts("", f"{config.path} is of one model, and the file has {several}", **said), ()
         notes = ("masks the future by itself: call it with causal=True",) if family.causal else ()
         # Its sizes are of the model's other layers if they say fewer key heads: none of these families has them.
         facts = LayerFacts(

@@ -120,6 +120,17 @@ def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", *
         ({"hidden_size": 24}, "says hidden_size=24 and num_attention_heads=3, and the projection of queries is 12x12"),
         ({"num_attention_heads": 5}, "says hidden_size=12 and num_attention_heads=5, and the projection"),
         ({"num_hidden_layers": 1}, "says num_hidden_layers=1, and 'bert.encoder.layer.1.attention' is layer 1"),
+        (
+            {"num_attention_heads": None, "n_head": 3},
+            "type 'bert' call their heads num_attention_heads, and not n_head",
+        ),
+        ({"encoder_attention_heads": 3}, "call their heads num_attention_heads, and not encoder_attention_heads"),
+        ({"n_heads": 6}, "num_attention_heads=3 and n_heads=6 contradict each other"),
+        ({"architectures": ["BertAlibiModel"]}, "architectures names BertAlibiModel, which is no Bert"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 may change what attention computes"),
+        ({"query_pre_attn_scalar": 2}, "query_pre_attn_scalar=2 may change what attention computes"),
+        ({"attention_type": "block_sparse"}, "attention_type=block_sparse may change what attention computes"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 may change what attention computes"),
         ({"num_attention_heads": None}, "does not say how many heads there are"),
         ({"model_type": "roformer"}, "names model type 'roformer', which is none of those that are known"),
         ({"model_type": ["bert"]}, "names no model_type"),
@@ -140,6 +151,46 @@ def test_a_setting_that_changes_what_is_computed_is_not_known(changes, message, 
         assert moved.exit_code == 0, moved.output
         assert "1 x bert to torch, moved: " in moved.output
         assert message in moved.output
+
+
+@pytest.mark.parametrize(
+    ("layout", "prefix", "changes", "message"),
+    [
+        ("gpt2", "h.0.attn", {"n_head": 3, "num_attention_heads": 6}, "=6 and n_head=3 contradict each other"),
+        ("gpt2", "h.0.attn", {"num_heads": 3}, "call their heads n_head or num_attention_heads, and not num_heads"),
+        (
+            *("canonical", "decoder.layers.0.self_attn"),
+            *({"encoder_attention_heads": 3, "num_attention_heads": 3}, "decoder_attention_heads, and not num_attent"),
+        ),
+    ],
+)
+def test_a_number_of_heads_that_the_family_does_not_read_is_not_known(layout, prefix, changes, message, tmp_path):
+    """transformers takes its default where the key of the class is absent."""
+    save_file(arrays_of(layout, prefix=prefix), tmp_path / "model.safetensors")
+    model_type = "gpt2" if layout == "gpt2" else "bart"
+    config = {"model_type": model_type, "hidden_size": 12, "num_hidden_layers": 2, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=f"neither proved nor known: .*{message}"):
+        convert(tmp_path, to_layout="torch", out=tmp_path / "o.npz")
+
+
+def test_two_models_in_a_file_are_not_known_by_the_config_of_one(tmp_path):
+    arrays = {
+        name: array
+        for root in ("bert", "teacher")
+        for name, array in arrays_of("bert", prefix=f"{root}.encoder.layer.1.attention").items()
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(SpecError, match=r"is of one model, and the file has 2 layers at \.\.\.layer\.1\.attention"):
+        convert(tmp_path, to_layout="torch", out=tmp_path / "o.npz", every=True)
+
+
+def test_a_list_of_heads_stops_no_bits(tmp_path):
+    """Swin has a number for each stage, so that the config says none for a layer."""
+    source = model_file(tmp_path, model_type="swin", num_attention_heads=None, num_heads=[3, 6])
+    done = convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=3, moved=True)
+    assert done.layers[0].standing.why.startswith(f"{tmp_path}/config.json names model type 'swin'")
 
 
 @pytest.mark.parametrize("text", ["{", "[3]", '{"a": 1' + "0" * 5000 + "}", '{"a":' * 90000 + "1" + "}" * 90000])
