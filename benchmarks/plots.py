@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.results import Results, Row, median
 from benchmarks.settings import Setting, is_plain
 from benchmarks.table import WORDS
+from mha_core.files import written_whole
 
 PANEL = 3.4, 2.7
 """Width and height of one panel in inches."""
@@ -31,7 +32,8 @@ def draw(results: Results, folder: Path) -> list[Path]:
         for (device, dtype, direction), rows in _groups(results).items():
             figure = _figure(plt, rows, f"(1, length, 512, 8), {WORDS[direction]}, {dtype}, {device}")
             path = folder / f"{device.replace(':', '')}-{dtype}-{direction}.svg"
-            figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+            with written_whole(path) as temporary:
+                figure.savefig(temporary, metadata={"Date": None}, bbox_inches="tight")
             plt.close(figure)
             written.append(path)
     return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.resources
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -197,6 +198,21 @@ def test_plots_show_everyone_and_are_the_same_each_time(results, tmp_path):
     for text in ("swift", "alone", "ours", "Slow", "Fast", "extra memory, MB", "128", "float32, cpu"):
         assert f">{text}<" in first or text in first
     assert "Unable" not in first
+
+
+def test_a_plot_is_there_whole_or_not_at_all(results, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from benchmarks.plots import draw
+
+    def interrupted(figure, path, **options):
+        Path(path).write_text("<svg")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        draw(results, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_length_is_no_plot(results, tmp_path):
