@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mha.model_config import HEAD_KEYS, ModelConfig, side_of
+from mha.model_config import ModelConfig, contradiction, side_of
 from mha.port_config import NOTHING, other_arithmetic
 from mha.recipes import RECIPES
 from mha_core import SpecError
@@ -235,12 +235,7 @@ def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) 
     own = [name.format(side=side_of(prefix)) for name in family.head_keys]
     if key not in own:
         return f"models of type {config.model_type!r} call their heads {' or '.join(own)}, and not {key}"
-    # An alias of the encoder's, where each side has its own.
-    said = {name: config.content[name] for name in ("encoder_attention_heads", *HEAD_KEYS) if name in config.content}
-    said = {name: value for name, value in said.items() if value is not None}
-    if len(set(map(str, said.values()))) > 1:
-        return " and ".join(f"{name}={shown(value)}" for name, value in said.items()) + " contradict each other"
-    return ""
+    return contradiction(config.content)
 
 
 def where_in_words(family: Family) -> str:

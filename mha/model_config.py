@@ -98,6 +98,19 @@ class ModelConfig:
         return None if key is None else (key, self.count(key))
 
 
+def contradiction(content: Mapping[str, Any]) -> str:
+    """The keys of a config that say different numbers of heads, in words; "" if all that do agree.
+
+    >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
+    ('num_attention_heads=3 and n_head=6 contradict each other', '')
+    """
+    # Where each side has its own, the other keys are aliases of the encoder's.
+    named = {key: content[key] for key in ("encoder_attention_heads", *HEAD_KEYS) if content.get(key) is not None}
+    if len(set(map(str, named.values()))) < 2:
+        return ""
+    return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+
+
 def side_of(prefix: str) -> str | None:
     """Which of SIDES the prefix names, if it is one."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]

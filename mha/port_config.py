@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mha.model_config import contradiction
 from mha.recipes import RECIPES, recipe_for_config
 from mha_core import SpecError
 from mha_core.errors import shown
@@ -117,6 +118,10 @@ def _check_config(file: Path, config: Mapping[str, Any]) -> None:
     other = other_arithmetic(config)
     if other:
         raise SpecError(f"{file}: {other}, and is not understood here")
+    if config.get("num_attention_heads") is None:
+        raise SpecError(f"{file} must say num_attention_heads; without it, transformers takes a number of its own")
+    if contradiction(config):
+        raise SpecError(f"{file}: {contradiction(config)}")
     if config.get("quantization_config"):
         raise SpecError(
             f"{file}: quantization_config says that the weights are quantized, which is not understood here"

@@ -168,6 +168,9 @@ def test_shards_are_read_and_checked(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'. Got 'relative_key'"),
         ({"position_embedding_type": "relative_key_query"}, "Got 'relative_key_query'"),
         ({"position_embedding_type": "alibi"}, "Got 'alibi'"),
+        ({"num_attention_heads": None, "n_head": 3}, "must say num_attention_heads; without it, transformers takes"),
+        ({"n_head": 6}, "num_attention_heads=3 and n_head=6 contradict each other"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 may change what attention computes, and is not understood here"),
         ({"alibi_starting_size": 512}, "alibi_starting_size=512 changes what attention computes"),
         ({"rotary_emb_base": 10000}, "rotary_emb_base=10000 changes what attention computes"),
         (
