@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ from types import ModuleType
 from mha.formats.checkpoint import Add, Checkpoint
 from mha.formats.folder import INDEX, source_file
 from mha_core import AttentionConfig, SpecError
+from mha_core.errors import one_line
 
 __all__ = [
     *("FORMATS", "SUFFIXES", "Add", "Checkpoint", "Format", "create", "format_of", "found_file", "framework_of"),
@@ -131,7 +132,13 @@ def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
     form = format_of(path)
     if not path.is_file():
         raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
-    with _module(form).open_file(path) as checkpoint:
+    with ExitStack() as stack:
+        try:
+            checkpoint = stack.enter_context(_module(form).open_file(path))
+        except SpecError:
+            raise
+        except Exception as error:  # of the system, such as for a name that is too long, or of a reader that missed one
+            raise SpecError(f"{path} can't be read: {one_line(error)}") from error
         yield checkpoint
 
 

@@ -8,6 +8,7 @@ and a hostile one copies another file's content out that way, or claims gigabyte
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -28,18 +29,19 @@ class Refused(ValueError):
     """Something in the file that a file of weights does not need; the message names it."""
 
 
-def datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
+def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
     """Every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
 
     Args:
         file: open for reading.
         size: of the file in bytes; no array may claim far more.
+        has_list: whether the file lists its arrays, so that the caller misses those that are lost.
 
     Raises:
         Refused: a link, a dataset or a type reaches elsewhere, or claims what is not there.
     """
     found: dict[str, h5py.Dataset] = {}
-    groups = {_address(file["/"])}
+    groups = {_address(file["/"]): ""}
     places: list[tuple[int, int, str]] = []
     for path, item in _walk(file["/"], "", groups, 0):
         check_dataset(path, item, size)
@@ -47,11 +49,16 @@ def datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
         if offset is not None and nbytes:
             places.append((offset, offset + nbytes, path))
         found[path] = item
-    _check_apart(sorted(places))
+    places.sort()
+    _check_apart(places)
+    parents = {path.rpartition("/")[0] for path in (*found, *groups.values())}
+    empty = any(path not in parents for path in groups.values() if path)
+    if empty and not has_list and file.driver == "sec2" and not any(dataset.chunks for dataset in found.values()):
+        _check_nothing_lost(file.filename, places, len(found) + len(groups) - 1)
     return found
 
 
-def _walk(group: h5py.Group, prefix: str, seen: set[int], depth: int) -> Iterator[tuple[str, h5py.Dataset]]:
+def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> Iterator[tuple[str, h5py.Dataset]]:
     if depth > DEEPEST:
         raise Refused(f"its groups stand in one another deeper than {DEEPEST}")
     for name in group:
@@ -67,7 +74,7 @@ def _walk(group: h5py.Group, prefix: str, seen: set[int], depth: int) -> Iterato
             address = _address(item)
             if address in seen:
                 raise Refused(f"{shown(path)} is a group that stands at another place too")
-            seen.add(address)
+            seen[address] = path
             yield from _walk(item, f"{path}/", seen, depth + 1)
         else:
             raise Refused(f"{shown(path)} is a type of the file's own, which no weights need")
@@ -112,6 +119,27 @@ def _check_apart(places: list[tuple[int, int, str]]) -> None:
     for (_, end, path), (start, _, other) in itertools.pairwise(places):
         if start < end:
             raise Refused(f"{shown(path)} and {shown(other)} stand in the same bytes")
+
+
+def _check_nothing_lost(path: str, places: list[tuple[int, int, str]], links: int) -> None:
+    """Refused if there are more names in the file than its groups have: a damaged group looks like an empty one.
+
+    A group keeps its names in nodes that begin with SNOD (a version, a byte, their number); looked for outside the
+    arrays, where else nothing says that.
+    """
+    known = 0
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        begin = 0
+        for start, end, _ in (*places, (len(data), len(data), "")):
+            while (begin := data.find(b"SNOD\x01\x00", begin, start)) >= 0:
+                known += int.from_bytes(data[begin + 6 : begin + 8], "little")
+                begin += 8
+            begin = end
+    if known > links:
+        raise Refused(
+            f"{known} names stand in it, and its groups have {links}: it is damaged, or something was deleted from it, "
+            "which h5repack makes good"
+        )
 
 
 def _address(item: Any) -> int:

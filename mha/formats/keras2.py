@@ -53,7 +53,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 
 def _entries(path: Path, file: h5py.File) -> Iterator[tuple[str, Entry]]:
-    there = datasets(file, path.stat().st_size)
+    there = datasets(file, path.stat().st_size, has_list=True)
     root = file[MODEL] if MODEL in file and isinstance(file[MODEL], h5py.Group) else file
     start = root.name.strip("/") + "/" if root is not file else ""
     listed = [start + name for name in _listed(root)]

@@ -134,10 +134,14 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, dtype: str | No
     return Tensor(storage, offset, shape, strides, storage.dtype if dtype is None else dtype)
 
 
-class Unpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]  # in Python, so that each step can be refused
+_InPython: Any = pickle._Unpickler
+"""The unpickler of the standard library that is written in Python, so that each of its steps can be refused."""
+
+
+class Unpickler(_InPython):
     """Reads one pickle. Raises CodeFound, Broken, and whatever the pickle module raises of a damaged one."""
 
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar = dict(_InPython.dispatch)
 
     def find_class(self, module: str, name: str) -> _Label:
         """A label, if it may stand in a state_dict."""

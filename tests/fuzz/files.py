@@ -131,8 +131,9 @@ def _numbers(data: bytes, parts: list[Part]) -> list[tuple[int, int]]:
             for form in forms:
                 raw = form.tobytes()
                 start = data.find(raw) if len(raw) >= 8 else -1
-                if start >= 0:
+                while start >= 0:  # zeros stand at many places
                     found.append((start, start + len(raw)))
+                    start = data.find(raw, start + 1)
     return sorted(set(found))
 
 

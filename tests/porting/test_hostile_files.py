@@ -114,6 +114,19 @@ def test_hdf5_in_compressed_blocks_is_read(tmp_path):
         assert checkpoint.array("q/kernel").tobytes() == array.tobytes()
 
 
+def test_a_group_that_damage_has_emptied_is_missed(tmp_path):
+    path = tmp_path / "a.weights.h5"
+    write(path, {f"h/{n}/attn/{own}": a for n in (0, 1) for own, a in arrays_of("keras", seed=n).items()}, "keras")
+    data = path.read_bytes()
+    trees = [at for at in range(len(data)) if data.startswith(b"TREE\0\0\1\0", at)]
+    emptied = 0
+    for at in trees:
+        path.write_bytes(data[: at + 6] + b"\0\0" + data[at + 8 :])
+        text = refusal(path)
+        emptied += "names stand in it, and its groups have" in text
+    assert emptied >= len(trees) - 2
+
+
 # Claims against the size ---------------------------------------------------------------------------------
 
 
