@@ -34,7 +34,7 @@ MOST_NAMED = 6
 """How many names a message lists."""
 
 OTHER_SCALE = 0.5
-"""A scale so much smaller must show in a call that proves something."""
+"""Scores, and each projection's matrix, so much smaller must show in calls that prove something."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where
         SpecError: a call does not fit the layer, or the calls can't tell the layer from others.
     """
     precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
-    worst, masks, told = 0.0, [], False
+    worst, masks, untold = 0.0, [], dict(_others(config, weights))
     for call in layer.calls:
         judged = {mask: _judged(call, mask, config, weights, precision) for mask in call.inputs}
         mask, best = min(judged.items(), key=lambda item: item[1].worst)
@@ -171,11 +171,14 @@ def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where
             )
         worst = max(worst, best.worst)
         masks.append(mask)
-        told = told or _tells_scale(call, mask, config, weights, precision)
-    if not told:
+        for what, (other, changed) in list(untold.items()):
+            if _shows(call, mask, other, changed, precision):
+                del untold[what]
+    if untold:
         raise SpecError(
-            f"what was recorded of {where} proves nothing: scores of half the size would give the same within the "
-            f"bound of {layer.dtype}. Record a call of several tokens, with numbers that are not all alike"
+            f"what was recorded of {where} proves nothing: {next(iter(untold))} of half the size would give the "
+            f"same within the bound of {layer.dtype}. Record a call of several tokens, with "
+            "numbers that are not all alike"
             + ("" if layer.dtype in ("float64", "float32") else ", in float32: those weights in float32 are the same")
         )
     return Proof(len(layer.calls), worst, layer.dtype, " and ".join(dict.fromkeys(filter(None, masks))))
@@ -189,14 +192,23 @@ def _judged(
     return max((judge_original(piece, precision) for piece in _pieces(problem)), key=lambda judgement: judgement.worst)
 
 
-def _tells_scale(
-    call: RecordedCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision
-) -> bool:
-    """Whether another scale of the scores would have shown."""
-    if config.score != "scaled_dot":
-        return True
-    scale = config.head_dim**-0.5 if config.scale is None else config.scale
-    return not _judged(call, mask, replace(config, scale=scale * OTHER_SCALE), weights, precision).equal
+def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tuple[AttentionConfig, Weights]]]:
+    """Layers that the calls must tell from this one, by what is of half the size in them.
+
+    Scores may show through biases alone, in a call whose inputs are so small that no matrix does.
+    """
+    if config.score == "scaled_dot":
+        scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        yield "scores", (replace(config, scale=scale * OTHER_SCALE), weights)
+    for name in weights:
+        if name.endswith("_proj.weight"):
+            yield name, (config, {**weights, name: weights[name] * weights[name].dtype.type(OTHER_SCALE)})
+
+
+def _shows(call: RecordedCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision) -> bool:
+    """Whether another layer would have given something else in this call."""
+    problem = Problem(config, weights, call.inputs[mask], call.outputs)
+    return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
 
 
 def _pieces(problem: Problem) -> Iterator[Problem]:

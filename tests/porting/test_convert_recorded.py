@@ -126,6 +126,24 @@ def test_one_call_as_infer_takes_it_proves_one_layer(causal, tmp_path):
     assert not (tmp_path / "c.npz").exists()
 
 
+def test_a_call_so_small_that_a_matrix_does_not_show_proves_nothing(tmp_path):
+    """Large biases show the scale of the scores there, and a transposed matrix of queries came out as proved."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.normal(size=array.shape) * (3.0 if name.endswith("bias") else 0.4)
+        for name, array in weights_of(CONFIG, 0).items()
+    }
+    small = (1e-4 * rng.normal(size=(2, 6, 12))).astype("float32")
+    inputs = AttentionInputs(small, small, small + rng.normal(size=small.shape).astype("float32"))
+    turned = {**weights, "q_proj.weight": weights["q_proj.weight"].T.copy()}
+    arguments = {"to_layout": "torch", "out": tmp_path / "o.npz", "recorded": tmp_path / "c.npz", "num_heads": 3}
+    output = reference.run(CONFIG, weights, inputs).output.astype("float32")
+    np.savez(tmp_path / "c.npz", queries=inputs.queries, keys=inputs.keys, values=inputs.values, output=output)
+    save_file({name: array.astype("float32") for name, array in turned.items()}, tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match=r"proves nothing: (q|k)_proj.weight of half the size would give the same"):
+        convert(tmp_path / "a.safetensors", **arguments)
+
+
 def test_a_call_that_could_not_show_another_scale_proves_nothing(source, tmp_path):
     calls = record(tmp_path / "calls.safetensors", ("layers.0.attn", 0), inputs=inputs_of(1, 1))
     arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0], "recorded": calls}
