@@ -40,6 +40,8 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
     Raises:
         Refused: a link, a dataset or a type reaches elsewhere, or claims what is not there.
     """
+    if file.driver == "sec2":
+        _check_length(file.filename, size)
     found: dict[str, h5py.Dataset] = {}
     groups = {_address(file["/"]): ""}
     places: list[tuple[int, int, str]] = []
@@ -119,6 +121,20 @@ def _check_apart(places: list[tuple[int, int, str]]) -> None:
     for (_, end, path), (start, _, other) in itertools.pairwise(places):
         if start < end:
             raise Refused(f"{shown(path)} and {shown(other)} stand in the same bytes")
+
+
+def _check_length(path: str, size: int) -> None:
+    """Refused if the file goes on after where it says that it ends: what was put in shifted everything after it."""
+    with open(path, "rb") as file:
+        start = file.read(48)
+    if not start.startswith(b"\x89HDF\r\n\x1a\n"):
+        return  # something of the user's own stands before it
+    if start[8] in (0, 1):  # the version of the first block
+        base, end = start[24 + 4 * start[8] :][:8], start[40 + 4 * start[8] :][:8]
+    else:
+        base, end = start[12:20], start[28:36]
+    if int.from_bytes(base, "little") == 0 and len(end) == 8 and int.from_bytes(end, "little") != size:
+        raise Refused(f"it says that it ends at byte {int.from_bytes(end, 'little')}, and it has {size} bytes")
 
 
 def _check_nothing_lost(path: str, places: list[tuple[int, int, str]], links: int) -> None:

@@ -127,6 +127,16 @@ def test_a_group_that_damage_has_emptied_is_missed(tmp_path):
     assert emptied >= len(trees) - 2
 
 
+def test_bytes_put_into_hdf5_shift_what_stands_after_them(tmp_path):
+    for libver in ("earliest", "latest"):
+        path = tmp_path / "a.weights.h5"
+        with h5py.File(path, "w", libver=libver) as file:
+            file["q/vars/0"] = SECRET.reshape(2, 3)
+        assert read(path)["q/kernel"].tolist() == SECRET.reshape(2, 3).tolist()
+        path.write_bytes(path.read_bytes() + bytes(3))
+        assert "it says that it ends at byte" in refusal(path)
+
+
 # Claims against the size ---------------------------------------------------------------------------------
 
 
