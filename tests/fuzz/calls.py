@@ -143,7 +143,7 @@ def _right(name: str, given: Any, problem: Problem, rng: np.random.Generator) ->
         "past_keys": rng.normal(size=(batch, groups, 2, width)).astype(dtype),
         "past_values": rng.normal(size=(batch, groups, 2, value_width)).astype(dtype),
     }
-    return arrays.get(name)
+    return arrays.get(name, getattr(inputs, name, None))
 
 
 def judge(call: Call, askers: dict[str, Callable[[Call], Trace]]) -> list[Finding]:
