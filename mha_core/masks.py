@@ -95,15 +95,14 @@ class AttentionMask:
 
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
         """The same mask with `convert(name, array)` in place of every array."""
-        arrays = {name: getattr(self, name) for name in ARRAY_SOURCES}
-        return replace(
-            self,
-            **{
-                name: convert(name, array)
-                for name, array in arrays.items()
-                if array is not None and not isinstance(array, int)
-            },
-        )
+        changes = {}
+        for name in ARRAY_SOURCES:
+            array = getattr(self, name)
+            if array is not None and not isinstance(array, int):
+                converted = convert(name, array)
+                if converted is not array:
+                    changes[name] = converted
+        return replace(self, **changes) if changes else self
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
         """The mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.

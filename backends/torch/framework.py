@@ -82,6 +82,8 @@ def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any
 
     What `mha_core` refuses comes back as it is; so does everything else.
     """
+    if array is None or isinstance(array, torch.Tensor):
+        return array
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return torch.stack([torch.as_tensor(as_tensor(part, device), device=device) for part in array])
     if not is_convertible(array):
@@ -96,7 +98,10 @@ def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any
 
 def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
     """Where a call computes: with its first tensor, or else with the layer's parameters, or where new tensors stand."""
-    found = next((array for array in (*inputs, *layer.parameters()) if isinstance(array, torch.Tensor)), None)
+    for array in inputs:
+        if isinstance(array, torch.Tensor):
+            return array.device
+    found = next(layer.parameters(), None)
     return torch.get_default_device() if found is None else found.device
 
 

@@ -26,13 +26,12 @@ from backends.torch.attention import (
     zero_padding,
 )
 from backends.torch.fast import Attended, attend_in_blocks, attend_one_query
-from backends.torch.framework import as_tensor, describe, device_of_call, in_width, linear
+from backends.torch.framework import as_tensor, device_of_call, in_width, linear
 from backends.torch.heads import merge_heads, split_heads
-from backends.torch.masks import Mask, Widths, Window, build_mask, sources_of
+from backends.torch.masks import Mask, Widths, Window, build_mask, check_first_call, sources_of
 from mha_core.arguments import settled
-from mha_core.checks import check_call, check_dropout_keep
+from mha_core.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
-from mha_core.masks import AttentionMask
 
 
 class MultiHeadAttention(LazyModuleMixin, nn.Module):
@@ -123,7 +122,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             return
         device = device_of_call(self, queries, keys, values)
         queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
-        check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
+        check_first_call(queries, keys, values, next(self.parameters()).dtype, device)
         for projection, x in ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, values)):
             projection(x[:, :0])  # a LazyLinear needs to see the width, not the rows
 

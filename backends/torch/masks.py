@@ -138,19 +138,17 @@ def build_mask(
         widths=widths,
         head_shapes=head_shapes,
         split=split,
-        layer_dtype=None if dtype is None or _autocasts(device) else dtype_name(dtype),
+        layer_dtype=expected_dtype(dtype, device),
         describe=describe,
     )
     lens = None if mask.valid_lens is None else numbers(mask.valid_lens)
     offset = mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset)
     check_numbers(lens, offset, sizes.key_len)
-    known = replace(mask, valid_lens=lens, query_offset=offset, allowed=None, bias=None)
+    is_known = lens is mask.valid_lens and offset is mask.query_offset
+    known = mask if is_known else replace(mask, valid_lens=lens, query_offset=offset)
     mask = mask.map_arrays(lambda _, array: _moved(array, device))
-    mask = replace(
-        mask,
-        valid_lens=None if mask.valid_lens is None else _within(mask.valid_lens, (0, sizes.key_len), lens is not None),
-        query_offset=_within(mask.query_offset, OFFSETS, offset is not None),
-    )
+    limits = {"valid_lens": ((0, sizes.key_len), lens), "query_offset": (OFFSETS, offset)}
+    mask = mask.map_arrays(lambda name, array: _within(array, *limits[name]) if name in limits else array)
     known_reach = _known_reach(mask, known, sizes)
     is_open = known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3]))
     first, stop = (None, None) if is_open else _interval(mask, sizes, device)
@@ -176,12 +174,10 @@ def _moved(array: Any, device: torch.device) -> Any:
     return array.to(device) if isinstance(array, Tensor) else as_tensor(array, device)
 
 
-def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """The same in int64; of numbers that could not be looked at, the nearest within the limits."""
-    if isinstance(integers, int):
-        return integers
+def _within(integers: Tensor, limits: tuple[int, int], checked: Any) -> Tensor:
+    """The same in int64; of numbers that could not be looked at (`checked` is None), the nearest within the limits."""
     wide = integers.to(torch.int64)
-    if is_checked:
+    if checked is not None:
         return wide
     if integers.dtype == torch.uint64:  # beyond int64 it becomes negative
         wide = wide.masked_fill(wide < 0, limits[1])
@@ -256,6 +252,21 @@ def _as_rank_4(array: Any) -> Any:
     return None if array is None else array.reshape((1,) * (4 - array.ndim) + tuple(array.shape))
 
 
-def _autocasts(device: torch.device) -> bool:
-    """Whether PyTorch chooses the dtype of each product itself."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+def expected_dtype(dtype: torch.dtype | None, device: torch.device) -> str | None:
+    """The dtype that inputs must have beside parameters of `dtype`; None under autocast, where PyTorch chooses."""
+    if dtype is None or (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
+        return None
+    return dtype_name(dtype)
+
+
+def check_first_call(queries: Any, keys: Any, values: Any, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Refuse the inputs of a layer's first call, which decides its widths, before they reach a parameter."""
+    check_call(
+        queries=queries,
+        keys=keys,
+        values=values,
+        mask=AttentionMask(),
+        num_heads=1,
+        layer_dtype=expected_dtype(dtype, device),
+        describe=describe,
+    )

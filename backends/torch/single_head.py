@@ -9,12 +9,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from backends.torch.additive import AdditiveScore
 from backends.torch.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
 from backends.torch.fast import attend_in_blocks
-from backends.torch.framework import as_tensor, describe, device_of_call, in_width
-from backends.torch.masks import Widths, Window, build_mask, sources_of
+from backends.torch.framework import as_tensor, device_of_call, in_width
+from backends.torch.masks import Widths, Window, build_mask, check_first_call, sources_of
 from mha_core.arguments import settled
-from mha_core.checks import check_call, check_dropout_keep, check_same_width
+from mha_core.checks import check_dropout_keep, check_same_width
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask, keep_for_one_head
+from mha_core.masks import keep_for_one_head
 
 
 class _AttentionWithoutHeads(nn.Module):
@@ -147,7 +147,7 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
             return
         device = device_of_call(self, queries, keys, values)
         queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
-        check_call(queries=queries, keys=keys, values=values, mask=AttentionMask(), num_heads=1, describe=describe)
+        check_first_call(queries, keys, values, self._dtype(), device)
         self.score.query(queries[:, :0])
         self.score.key(keys[:, :0])
 

@@ -157,3 +157,22 @@ def test_positions_take_arrays_alone_and_answer_in_their_dtype(backend_name):
         assert str(error.value) == message
     if backend_name != "jax":  # where 64-bit types are off
         assert driver.numpy(driver._call(encoding, [x.astype("f8")], False, {})).dtype == np.float64
+
+
+def test_the_first_call_decides_widths_of_numpys_arrays_too(backend_name):
+    driver = drive(backend_name)
+    inputs = [RIGHT[name] for name in NEEDED]
+    for name, arguments in (("MultiHeadAttention", (12, 3)), ("AdditiveAttention", (8,))):
+        output = driver._call(driver.new(name, *arguments), [array[..., ::-1] for array in inputs], False, {})
+        assert driver.numpy(output).shape[:2] == (2, 4)
+        for wrong, message in (
+            ([inputs[0].tolist(), *inputs[1:]], "queries must be an array. Got list."),
+            ([inputs[0].astype(object), *inputs[1:]], "queries, keys and values must share one dtype of "),
+            (
+                [array.astype("f8") for array in inputs],
+                "queries must have the dtype of the layer, float32. Got float64.",
+            ),
+        ):
+            with pytest.raises(SpecError) as error:
+                driver._call(driver.new(name, *arguments), wrong, False, {})
+            assert str(error.value).startswith(message)
