@@ -6,6 +6,11 @@ that rewrite a terminal, a text that fails while it is made. So every message is
 
 from __future__ import annotations
 
+import re
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes a terminal write in colours or bold letters: in what frameworks say of errors."""
+
 LONGEST_MESSAGE = 4000
 """So many characters a message may have; a longer one is cut in the middle."""
 
@@ -33,19 +38,26 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
     return _cut(plain, longest)
 
 
-def one_line(error: BaseException) -> str:
-    r"""The type of an error and the first line of what it says, printable and bounded.
+def one_line(error: BaseException, *, whole: bool = False) -> str:
+    r"""The type of an error and the first line of what it says, printable, bounded, and without colours.
+
+    Args:
+        error: anything that was raised.
+        whole: all of its lines, joined to one, as far as there is room.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')
+    >>> one_line(ValueError("\x1b[1mno such axis\x1b[0m:\n3"), whole=True)
+    'ValueError: no such axis: 3'
     """
     try:
         said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
+    text = " ".join(lines if whole else lines[:1])
     name = _name_of(error)
-    return f"{name}: {shown(first, LONGEST_REASON)}" if first else name
+    return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 
 
 class SpecError(ValueError):

@@ -10,7 +10,6 @@ there. `check_reading` draws inputs, has the caller run the layer on them, and c
 from __future__ import annotations
 
 import random
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, one_line
 from mha_core.inputs import AttentionInputs
 from mha_core.masks import AttentionMask
 from mha_core.reference import FORWARD, State
@@ -143,7 +142,8 @@ differ). probe=False hands its weights out all the same
                 told = inputs if meant is None else meant(inputs)
                 found = {stage: np.asarray(array, dtype=np.float64) for stage, array in found.items()}
         except Exception as error:  # whatever somebody's layer raises
-            raise cannot_run(name, f"a probe of {probe} ended with {_one_line(error)}") from error
+            ended = one_line(error, whole=True).rstrip(".")
+            raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
         difference = _first_difference(found, _computed(config, exact, told), dtype, squares)
         if difference is not None:
             raise SpecError(
@@ -271,10 +271,3 @@ def _first_difference(
                 f"and {allowed[worst]:.2g} off is allowed ({wrong} of {over.size} elements differ)"
             )
     return None
-
-
-def _one_line(error: Exception) -> str:
-    """The error's kind and text, on one line of bounded length, without what terminals take for commands."""
-    printable = "".join(part if part.isprintable() else " " for part in re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
-    text = " ".join(printable.split()).rstrip(".")
-    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}" if text else type(error).__name__

@@ -117,7 +117,9 @@ def test_errors_are_one_bounded_line_and_nothing_else_comes_out():
         raise RuntimeError("\x1b[1mone\x1b[0m\ntwo\x07 " + "x" * 5000)
 
     before = random.getstate(), np.random.get_state()[1].copy()
-    with pytest.raises(SpecError, match=r"ended with RuntimeError: one two x+\.\.\.\. probe=False hands") as error:
+    with pytest.raises(
+        SpecError, match=r"ended with RuntimeError: one two\\x07 x+ \.\.\. x+\. probe=False hands"
+    ) as error:
         check_reading("Mine", CONFIG, weights_of("usual"), failing, dtype="float32", words=Words())
     assert len(str(error.value)) < 500
     assert str(error.value).isprintable()
