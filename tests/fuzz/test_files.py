@@ -6,7 +6,8 @@ import pytest
 
 from tests.fuzz.damage import Damaged
 from tests.fuzz.file_kinds import KINDS
-from tests.fuzz.files import Here, bases_of, judge, run
+from tests.fuzz.files import Here, run
+from tests.fuzz.judging import bases_of, judge
 
 NEEDS = {"pt": "torch", "pth": "torch", "msgpack": "flax"}
 
