@@ -1,4 +1,4 @@
-"""What README shows is true: its examples run, its commands are what CI runs, its tables match the code."""
+"""What README and the pages beside it show is true: examples run, commands are what CI runs, tables match the code."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from mha_core import STAGES, AttentionConfig, weight_shapes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+EXAMPLES = {
+    f"{name}:{number}": text
+    for name, page in {"README.md": README, **{name: DOCS[name] for name in ("layers.md", "porting.md")}}.items()
+    for number, text in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+}
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_examples_run(number, backend_names, tmp_path):
-    needs = set(re.findall(r"backends\.(\w+)", EXAMPLES[number]))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name, backend_names, tmp_path):
+    needs = set(re.findall(r"backends\.(\w+)", EXAMPLES[name]))
     if not needs <= set(backend_names):
         pytest.skip(f"needs {', '.join(needs)}, which is not among the backends under test")
-    command = [sys.executable, "-c", EXAMPLES[number]]
+    command = [sys.executable, "-c", EXAMPLES[name]]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
 
 
 def test_there_is_an_example_for_every_framework():
-    assert {name for text in EXAMPLES for name in re.findall(r"backends\.(\w+)", text)} >= {
+    assert {name for text in EXAMPLES.values() for name in re.findall(r"backends\.(\w+)", text)} >= {
         "torch",
         "tf",
         "jax",
@@ -46,11 +51,22 @@ def test_ci_finds_the_readme_commands(name, last):
 
 
 def test_the_tables_name_every_stage_and_weight():
-    assert re.findall(r"^\| `(\w+)` \| \(B", README, re.MULTILINE) == list(STAGES)
+    assert re.findall(r"^\| `(\w+)` \| \(B", DOCS["definition.md"], re.MULTILINE) == list(STAGES)
     names = set(weight_shapes(AttentionConfig(4, 2, bias=True, score="additive")))
-    assert names <= set(re.findall(r"`([\w.]+)`", README))
+    assert names <= set(re.findall(r"`([\w.]+)`", DOCS["layers.md"]))
 
 
 def test_the_shown_run_is_one_of_the_present_cases():
     """Four backends, their usual path and the fast one, two dtypes, every case."""
     assert f"All {4 * 2 * 2 * len(all_cases())} results are equal to the reference." in README
+
+
+def test_every_page_is_linked_from_the_readme_and_every_link_leads_somewhere():
+    assert set(re.findall(r"\]\(docs/([\w.-]+)\)", README)) == set(DOCS)
+    for folder, page in ((ROOT, README), *((ROOT / "docs", page) for page in DOCS.values())):
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page):
+            assert (folder / target).exists(), target
+
+
+def test_the_readme_stays_short():
+    assert len(README) <= 13_000, "README says what this is and where the rest is; details belong on a page of docs"
