@@ -176,7 +176,7 @@ class MultiHeadAttention(KeywordBlock):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the parameters' dtype and context; mx.np arrays, or legacy ones.
+            queries, keys, values: of the parameters' dtype and context; mx.np arrays, legacy ones, or NumPy's.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`;
                 arrays of MXNet or NumPy, or lists. Note that `mx.np.array([3, 2])` is float32:
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.

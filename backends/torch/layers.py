@@ -191,8 +191,9 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the parameters' dtype.
-            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
+            queries, keys, values: of the parameters' dtype; tensors, or arrays of NumPy.
+            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
+                arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
