@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import reduce
@@ -95,7 +96,10 @@ def _without_hooks(watching: list[Any], handles: list[Any]) -> Callable[..., Any
             handle.remove()
         encoder.use_nested_tensor = True
         try:
-            return encoder.forward(*args, **kwargs)
+            with warnings.catch_warnings():
+                # PyTorch's own, of the way that it takes here; it is no news about what is captured.
+                warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
+                return encoder.forward(*args, **kwargs)
         finally:
             encoder.use_nested_tensor = False
             handles[:] = [module.register_forward_hook(watch, with_kwargs=True) for module, watch in watching]

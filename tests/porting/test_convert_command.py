@@ -104,7 +104,7 @@ def test_layouts_and_formats_are_shown_without_a_source():
         ),
         (["--all", "--num-heads", "3", "--to", "keras", "--out", "o.keras"], "a .keras file holds a whole model"),
         (["--all", "--num-heads", "3", "--out", "o.txt"], "the suffix names no format that is known"),
-        (["--all", "--num-heads", "3", "--out", "no/such/o.npz"], "needs an existing folder. There is no no/such"),
+        (["--all", "--num-heads", "3", "--out", "no/such/o.npz"], "--out needs an existing folder. There is no /"),
         (
             ["--all", "--num-heads", "3", "--to", "keras", "--out", "there.npz"],
             "there.npz is already there; force (--force)",
