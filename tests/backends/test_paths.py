@@ -19,6 +19,10 @@ from mha_core import STAGES, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
 from tests.backends.drivers import drive
 
+pytestmark = (
+    pytest.mark.same_on_newest
+)  # the releases of PyTorch and TensorFlow, and so the ways to compile them, are the same there
+
 PATHS = {
     "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks"),
     "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks"),

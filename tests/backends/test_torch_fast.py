@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention, fast, fused
 from mha_core import SpecError
 
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
 
 @pytest.fixture
 def layer():

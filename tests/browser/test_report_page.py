@@ -16,6 +16,8 @@ import pytest
 from conformance.html import write_html
 from tests.browser.sample import CASES, sample_report
 
+pytestmark = pytest.mark.same_on_newest  # a page in a browser
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless=new",

@@ -20,6 +20,8 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import load
 from mha_core.dtypes import round_to
 
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
 
 def every_formulation(dtype):
     return [formulation(name, dtype) for name in FORMULATIONS]

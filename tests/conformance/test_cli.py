@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from conformance.cases import all_cases
 from conformance.cli import main
 
+pytestmark = pytest.mark.same_on_newest  # it is about the command line
+
 
 def mha(*arguments: str):
     return CliRunner().invoke(main, list(arguments))

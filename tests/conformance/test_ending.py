@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from conformance.commands.ending import Program
 from mha_core import SpecError
 
+pytestmark = pytest.mark.same_on_newest  # it is about the command line
+
 MHA = [sys.executable, "-c", "from conformance.cli import run; run()"]
 
 

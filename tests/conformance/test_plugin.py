@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.same_on_newest  # it is about pytest
+
 ROOT = str(Path(__file__).parents[2])
 
 SUBJECT = """

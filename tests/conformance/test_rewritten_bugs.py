@@ -12,6 +12,8 @@ from tests.conformance.diagnosis_bench import CASES, answer
 from tests.conformance.plain_layers import STYLES, Layer
 from tests.conformance.rewritten_bugs import BACKWARD, KNOWN, UNKNOWN, Rewritten
 
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
 SOME = CASES[::3]
 RUNS = Runs()
 

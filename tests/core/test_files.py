@@ -13,6 +13,8 @@ import pytest
 from mha_core import AttentionConfig, SpecError, init_weights, load_weights, save_weights
 from mha_core.files import check_different, check_output, write_json, write_whole, written_whole
 
+pytestmark = pytest.mark.same_on_newest  # it is about files
+
 
 def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
     (tmp_path / "link").symlink_to("deep/real.json")

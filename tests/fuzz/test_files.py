@@ -9,6 +9,8 @@ from tests.fuzz.file_kinds import KINDS
 from tests.fuzz.files import Here, run
 from tests.fuzz.judging import bases_of, judge
 
+pytestmark = pytest.mark.same_on_newest  # it is about files
+
 NEEDS = {"pt": "torch", "pth": "torch", "msgpack": "flax"}
 
 
