@@ -22,6 +22,7 @@ PROBES = [
 def test_a_probe_says_what_it_saw(name, monkeypatch):
     # What another process says takes many seconds; `mha deviations --probe` asks it.
     monkeypatch.setattr(probes, "_softmax_elsewhere", lambda row, onednn: [0.99999994] if len(row) == 1 else [0.0] * 3)
+    monkeypatch.setattr(probes, "_roundings_of_float16_elsewhere", lambda onednn: 4.1)
     state = random.getstate()
     seen = getattr(probes, name)()
     assert seen

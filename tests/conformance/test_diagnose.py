@@ -261,7 +261,7 @@ def test_what_cannot_be_run_is_left_out_with_its_reason(runs):
 
     found = diagnose(Partial(FORWARD_BUGS[0]), CASES, runs=runs)
     assert found.left_out["additive"] == "NotImplementedError: additive scores are not for us"
-    assert "additive: NotImplementedError" in describe(found)
+    assert "additive, additive-half-precision: NotImplementedError" in describe(found)
 
 
 def test_nothing_to_go_by_is_an_error():
