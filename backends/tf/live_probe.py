@@ -90,13 +90,13 @@ def as_found(layer: keras.Layer) -> Iterator[None]:
     parts = list(layer._flatten_layers(include_self=True, recursive=True))
     kept = [(part, {name: value for name, value in vars(part).items() if _is_kept(value)}) for part in parts]
     losses = [(part, list(part._losses)) for part in parts]
-    untrained = [(variable, np.array(variable)) for variable in layer.non_trainable_variables]
+    untrained = [(variable, variable.value.numpy().copy()) for variable in layer.non_trainable_variables]
     with tf.init_scope(), full_precision():
         try:
             yield
         finally:
             for variable, before in untrained:
-                if not np.array_equal(np.array(variable), before):
+                if not np.array_equal(variable.value.numpy(), before):
                     variable.assign(before)
             for part, own in kept:
                 for name in [name for name, value in vars(part).items() if _is_kept(value) and name not in own]:

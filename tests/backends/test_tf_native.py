@@ -262,7 +262,7 @@ def test_a_probe_leaves_a_layer_as_it_was():
     layer = to_native(SEED, weights_of(SEED), "d2l-tf")
     layer.attention.attention_weights = kept = tf.ones(2)
     of_python, of_numpy = random.getstate(), np.random.get_state()[1].copy()
-    seeds = [np.array(variable) for variable in layer.non_trainable_variables]
+    seeds = [variable.value.numpy().copy() for variable in layer.non_trainable_variables]
     config, weights = from_native(layer)
     with tf.GradientTape() as tape:
         live_probe.check_seed(layer, config, weights)

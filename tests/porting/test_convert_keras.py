@@ -7,6 +7,9 @@ import zipfile
 
 import pytest
 
+# Keras' own, of what it saves of the state of dropout, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
 keras = pytest.importorskip("backends.tf.framework").keras
 
 from mha.convert import convert, list_layers  # noqa: E402
