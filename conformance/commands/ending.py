@@ -95,7 +95,7 @@ def _check_streams() -> None:
         except OSError:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
     if sys.stdout is None:
         click.echo("Error: the output can't be written: standard output is closed", err=True)
         sys.exit(COULD_NOT_RUN)
