@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 BACKENDS = ("jax", "mxnet", "tf", "torch")
 
-FILES_OF_ONE = {"mha/formats/pytorch.py": "torch", "mha/formats/flax.py": "jax"}
+FILES_OF_ONE = {"mha/formats/readers/pytorch.py": "torch", "mha/formats/readers/flax.py": "jax"}
 """Modules that import one framework -> its backend."""
 
 # What TensorFlow would log while it runs.
@@ -41,12 +40,10 @@ def _names(config: pytest.Config) -> list[str]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what belongs to one backend alone, if that one is not under test."""
-    own = {f"backends/{name}" for name in BACKENDS if name not in _names(config)}
+    others = [name for name in BACKENDS if name not in _names(config)]
+    own = {f"{folder}/{name}" for name in others for folder in ("backends", "tests/backends")}
     own |= {path for path, name in FILES_OF_ONE.items() if name not in _names(config)}
     path = collection_path.relative_to(config.rootpath).as_posix()
-    of_one = re.fullmatch(r"tests/backends/test_([a-z]+)_\w+\.py", path)
-    if of_one and of_one[1] in BACKENDS and of_one[1] not in _names(config):
-        return True
     return True if path in own else None
 
 

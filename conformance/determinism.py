@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.case import Case
-from conformance.cases import select
-from conformance.runner import BackendSubject
+from conformance.cases.case import Case
+from conformance.cases.table import select
+from conformance.subjects.backend import BackendSubject
 from mha_core import SpecError, Trace
 from mha_core.backend import load
 

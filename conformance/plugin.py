@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.case import Case
-    from conformance.deviations import Deviations
-    from conformance.runner import CaseRunner, Result
-    from conformance.subjects import LoadedSubject
+    from conformance.cases.case import Case
+    from conformance.deviations.known import Deviations
+    from conformance.judging.result import Result
+    from conformance.runner import CaseRunner
+    from conformance.subjects.load import LoadedSubject
 
 pytest_plugins = ["mha_parity.pytest_plugin"]
 """For who names this module with `-p`, as one did before the plugin had a package of its own."""
 
 
-def register(config: pytest.Config, specs: list[str]) -> None:
-    """Load the subjects and add the suite to this run.
+def register(config: pytest.Config, specs: list[str], marker: str) -> None:
+    """Load the subjects and add the suite to this run; every test of it has the marker.
 
     Raises:
         pytest.UsageError: an option has a mistake; it ends the run before any test.
     """
-    from conformance.cases import select
-    from conformance.deviations import load
-    from conformance.subjects import load_subjects
+    from conformance.cases.table import select
+    from conformance.deviations.known import load
+    from conformance.subjects.load import load_subjects
     from mha_core import SpecError
 
     dtypes = config.getoption("--mha-dtype") or ["float64", "float32"]
@@ -42,19 +43,20 @@ def register(config: pytest.Config, specs: list[str]) -> None:
             left_out += skipped
     except SpecError as error:
         raise pytest.UsageError(*str(error).splitlines()) from error
-    config.pluginmanager.register(Suite(subjects, cases, known, left_out), "mha-suite")
+    config.pluginmanager.register(Suite(subjects, cases, known, left_out, marker), "mha-suite")
 
 
 class Suite:
     """The part of the plugin that is there only if a subject is given."""
 
     def __init__(
-        self, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, left_out: list[str]
+        self, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, left_out: list[str], marker: str
     ) -> None:
         self.subjects = subjects
         self.cases = cases
         self.known = known
         self.left_out = left_out
+        self.marker = marker
 
     def pytest_report_header(self) -> list[str]:
         """What is judged."""
@@ -76,6 +78,7 @@ class Suite:
             collector = SubjectCollector.from_parent(
                 session, name=spec, nodeid=spec, subjects=subjects, cases=self.cases, known=self.known
             )
+            collector.add_marker(self.marker)
             items.extend(session.genitems(collector))
 
     @pytest.hookimpl(hookwrapper=True)
@@ -91,13 +94,10 @@ class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
     def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, **details: Any) -> None:
-        from mha_parity.pytest_plugin import MARKER
-
         super().__init__(**details)
         self.subjects = subjects
         self.cases = cases
         self.known = known
-        self.add_marker(MARKER)
 
     def collect(self) -> Iterator[CaseItem]:
         from conformance.runner import CaseRunner
@@ -144,6 +144,6 @@ class NotEqual(AssertionError):
     """A case that differs or did not run; the message is the report's."""
 
     def __init__(self, result: Result) -> None:
-        from conformance.report import failure_text
+        from conformance.reports.text import failure_text
 
         super().__init__(failure_text(result))

@@ -7,7 +7,7 @@ forward and backward.
 import torch
 from torch import nn
 
-from mha_core.masks import allowed_keys
+from mha_core.call.masks import allowed_keys
 
 
 class Attention(nn.Module):

@@ -9,20 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mha.capturing import capture
-    from mha.comparing import compare
-    from mha.convert import Conversion, list_layers
-    from mha.recording import Recording
+    from mha.comparison.compare import compare
+    from mha.convert.convert import Conversion, list_layers
+    from mha.recordings.capture import capture
+    from mha.recordings.recording import Recording
 
 __all__ = ["Conversion", "Recording", "capture", "compare", "list_layers"]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
-    "Recording": "mha.recording",
-    "capture": "mha.capturing",
-    "compare": "mha.comparing",
-    "Conversion": "mha.convert",
-    "list_layers": "mha.convert",
+    "Recording": "mha.recordings.recording",
+    "capture": "mha.recordings.capture",
+    "compare": "mha.comparison.compare",
+    "Conversion": "mha.convert.convert",
+    "list_layers": "mha.convert.convert",
 }
 """Name -> the module that has it."""
 

@@ -18,11 +18,11 @@ Importing this package imports NumPy and safetensors, and no framework.
 ((2, 4, 6), (2, 2, 4, 5))
 """
 
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.call.positions import sinusoidal_positions
 from mha_core.config import AttentionConfig, ProjectionBias
 from mha_core.errors import BackendError, SpecError
-from mha_core.inputs import AttentionInputs
-from mha_core.masks import AttentionMask
-from mha_core.positions import sinusoidal_positions
 from mha_core.stages import STAGES, Trace, stage_shapes
 from mha_core.weights import (
     check_weights,

@@ -13,11 +13,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 from numpy.typing import NDArray
 
+from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.errors import BackendError, BackendNotInstalled
-from mha_core.inputs import AttentionInputs
-from mha_core.shadow import OURS, foreign_file
+from mha_core.files.shadow import OURS, foreign_file
 from mha_core.stages import Trace
 from mha_core.weights import Weights, check_weights
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
-from mha_core.files import write_whole
-from mha_core.outside import parse_json_object
-from mha_core.tensorfile import as_arrays, read_tensors, to_sealed
+from mha_core.files.outside import parse_json_object
+from mha_core.files.tensorfile import as_arrays, read_tensors, to_sealed
+from mha_core.files.writing import write_whole
 
 Weights = Mapping[str, NDArray]
 """Canonical name -> array."""

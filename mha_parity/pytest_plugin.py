@@ -62,10 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return
 
-    from mha_core.shadow import shadows
+    from mha_core.files.shadow import shadows
 
     if lines := shadows(("mha_core", "conformance")):
         raise pytest.UsageError(*(f"--mha-subject: {line}" for line in lines))
     from conformance.plugin import register
 
-    register(config, specs)
+    register(config, specs, MARKER)

@@ -8,9 +8,9 @@ import sys
 def run() -> None:
     """Run the command line, or say which package stands in its way."""
     try:
-        from conformance.cli import run as run_command
+        from mha.cli.main import run as run_command
     except ImportError:
-        from mha_core.shadow import shadows
+        from mha_core.files.shadow import shadows
 
         lines = shadows()
         if not lines:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases import all_cases
+from conformance.cases.table import all_cases
 from mha_core import STAGES, AttentionConfig, weight_shapes
 
 ROOT = Path(__file__).parent.parent

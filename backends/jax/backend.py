@@ -9,12 +9,12 @@ import flax
 import jax
 from jax import Array
 
-from backends.jax import framework
-from backends.jax.framework import JAX_DTYPES, to_array, to_numpy
+from backends.jax.ops import framework
+from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import Backend, Run
+from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
-from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 

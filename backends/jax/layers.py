@@ -12,8 +12,9 @@ from flax.typing import Dtype, PrecisionLike
 from jax import Array
 from jax.typing import ArrayLike
 
-from backends.jax.additive import AdditiveScore
-from backends.jax.attention import (
+from backends.jax.fast.attend import Attended, attend_in_blocks
+from backends.jax.ops.additive import AdditiveScore
+from backends.jax.ops.attention import (
     Stages,
     add_bias,
     after_past,
@@ -26,14 +27,13 @@ from backends.jax.attention import (
     with_past,
     zero_padding,
 )
-from backends.jax.fast import Attended, attend_in_blocks
-from backends.jax.framework import as_jax, check_fields, in_width, layer_dtype
-from backends.jax.heads import merge_heads, split_heads
-from backends.jax.masks import Mask, Widths, Window, build_mask, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep
+from backends.jax.ops.framework import as_jax, check_fields, in_width, layer_dtype
+from backends.jax.ops.heads import merge_heads, split_heads
+from backends.jax.ops.masks import Mask, Widths, Window, build_mask, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep
+from mha_core.call.masks import AttentionMask
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
-from mha_core.masks import AttentionMask
 from mha_core.weights import weight_shapes
 
 

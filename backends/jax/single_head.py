@@ -13,15 +13,15 @@ from flax.typing import Dtype, PrecisionLike
 from jax import Array
 from jax.typing import ArrayLike
 
-from backends.jax.additive import AdditiveScore
-from backends.jax.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.jax.fast import attend_in_blocks
-from backends.jax.framework import as_jax, check_fields, in_width, layer_dtype
-from backends.jax.masks import Widths, Window, build_mask, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep, check_same_width
+from backends.jax.fast.attend import attend_in_blocks
+from backends.jax.ops.additive import AdditiveScore
+from backends.jax.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.jax.ops.framework import as_jax, check_fields, in_width, layer_dtype
+from backends.jax.ops.masks import Widths, Window, build_mask, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep, check_same_width
+from mha_core.call.masks import AttentionMask, keep_for_one_head
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask, keep_for_one_head
 
 
 class _AttentionWithoutHeads(nn.Module):

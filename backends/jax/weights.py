@@ -14,8 +14,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import DTypeLike, NDArray
 
-from backends.jax.framework import check_enabled, to_numpy
 from backends.jax.layers import MultiHeadAttention
+from backends.jax.ops.framework import check_enabled, to_numpy
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError

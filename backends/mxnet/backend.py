@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from backends.mxnet import framework
-from backends.mxnet.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.layers import MultiHeadAttention
+from backends.mxnet.ops import framework
+from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.weights import from_weights, named_parameters
 from mha_core.backend import Backend, Run
+from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
-from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 

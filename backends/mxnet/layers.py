@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.mxnet.additive import AdditiveScore
-from backends.mxnet.attention import (
+from backends.mxnet.fast.attend import Attended, attend_in_blocks
+from backends.mxnet.fast.block import Scoring
+from backends.mxnet.ops.additive import AdditiveScore
+from backends.mxnet.ops.attention import (
     Stages,
     add_bias,
     after_past,
@@ -21,15 +23,13 @@ from backends.mxnet.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.mxnet.block import Scoring
-from backends.mxnet.fast import Attended, attend_in_blocks
-from backends.mxnet.framework import KeywordBlock, as_mxnet, context_of_call, dense, in_width, mx
-from backends.mxnet.heads import merge_heads, split_heads
-from backends.mxnet.masks import Mask, Widths, Window, build_mask, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep
+from backends.mxnet.ops.framework import KeywordBlock, as_mxnet, context_of_call, dense, in_width, mx
+from backends.mxnet.ops.heads import merge_heads, split_heads
+from backends.mxnet.ops.masks import Mask, Widths, Window, build_mask, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep
+from mha_core.call.masks import AttentionMask
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
-from mha_core.masks import AttentionMask
 
 
 @mx.util.use_np

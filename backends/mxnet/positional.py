@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.mxnet.attention import drop
-from backends.mxnet.framework import as_mxnet, check_computes, context_of_call, describe, mx
+from backends.mxnet.ops.attention import drop
+from backends.mxnet.ops.framework import as_mxnet, check_computes, context_of_call, describe, mx
+from mha_core.call.positions import check_encoded, sinusoidal_positions
 from mha_core.config import check_dropout
-from mha_core.positions import check_encoded, sinusoidal_positions
 
 
 @mx.util.use_np

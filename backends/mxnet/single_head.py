@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.mxnet.additive import AdditiveScore
-from backends.mxnet.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.mxnet.block import Scoring
-from backends.mxnet.fast import attend_in_blocks
-from backends.mxnet.framework import KeywordBlock, as_mxnet, context_of_call, in_width, mx
-from backends.mxnet.masks import build_mask, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep, check_same_width
+from backends.mxnet.fast.attend import attend_in_blocks
+from backends.mxnet.fast.block import Scoring
+from backends.mxnet.ops.additive import AdditiveScore
+from backends.mxnet.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.mxnet.ops.framework import KeywordBlock, as_mxnet, context_of_call, in_width, mx
+from backends.mxnet.ops.masks import build_mask, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep, check_same_width
+from mha_core.call.masks import AttentionMask, keep_for_one_head
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import AttentionMask, keep_for_one_head
 
 
 @mx.util.use_np

@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from backends.mxnet.framework import check_computes, mx, to_array, to_numpy
 from backends.mxnet.layers import MultiHeadAttention
+from backends.mxnet.ops.framework import check_computes, mx, to_array, to_numpy
 from mha_core.config import AttentionConfig
 from mha_core.weights import Weights, check_weights, common_dtype
 

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.tf import framework
-from backends.tf.framework import TF_DTYPES, to_numpy, to_tensor
+from backends.tf.ops import framework
+from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import canonical, from_weights, variables
 from mha_core.backend import Backend, Run
+from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
-from mha_core.inputs import AttentionInputs
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 

@@ -14,8 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.tf.additive import AdditiveScore
-from backends.tf.attention import (
+from backends.tf.fast.attend import Attended, attend_in_blocks
+from backends.tf.fast.scoring import Scoring, additive_scoring, dot_scoring
+from backends.tf.ops.additive import AdditiveScore
+from backends.tf.ops.attention import (
     Stages,
     add_bias,
     after_past,
@@ -26,15 +28,13 @@ from backends.tf.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.fast import Attended, attend_in_blocks
-from backends.tf.framework import as_tensor, describe, spec_errors_kept
-from backends.tf.heads import merge_heads, split_heads
-from backends.tf.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
-from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep, check_one_dtype, describe_argument
+from backends.tf.ops.framework import as_tensor, describe, spec_errors_kept
+from backends.tf.ops.heads import merge_heads, split_heads
+from backends.tf.ops.masks import Mask, Shape, Widths, Window, allowed_keys, as_tensors, build_mask, input_widths
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep, check_one_dtype, describe_argument
+from mha_core.call.masks import ARRAY_SOURCES, AttentionMask
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
-from mha_core.masks import ARRAY_SOURCES, AttentionMask
 
 _ARRAYS = ("queries", "keys", "values", *ARRAY_SOURCES, "dropout_keep", "past_keys", "past_values")
 """The arguments of a call that may be arrays."""

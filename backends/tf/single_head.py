@@ -7,18 +7,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.tf.additive import AdditiveScore
-from backends.tf.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.tf.fast import attend_in_blocks
-from backends.tf.framework import as_tensor, spec_errors_kept
+from backends.tf.fast.attend import attend_in_blocks
+from backends.tf.fast.scoring import Scoring, additive_scoring, dot_scoring
 from backends.tf.layers import AttentionLayer
-from backends.tf.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
-from backends.tf.scoring import Scoring, additive_scoring, dot_scoring
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep, check_same_width
+from backends.tf.ops.additive import AdditiveScore
+from backends.tf.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.tf.ops.framework import as_tensor, spec_errors_kept
+from backends.tf.ops.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep, check_same_width
+from mha_core.call.masks import keep_for_one_head
 from mha_core.config import check_size
 from mha_core.errors import SpecError
-from mha_core.masks import keep_for_one_head
 
 
 def _insert_head(array: Any) -> Any:

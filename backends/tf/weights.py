@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from backends.tf.framework import random_state_kept, to_numpy
 from backends.tf.layers import MultiHeadAttention
+from backends.tf.ops.framework import random_state_kept, to_numpy
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.weights import Weights, check_weights, common_dtype
 

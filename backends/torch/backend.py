@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.torch import framework
-from backends.torch.attention import Stages
-from backends.torch.fast import Attended
-from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
+from backends.torch.fast.attend import Attended
 from backends.torch.layers import MultiHeadAttention
+from backends.torch.ops import framework
+from backends.torch.ops.attention import Stages
+from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.weights import from_weights
 from mha_core.backend import Backend, Run, SoftmaxKernel
+from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
-from mha_core.inputs import AttentionInputs
 from mha_core.stages import STAGES, Trace
 from mha_core.weights import Weights
 

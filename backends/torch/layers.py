@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from backends.torch.additive import AdditiveScore
-from backends.torch.attention import (
+from backends.torch.fast.attend import Attended, attend_in_blocks, attend_one_query
+from backends.torch.ops.additive import AdditiveScore
+from backends.torch.ops.attention import (
     Rules,
     Stages,
     add_bias,
@@ -25,12 +26,11 @@ from backends.torch.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.torch.fast import Attended, attend_in_blocks, attend_one_query
-from backends.torch.framework import as_tensor, device_of_call, in_width, linear
-from backends.torch.heads import merge_heads, split_heads
-from backends.torch.masks import Mask, Widths, Window, build_mask, check_first_call, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep
+from backends.torch.ops.framework import as_tensor, device_of_call, in_width, linear
+from backends.torch.ops.heads import merge_heads, split_heads
+from backends.torch.ops.masks import Mask, Widths, Window, build_mask, check_first_call, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep
 from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
 
 

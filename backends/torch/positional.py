@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backends.torch.framework import as_tensor, describe, dtype_name
+from backends.torch.ops.framework import as_tensor, describe, dtype_name
+from mha_core.call.positions import check_encoded, sinusoidal_positions
 from mha_core.config import check_dropout
-from mha_core.positions import check_encoded, sinusoidal_positions
 
 
 class PositionalEncoding(nn.Module):

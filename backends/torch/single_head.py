@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from backends.torch.additive import AdditiveScore
-from backends.torch.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.torch.fast import attend_in_blocks
-from backends.torch.framework import as_tensor, device_of_call, in_width
-from backends.torch.masks import Widths, Window, build_mask, check_first_call, sources_of
-from mha_core.arguments import settled
-from mha_core.checks import check_dropout_keep, check_same_width
+from backends.torch.fast.attend import attend_in_blocks
+from backends.torch.ops.additive import AdditiveScore
+from backends.torch.ops.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.torch.ops.framework import as_tensor, device_of_call, in_width
+from backends.torch.ops.masks import Widths, Window, build_mask, check_first_call, sources_of
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_dropout_keep, check_same_width
+from mha_core.call.masks import keep_for_one_head
 from mha_core.config import check_dropout, check_size
-from mha_core.masks import keep_for_one_head
 
 
 class _AttentionWithoutHeads(nn.Module):

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import torch
 from numpy.typing import NDArray
 
-from backends.torch.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.layers import MultiHeadAttention
+from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from mha_core.config import AttentionConfig
 from mha_core.weights import Weights, check_weights, common_dtype
 

@@ -1,1 +1,1 @@
-"""The bugs by topic. Each file has one tuple, BUGS; `conformance.bugs` collects them."""
+"""The bugs by topic. Each file has one tuple, BUGS; `conformance.zoo.registry` collects them."""

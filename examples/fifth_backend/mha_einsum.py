@@ -9,7 +9,7 @@ import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Backend, Run
-from mha_core.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.weights import Weights
 
 

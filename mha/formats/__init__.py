@@ -50,29 +50,31 @@ class Format:
 IN_KERAS_FILES = ("keras", "keras-gqa", "d2l-tf")
 
 FORMATS = (
-    Format("safetensors", (".safetensors",), "mha.formats.safetensors", keeps_config=True),
-    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.pytorch", framework="torch", writes_with="torch"),
-    Format("Keras weights", (".weights.h5",), "mha.formats.keras", framework="tf", layouts=IN_KERAS_FILES),
+    Format("safetensors", (".safetensors",), "mha.formats.readers.safetensors", keeps_config=True),
+    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.readers.pytorch", framework="torch", writes_with="torch"),
+    Format("Keras weights", (".weights.h5",), "mha.formats.readers.keras", framework="tf", layouts=IN_KERAS_FILES),
     Format(
         "Keras model",
         (".keras",),
-        "mha.formats.keras",
+        "mha.formats.readers.keras",
         framework="tf",
         readable_only="a .keras file holds a whole model; write a .weights.h5 file and load it into the model",
     ),
     Format(
         "Keras 2 weights",
         (".h5",),
-        "mha.formats.keras2",
+        "mha.formats.readers.keras2",
         framework="tf",
         readable_only="a .h5 file is of Keras 2, which loads by its own model's names; write a .weights.h5 file",
     ),
-    Format("Flax msgpack", (".msgpack",), "mha.formats.flax", framework="jax", writes_with="flax.serialization"),
-    Format("npz", (".npz",), "mha.formats.npz", dtypes=("float64", "float32", "float16")),
+    Format(
+        "Flax msgpack", (".msgpack",), "mha.formats.readers.flax", framework="jax", writes_with="flax.serialization"
+    ),
+    Format("npz", (".npz",), "mha.formats.readers.npz", dtypes=("float64", "float32", "float16")),
     Format(
         "MXNet params",
         (".params",),
-        "mha.formats.mxnet",
+        "mha.formats.readers.mxnet",
         dtypes=("float64", "float32", "float16"),
         framework="mxnet",
     ),
@@ -82,7 +84,7 @@ FORMATS = (
 SHARDS = Format(
     "index of shards",
     (INDEX,),
-    "mha.formats.sharded",
+    "mha.formats.readers.sharded",
     readable_only="an index names the shards of a model; write one file",
 )
 """What names several files of one of the formats."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
 from mha_core.errors import one_line, shown
-from mha_core.tensorfile import check_name
+from mha_core.files.tensorfile import check_name
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import permutations, product
 
-from mha.infer.candidates import ORDERS, Candidates, Slice
 from mha.infer.families import Family
-from mha.infer.hypothesis import SCALES, Hypothesis
+from mha.infer.hypotheses.candidates import ORDERS, Candidates, Slice
+from mha.infer.hypotheses.hypothesis import SCALES, Hypothesis
 from mha.infer.observed import Observed
 from mha.infer.sample import mask_heads
 

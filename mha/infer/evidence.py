@@ -9,18 +9,19 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.compare import ParityError, compare
-from conformance.expected import answer
-from conformance.precision import Precision
-from conformance.problem import Problem
-from mha.infer.candidates import Candidates
-from mha.infer.constants import constants
-from mha.infer.hypothesis import Hypothesis
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import answer
+from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.candidates import Candidates
+from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace, reference
-from mha_core.checks import CallSizes
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
+from mha_core.call.masks import allowed_keys
+from mha_core.call.sizes import CallSizes
 from mha_core.dtypes import storage_dtype
-from mha_core.masks import allowed_keys
+from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 EXP_ULPS = 20.0

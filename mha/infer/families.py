@@ -9,8 +9,8 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from mha.infer.candidates import ROLES, Candidates, Slice
-from mha.infer.hypothesis import DEFAULT_SCALE, SCALES
+from mha.infer.hypotheses.candidates import ROLES, Candidates, Slice
+from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES
 from mha.infer.observed import Observed
 from mha.infer.sample import mask_heads
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats import npz
 from mha.formats.checkpoint import spec_errors
+from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
-from mha_core.checks import check_call, check_valid_lens
+from mha_core.call.checks import check_call, check_valid_lens
 from mha_core.dtypes import DTYPES, check_dtype, round_to
 from mha_core.errors import shown
-from mha_core.tensorfile import read_tensors
+from mha_core.files.tensorfile import read_tensors
 
 NAMES = ("queries", "keys", "values", "output", "valid_lens", "allowed", "bias", "causal", "query_offset", "dtype")
 """What a record can hold; `queries` and `output` are required."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mha.infer.candidates import KINDS, ORDERS, Slice
 from mha.infer.evidence import Fit
-from mha.infer.hypothesis import DEFAULT_SCALE, Hypothesis
+from mha.infer.hypotheses.candidates import KINDS, ORDERS, Slice
+from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, Hypothesis
 from mha.infer.inference import Inference
 from mha.infer.sample import usable_rows
 from mha_core.config import PROJECTIONS

@@ -8,13 +8,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.precision import UNIT_ROUNDOFF
-from mha.infer.candidates import Candidates, Slice, Source
-from mha.infer.constants import constants
-from mha.infer.hypothesis import Hypothesis
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.candidates import Candidates, Slice, Source
+from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core.checks import CallSizes
-from mha_core.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.sizes import CallSizes
 
 NOISE = 1e3
 """Differences of rows that are smaller than so many roundings say nothing."""

@@ -18,10 +18,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.infer.candidates import Candidates, Slice
-from mha.infer.constants import constants
 from mha.infer.families import Job, families, jobs
-from mha.infer.hypothesis import SCALES, Hypothesis, kv_of
+from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.candidates import Candidates, Slice
+from mha.infer.hypotheses.hypothesis import SCALES, Hypothesis, kv_of
 from mha.infer.observed import Observed
 from mha.infer.sample import Sample, telling_rows
 

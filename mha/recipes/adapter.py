@@ -2,7 +2,7 @@
 
 from mha.recipes.adapter import ADAPTERS
 for adapter in ADAPTERS:
-    mha.capturing.register(adapter)
+    mha.recordings.capture.register(adapter)
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mha.capturing import Call
-from mha.recipes import RECIPES
-from mha.recipes.live import dtype_of, record, to_array
+from mha.recipes.live import dtype_of, record
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe, implementation_of
+from mha.recipes.registry import RECIPES
 from mha.recipes.site import Site
+from mha.recipes.torch_arrays import to_array
 from mha_core import SpecError
+from mha_core.capture import Call
 
 
 class RecipeAdapter:
-    """One family's recipe, as `mha.capturing.Adapter` asks for it."""
+    """One family's recipe, as `mha.recordings.capture.Adapter` asks for it."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

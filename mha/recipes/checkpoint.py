@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mha.recipes import recipe_for_config
 from mha.recipes.recipe import completed
+from mha.recipes.registry import recipe_for_config
 from mha_core import AttentionConfig, SpecError
 from mha_core.layouts import Layout
 from mha_core.weights import Weights

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.compare import Mismatch, ParityError, compare
-from conformance.expected import Expected, answer
-from conformance.precision import Precision
-from conformance.problem import Problem
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.expected import Expected, answer
 from mha_core import Trace
 
 

@@ -5,14 +5,15 @@ PyTorch is imported when one of these functions is called, not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.problem import Problem
+from conformance.cases.problem import Problem
+from mha.recipes.torch_arrays import dtype_name, to_array
 from mha_core import SpecError
 from mha_core.backend import Run
 from mha_core.errors import one_line
@@ -22,47 +23,6 @@ if TYPE_CHECKING:
     from mha.recipes.site import Site
 
 Result = TypeVar("Result")
-
-
-def to_array(tensor: Any) -> NDArray:
-    """A copy in NumPy; bfloat16 as float32. SpecError for what is no tensor, or has no numbers."""
-    import torch
-
-    from backends.torch.framework import copied
-
-    if not isinstance(tensor, torch.Tensor):
-        raise SpecError(f"a {type(tensor).__name__} is no tensor, and has no translation")
-    return copied(tensor)
-
-
-def dtype_name(tensor: Any) -> str:
-    """The name without "torch."; that of torch.float32 is "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """The parameters of these names that `module` has, as copies."""
-    parameters = dict(module.named_parameters())
-    return {name: to_array(parameters[name]) for name in names if name in parameters}
-
-
-def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:
-    """Write arrays into the parameters of these names, in place; all names and shapes are checked first.
-
-    Raises:
-        SpecError: there is no such parameter, or it has another shape; nothing is written.
-    """
-    import torch
-
-    parameters = dict(module.named_parameters())
-    for name, array in arrays.items():
-        if name not in parameters:
-            raise SpecError(f"{type(module).__name__} has no parameter {name!r} (it has: {', '.join(parameters)})")
-        if tuple(parameters[name].shape) != array.shape:
-            raise SpecError(f"{name} must have shape {tuple(parameters[name].shape)}. Got {array.shape}.")
-    with torch.no_grad():
-        for name, array in arrays.items():
-            parameters[name].copy_(torch.from_numpy(np.array(array)))
 
 
 def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, dict[str, list[Problem]]]:
@@ -121,7 +81,7 @@ def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
 
 def dtype_of(site: Site, *tensors: Any) -> str:
     """The one dtype, by name, of a layer's parameters and of these tensors. SpecError if there are several."""
-    from backends.capturing import one_dtype
+    from mha_core.capture import one_dtype
 
     layout = site.recipe.layout(site.module)
     parameters = dict(site.module.named_parameters())

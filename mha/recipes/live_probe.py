@@ -1,4 +1,4 @@
-"""Attention layers of live models run on probes (see `mha_core.live_probe`): do they compute what a recipe reads?"""
+"""Attention layers of live models run on probes (see `mha_core.live.probe`): do they compute what a recipe reads?"""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recipes.live import to_array
 from mha.recipes.recipe import implementation_of
 from mha.recipes.site import Site
+from mha.recipes.torch_arrays import to_array
 from mha_core import AttentionInputs, SpecError
+from mha_core.call.masks import allowed_keys
 from mha_core.heads import split_heads
-from mha_core.live_probe import Words, cannot_run, check_reading
-from mha_core.masks import allowed_keys
+from mha_core.live.probe import Words, cannot_run, check_reading
 
 
 def check_site(site: Site) -> None:
@@ -24,7 +24,7 @@ def check_site(site: Site) -> None:
     The layer is what the recipe says: of BERT's block, the attention and the output projection, without the residual
     and the normalisation after them. Masks reach it as floats, which "eager" and "sdpa" read alike.
     """
-    from backends.torch.live_probe import as_found, check_runs, tensors
+    from backends.torch.native.live_probe import as_found, check_runs, tensors
 
     recipe, module, core, config = site.recipe, site.module, site.core, site.config
     parameters = inspect.signature(type(core).forward).parameters

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from conformance.precision import Precision
+from conformance.bounds.precision import Precision
 from mha.recipes.masks import check_implementation, mask_of
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.layouts import Layout
@@ -97,7 +97,7 @@ class Recipe(ABC):
         Raises:
             SpecError: the weights do not fit the module's config; nothing is written.
         """
-        from mha.recipes.live import assign
+        from mha.recipes.torch_arrays import assign
 
         config = self.config(module)
         checked = check_weights(config, weights)
@@ -110,7 +110,7 @@ class Recipe(ABC):
             SpecError: the module is in training mode with dropout, the call has a cache or an argument
                 that has no translation, or runs an attention implementation that is not understood.
         """
-        from backends.torch.framework import refuse_autocast
+        from backends.torch.ops.framework import refuse_autocast
 
         core = self.core(module)
         refuse_autocast(core)
@@ -163,7 +163,7 @@ class Recipe(ABC):
         return head_dim**-0.5
 
     def _read(self, module: Any) -> tuple[AttentionConfig, Weights]:
-        from mha.recipes.live import arrays_of
+        from mha.recipes.torch_arrays import arrays_of
 
         layout = self.layout(module)
         arrays = arrays_of(module, (*layout.required, *layout.optional))
@@ -171,7 +171,7 @@ class Recipe(ABC):
         return completed(config, self.scale(module), self.dropout(module)), weights
 
     def _call(self, core: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        from mha.recipes.live import dtype_name, to_array
+        from mha.recipes.torch_arrays import dtype_name, to_array
 
         given = inspect.signature(type(core).forward).bind(core, *args, **kwargs).arguments
         given.update(given.pop("kwargs", {}))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, reference
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.reference import pipeline as reference
 from tests.backends.drivers import drive
 from tests.fuzz.call_kinds import KINDS, Own
 from tests.fuzz.callers import Call, asker, inputs_of

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, reference
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.reference import pipeline as reference
 from tests.backends.drivers import drive
 
 SIZES = {"num_kv_heads": 2, "head_dim": 5, "value_head_dim": 7, "output_dim": 11}

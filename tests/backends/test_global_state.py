@@ -41,8 +41,9 @@ import sys, numpy as np
 before = state()
 np.random.seed(5); seeded = np.random.get_state()[1].tolist()
 from mha_core.backend import load
-from conformance.cases import select
-from conformance.runner import BackendSubject, run_case
+from conformance.cases.table import select
+from conformance.subjects.backend import BackendSubject
+from conformance.runner import run_case
 backend = load({name!r})
 for dtype in ("float64", "float32"):
     for case in select(("ragged-square", "dropout")):
@@ -82,8 +83,9 @@ def test_all_four_live_in_one_process(backend_names):
     for order in (backend_names, backend_names[::-1]):
         script = f"""
 from mha_core.backend import load
-from conformance.cases import select
-from conformance.runner import BackendSubject, run_case
+from conformance.cases.table import select
+from conformance.subjects.backend import BackendSubject
+from conformance.runner import run_case
 for name in {order!r}:
     backend = load(name)
     assert run_case(select(("ragged-square",))[0], BackendSubject(backend, "float32", "cpu")).status == "equal", name

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.cases import all_cases, select
-from conformance.report import failure_text
-from conformance.runner import BackendSubject, run_case
+from conformance.cases.table import all_cases, select
+from conformance.reports.text import failure_text
+from conformance.runner import run_case
+from conformance.subjects.backend import BackendSubject
 
 PATHS = (None, "fast", "blocks")
 """The usual one, and what needs no weights: in the blocks that the rule makes, and in blocks of two queries."""

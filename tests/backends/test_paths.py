@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.cases import every_source, prime_config, select
-from conformance.compare import compare
-from conformance.expected import answer
-from conformance.problem import Problem
-from conformance.report import failure_text
-from conformance.runner import BackendSubject, run_case
+from conformance.cases.problem import Problem
+from conformance.cases.table import every_source, prime_config, select
+from conformance.judging.compare import compare
+from conformance.judging.expected import answer
+from conformance.reports.text import failure_text
+from conformance.runner import run_case
+from conformance.subjects.backend import BackendSubject
 from mha_core import STAGES, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
 from tests.backends.drivers import drive

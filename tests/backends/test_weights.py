@@ -24,7 +24,7 @@ def x64(backend_name: str, dtype: str):
     """JAX holds float64 only where a caller has asked for it."""
     if backend_name != "jax" or dtype != "float64":
         return nullcontext()
-    from backends.jax.framework import device_of, scope
+    from backends.jax.ops.framework import device_of, scope
 
     return scope("float64", device_of("cpu"))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformance.cli import main
 from conformance.determinism import Repeatability, fingerprint, repeatability
+from mha.cli.main import main
 from mha_core import Trace
 
 pytestmark = pytest.mark.same_on_newest  # it takes minutes, and each release says it of itself

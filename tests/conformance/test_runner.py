@@ -8,20 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.cases import all_cases, select
-from conformance.expected import expected
-from conformance.precision import Precision
-from conformance.runner import (
-    BackendSubject,
-    ReferenceSubject,
-    paths_to_check,
-    run_all,
-    run_case,
-    until_interrupted,
-)
-from mha_core import STAGES, Trace, reference
+from conformance.bounds.precision import Precision
+from conformance.cases.table import all_cases, select
+from conformance.judging.expected import expected
+from conformance.runner import run_all, run_case, until_interrupted
+from conformance.subjects.backend import BackendSubject, ReferenceSubject, paths_to_check
+from mha_core import STAGES, Trace
 from mha_core.backend import Backend, SoftmaxKernel
 from mha_core.heads import split_heads
+from mha_core.reference import forward
+from mha_core.reference import pipeline as reference
 
 
 class Broken(ReferenceSubject):
@@ -30,7 +26,7 @@ class Broken(ReferenceSubject):
     name = "broken"
 
     def __init__(self, **steps):
-        self.forward = {**reference.FORWARD, **steps}
+        self.forward = {**forward.FORWARD, **steps}
 
     def prepare(self, config, weights):
         return lambda inputs: reference.run(config, weights, inputs, forward=self.forward)
@@ -49,27 +45,27 @@ def test_trained_recordings_are_compared():
 
 
 def split_as_d_h(state):
-    projected = reference.project(state, "q_proj", state.inputs.queries)
+    projected = forward.project(state, "q_proj", state.inputs.queries)
     batch, length, _ = projected.shape
     return projected.reshape(batch, length, -1, state.config.num_heads).transpose(0, 3, 1, 2)
 
 
 MISTAKES = {
-    "scale left out": ("scores", {"scores": lambda s: reference.scores(s) / s.config.softmax_scale}),
+    "scale left out": ("scores", {"scores": lambda s: forward.scores(s) / s.config.softmax_scale}),
     "heads split as (d, h)": ("queries", {"queries": split_as_d_h}),
-    "mask inverted": ("weights", {"allowed": lambda s: ~reference.allowed(s)}),
+    "mask inverted": ("weights", {"allowed": lambda s: ~forward.allowed(s)}),
     "lengths one too long": (
         "keys",
         {
-            "allowed": lambda s: np.roll(reference.allowed(s), 1, axis=-1),
-            "padding": lambda s: reference.padding(s) & False,
+            "allowed": lambda s: np.roll(forward.allowed(s), 1, axis=-1),
+            "padding": lambda s: forward.padding(s) & False,
         },
     ),
     "keys where values belong": (
         "values",
-        {"values": lambda s: split_heads(reference.project(s, "v_proj", s["key_inputs"]), s.config.num_kv_heads)},
+        {"values": lambda s: split_heads(forward.project(s, "v_proj", s["key_inputs"]), s.config.num_kv_heads)},
     ),
-    "output bias twice": ("output", {"output": lambda s: reference.output(s) + s.weights["out_proj.bias"]}),
+    "output bias twice": ("output", {"output": lambda s: forward.output(s) + s.weights["out_proj.bias"]}),
 }
 
 
@@ -131,7 +127,7 @@ def test_results_say_what_was_judged():
     assert everything[:7] == STAGES
     assert set(everything[7:]) == gradients
     assert run_case(case, OutputOnly()).judged == ("output",)
-    wrong = run_case(case, Broken(output=lambda s: reference.output(s) + 1.0))
+    wrong = run_case(case, Broken(output=lambda s: forward.output(s) + 1.0))
     assert wrong.judged == everything
     assert json.loads(json.dumps(wrong.to_dict()))["judged"] == list(everything)
 

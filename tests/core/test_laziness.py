@@ -10,12 +10,12 @@ import pytest
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "mxnet")
 
 IMPORTS = {
-    "the core": "import mha_core, mha_core.reference, mha_core.backend",
+    "the core": "import mha_core, mha_core.reference.pipeline, mha_core.backend",
     "the list of backends": "from mha_core.backend import names; assert len(names()) >= 4, names()",
-    "help": "from conformance.cli import main; main(['--help'], standalone_mode=False)",
-    "help on check": "from conformance.cli import main; main(['check', '--help'], standalone_mode=False)",
-    "converting": "import mha.convert",
-    "the table of cases": "from conformance.cli import main; main(['cases'], standalone_mode=False)",
+    "help": "from mha.cli.main import main; main(['--help'], standalone_mode=False)",
+    "help on check": "from mha.cli.main import main; main(['check', '--help'], standalone_mode=False)",
+    "converting": "import mha.convert.convert",
+    "the table of cases": "from mha.cli.main import main; main(['cases'], standalone_mode=False)",
 }
 
 

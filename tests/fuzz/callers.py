@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
-from mha_core.checks import check_dropout_keep
-from mha_core.masks import ARRAY_SOURCES
+from mha_core.call.checks import check_dropout_keep
+from mha_core.call.masks import ARRAY_SOURCES
 from mha_core.weights import Weights
 from tests.backends.drivers import drive
 from tests.fuzz.call_kinds import Own

@@ -1,6 +1,6 @@
 """Random calls of one layer in all backends: all compute the same, or all refuse in the same words.
 
-A call is a random case of `conformance.random_cases` with some of its arguments given in another way, or wrong
+A call is a random case of `conformance.cases.random` with some of its arguments given in another way, or wrong
 (see `call_kinds`). The reference says what must come out, and `conformance` how far off each number may be.
 """
 
@@ -16,11 +16,11 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.compare import ParityError, compare
-from conformance.expected import Expected, answer
-from conformance.precision import Precision
-from conformance.problem import Problem
-from conformance.random_cases import case_of
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.cases.random import case_of
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, answer
 from mha_core import AttentionConfig, BackendError, SpecError, Trace, init_weights
 from tests.fuzz.call_kinds import KINDS, Own
 from tests.fuzz.callers import MASK, Call, asker, inputs_of

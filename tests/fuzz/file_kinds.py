@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from mha.convert_job import Job
+from mha.convert.job import Job
 from mha.formats import create, format_of, framework_of, open_checkpoint
 from mha.formats.find import choose, settle_layout
 from mha.formats.survey import survey
 from mha.infer import Observed
-from mha.model_config import beside_file
-from mha.recording import RecordedCall, RecordedLayer, Recording
-from mha.standing import About
+from mha.models.config import beside_file
+from mha.models.standing import About
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import (
     AttentionConfig,
     AttentionInputs,
@@ -28,10 +28,10 @@ from mha_core import (
     SpecError,
     init_weights,
     load_weights,
-    reference,
     save_weights,
 )
-from tests.porting.weight_files import arrays_of, weights_of
+from mha_core.reference import pipeline as reference
+from tests.mha.convert.weight_files import arrays_of, weights_of
 
 CONFIG = AttentionConfig(12, 3, bias=True)
 GROUPED = AttentionConfig(15, 3, num_kv_heads=1, bias={"q_proj": True, "k_proj": True, "v_proj": True})

@@ -29,8 +29,9 @@ def test_the_same_seed_gives_the_same_calls(monkeypatch):
 @pytest.mark.parametrize("kind", ["traceback", "refused by some", "other words", "wrong numbers"])
 def test_what_is_wrong_is_found(monkeypatch, kind):
     """A subject that is the reference, but for one thing."""
-    from mha_core import Trace, reference
+    from mha_core import Trace
     from mha_core.dtypes import round_to
+    from mha_core.reference import pipeline as reference
 
     def ask(call):
         try:

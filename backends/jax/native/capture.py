@@ -1,0 +1,299 @@
+"""Hooks on Flax modules, linen and nnx, for `mha.capture`, and how the attention layers among them are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.traverse_util import flatten_dict
+from numpy.typing import NDArray
+
+from backends.jax.layers import MultiHeadAttention
+from backends.jax.native import convert as native
+from backends.jax.native import live_probe
+from backends.jax.ops.framework import has_values, to_numpy
+from backends.jax.weights import to_weights
+from mha_core import layouts
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.capture import (
+    Call,
+    arguments_of,
+    none_found,
+    one_dtype,
+    outermost,
+    own_call,
+    refuse_dropout,
+    seed_call,
+    takes_lens,
+)
+from mha_core.errors import SpecError
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of what computes."""
+    return {"jax": jax.__version__, "flax": flax.__version__}
+
+
+def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
+    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
+
+    Those of linen are made anew in each call, so their names alone tell what is in what.
+    """
+    if isinstance(module, nn.Module):
+        return list(module.variables.get("params", {})) if module.scope is not None else [], None
+    parts = [name for name, part in vars(module).items() if isinstance(part, nnx.Param) or _holds_params(part)]
+    return parts, lambda: [id(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
+
+
+def _holds_params(part: Any) -> bool:
+    return isinstance(part, nnx.Module) and bool(jax.tree.leaves(nnx.state(part, nnx.Param)))
+
+
+@contextmanager
+def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+
+    The modules in a linen model are made anew in each call, so they are chosen when they are called.
+    """
+    with _watch_nnx(target, choose, seen) if isinstance(target, nnx.Module) else _watch_linen(target, choose, seen):
+        yield
+
+
+@contextmanager
+def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    inside = 0  # how many chosen modules are being called around this one
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        nonlocal inside
+        module = context.module
+        skip = context.method_name != "__call__" or inside or module.is_initializing() or live_probe.is_probing()
+        skip = skip or not _belongs(module, target)
+        name = "/".join(module.path)
+        adapter = None if skip else choose(name, module)
+        if adapter is None:
+            return call(*args, **kwargs)
+        inside += 1
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            inside -= 1
+        seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
+        return output
+
+    with nn.intercept_methods(intercept):
+        yield
+
+
+def _belongs(module: nn.Module, target: nn.Module) -> bool:
+    """Whether a module that is being called is part of the model; `apply` calls a copy of it."""
+    root = module
+    while isinstance(root.parent, nn.Module):
+        root = root.parent
+    fields = (field for field in getattr(target, "__dataclass_fields__", {}) if field not in ("parent", "name"))
+    return type(root) is type(target) and all(_same(getattr(root, own), getattr(target, own)) for own in fields)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError):  # arrays, of which nobody says whether they are equal
+        return True
+
+
+@contextmanager
+def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """A module's `__call__` belongs to its class, so that is where it is replaced, for the chosen modules alone."""
+    graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
+    modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
+    outer_first = sorted(modules.values(), key=lambda named: named[0].count("/") + bool(named[0]))
+    chosen = {id(module): (name, adapter) for name, module, adapter in outermost(outer_first, choose, "/")}
+    if not chosen:
+        raise none_found(target)
+
+    def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+            output = original(self, *args, **kwargs)
+            if id(self) in chosen:
+                name, adapter = chosen[id(self)]
+                seen(name, adapter, self, _bound(original, (self, *args), kwargs), output)
+            return output
+
+        return call
+
+    with ExitStack() as hooks:
+        for cls in {type(module) for _, module in modules.values() if id(module) in chosen}:
+            original = cls.__call__
+            own = "__call__" in vars(cls)
+            setattr(cls, "__call__", replacement(original))  # noqa: B010  # a type checker takes it for a mistake
+            hooks.callback(setattr, cls, "__call__", original) if own else hooks.callback(delattr, cls, "__call__")
+        yield
+
+
+def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults included; SpecError for numbers that are not there."""
+    arguments = arguments_of(inspect.signature(function), args, kwargs)
+    arguments.pop("self", None)
+    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
+        raise SpecError(
+            "a call that JAX traces (jit, grad, vmap) has no numbers to record. "
+            "Make it without, or within jax.disable_jit()."
+        )
+    return arguments
+
+
+class FlaxLayer:
+    """What flax.linen's and flax.nnx's layers have in common: their call, and a mask of any kind, True = attend."""
+
+    kind: str
+
+    def check(self, layer: Any) -> None:
+        """What it can't have is refused when it is read."""
+
+    def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
+        queries = arguments["inputs_q"]
+        keys, values = (arguments.get(name) for name in ("inputs_k", "inputs_v"))  # SelfAttention has none
+        if arguments.get("inputs_kv") is not None:
+            keys = values = arguments["inputs_kv"]
+        keys = queries if keys is None else keys
+        values = keys if values is None else values
+        mask = None if arguments["mask"] is None else _array(arguments["mask"]).astype(bool)
+        # Cast as the layer does.
+        queries, keys, values = (_array(jnp.asarray(array, dtype=dtype)) for array in (queries, keys, values))
+        return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
+
+    def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
+        """What it computes in, and what its parameters are."""
+        given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
+        return _dtypes(layer, params, given, output)
+
+
+def _training(layer: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether dropout acts: the call's `deterministic` comes before the layer's."""
+    return not (layer.deterministic if arguments["deterministic"] is None else arguments["deterministic"])
+
+
+class LinenLayer(FlaxLayer):
+    """flax.linen.MultiHeadDotProductAttention, and its subclasses."""
+
+    kind = "flax.linen.MultiHeadDotProductAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, nn.MultiHeadDotProductAttention)
+
+    def probe(self, layer: Any) -> None:
+        if has_values(layer.variables):  # else its call is refused
+            native.from_linen(layer, layer.variables)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        config, weights = native.from_linen(layer, layer.variables, probe=False)
+        refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
+        dtypes = self.dtypes(layer, layer.variables["params"], arguments, output)
+        return Call(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
+
+
+class NnxLayer(FlaxLayer):
+    """flax.nnx.MultiHeadAttention."""
+
+    kind = "flax.nnx.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, nnx.MultiHeadAttention)
+
+    def check(self, layer: Any) -> None:
+        native.from_nnx(layer, probe=False)
+
+    def probe(self, layer: Any) -> None:
+        native.from_nnx(layer)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        if arguments.get("decode"):
+            raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
+        config, weights = native.from_nnx(layer, probe=False)
+        refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
+        dtypes = self.dtypes(layer, nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments, output)
+        return Call(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
+
+
+class OwnLayer:
+    """backends.jax.MultiHeadAttention: its call is the definition's."""
+
+    kind = "backends.jax.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, MultiHeadAttention)
+
+    def check(self, layer: MultiHeadAttention) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+        result = output[0] if isinstance(output, tuple) else output
+        given = {name: arguments[name] for name in ("queries", "keys", "values")}
+        dtypes = _dtypes(layer, layer.variables.get("params", {}), list(given.values()), result)
+        arguments = {**arguments, **{name: jnp.asarray(array, dtype=dtypes[0]) for name, array in given.items()}}
+        config, weights = layer.config_of(layer.variables), to_weights(layer.variables)
+        training = not arguments["deterministic"]
+        return own_call(config, weights, arguments, output, _array, training=training, dtypes=dtypes)
+
+
+class SeedLayer:
+    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+
+    kind = "d2l.jax.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        if not isinstance(layer, nn.Module) or not hasattr(layer, "num_heads") or layer.scope is None:
+            return False
+        return takes_lens(layer.__call__) and {"W_q", "W_k", "W_v", "W_o"} <= set(layer.variables.get("params", {}))
+
+    def check(self, layer: nn.Module) -> None:
+        """Everything about it can be recorded."""
+
+    def probe(self, layer: Any) -> None:
+        if has_values(layer.variables):  # else its call is refused
+            config, weights = layouts.get("d2l-jax").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_seed(layer, config, weights, layer.variables)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        arguments = dict(arguments)
+        refuse_dropout(training=bool(arguments.pop("training", False)), rate=float(getattr(layer, "dropout", 0.0)))
+        params = layer.variables["params"]
+        arrays = _seed_arrays(layer)
+        result, folded = output if isinstance(output, tuple) else (output, None)
+        dtypes = _dtypes(layer, params, list(arguments.values())[:3], result)
+        call = arguments, result, folded, _array
+        return seed_call("d2l-jax", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+
+
+ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), SeedLayer())
+"""How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+    return {name: to_numpy(array) for name, array in flatten_dict(layer.variables["params"], sep="/").items()}
+
+
+def _array(array: Any) -> NDArray:
+    """A copy, which what the model does next can't change."""
+    return np.array(to_numpy(array) if isinstance(array, jax.Array) else array)
+
+
+def _dtypes(layer: Any, params: Any, given: list[Any], output: Any) -> tuple[str, str]:
+    """What a layer computes in, and what its parameters are.
+
+    With a `dtype` it casts to that what it is given and its parameters; without, each projection is in whatever
+    can hold both. SpecError where that is not one and the same for all.
+    """
+    leaves = [str(leaf.dtype) for leaf in jax.tree.leaves(params)]
+    parameters = one_dtype(leaves) if leaves else one_dtype(str(jnp.asarray(array).dtype) for array in given)
+    asked = getattr(layer, "dtype", None)
+    held = (jnp.promote_types(jnp.asarray(array).dtype, parameters) if asked is None else asked for array in given)
+    return one_dtype([*(str(jnp.dtype(dtype)) for dtype in held), str(output.dtype)]), parameters

@@ -1,0 +1,91 @@
+"""What Flax's and JAX's own layers have in common as subjects: the door from NumPy into JAX and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from backends.jax.backend import COMPILER_OPTIONS
+from backends.jax.ops import framework
+from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
+from mha_core.backend import Run
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask, allowed_keys
+from mha_core.config import AttentionConfig
+from mha_core.stages import Trace
+from mha_core.subject import NativeSubject, leaves_of
+from mha_core.weights import Weights
+
+Stages = dict[str, Array]
+"""What a layer shows, by the name of the stage; "output" is always there."""
+
+Forward = Callable[..., Stages]
+"""(parameters, floats, **told) -> Stages, where floats holds what `leaves_of` the inputs gives."""
+
+
+class JaxSubject(NativeSubject):
+    """What all have in common: NumPy in, one compiled program forward and backward, NumPy out."""
+
+    @abstractmethod
+    def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
+        """The layer's parameters as a tree of JAX arrays, and what runs it."""
+
+    @abstractmethod
+    def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
+        """Gradients of the parameters by canonical name."""
+
+    def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
+        """The mask in the words of the layer: NumPy arrays, which are traced, and anything else, which is not."""
+        return {"mask": bool_mask(config, inputs)}
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        device, dtype = framework.device_of(self.device), JAX_DTYPES[self.dtype]
+        with framework.scope(self.dtype, device):
+            params, forward = self.make(config, weights)
+
+        def compute(
+            params: Any, floats: Stages, arrays: Stages, cotangent: Array | None, options: tuple[tuple[str, Any], ...]
+        ) -> tuple[Stages, Any]:
+            def shown(params: Any, floats: Stages) -> tuple[Array, Stages]:
+                stages = forward(params, floats, **arrays, **dict(options))
+                return stages["output"], stages
+
+            if cotangent is None:
+                return shown(params, floats)[1], None
+            _, pull_back, stages = jax.vjp(shown, params, floats, has_aux=True)
+            return stages, pull_back(cotangent)
+
+        compiler_options = COMPILER_OPTIONS.get(device.platform)
+        compiled = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            told = self.tell(config, inputs)
+            cotangent = None if inputs.cotangent is None else inputs.cotangent.astype(dtype)
+            with framework.scope(self.dtype, device):
+                stages, gradients = compiled(
+                    params,
+                    {name: to_array(name, array.astype(dtype)) for name, array in leaves_of(inputs).items()},
+                    {name: to_array(name, value) for name, value in told.items() if isinstance(value, np.ndarray)},
+                    None if cotangent is None else to_array("cotangent", cotangent),
+                    tuple((name, value) for name, value in told.items() if not isinstance(value, np.ndarray)),
+                )
+            shown: Any = {name: to_numpy(stage) for name, stage in stages.items()}
+            if gradients is None:
+                return Trace(**shown)
+            d_params, d_floats = gradients
+            by_name = {name: to_numpy(gradient) for name, gradient in d_floats.items()}
+            return Trace(**shown, gradients={**by_name, **self.canonical(config, d_params)})
+
+        return run
+
+
+def bool_mask(config: AttentionConfig, inputs: AttentionInputs, mask: AttentionMask | None = None) -> NDArray | None:
+    """Bool (B, H, Lq, Lk), True = may attend, which is what JAX and Flax mean by it too; None if all is allowed."""
+    allowed = allowed_keys(inputs.mask if mask is None else mask, inputs.check(config), config.num_heads)
+    return None if allowed.all() else allowed

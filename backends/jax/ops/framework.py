@@ -1,0 +1,143 @@
+"""JAX: its dtypes by name, its devices, arrays from NumPy, and a scope for float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import holds_arrays, is_convertible, settled
+from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.dtypes import DTYPES
+from mha_core.errors import SpecError
+
+JAX_DTYPES: dict[str, np.dtype] = {name: jnp.dtype(name) for name in DTYPES}
+
+if hasattr(jax, "enable_x64"):
+    _enable_x64 = jax.enable_x64
+else:  # where JAX has it up to 0.7
+    from jax.experimental import enable_x64 as _enable_x64
+
+
+def devices() -> tuple[str, ...]:
+    """What JAX sees: "cpu", then "gpu:0" or "tpu:0" and so on."""
+    return ("cpu", *_accelerators())
+
+
+def device_of(name: str) -> jax.Device:
+    """The jax.Device of a name in `devices()`."""
+    return jax.local_devices(backend="cpu")[0] if name == "cpu" else _accelerators()[name]
+
+
+def dtypes(device: str) -> tuple[str, ...]:
+    """The dtypes that JAX computes in on a device, as they are; elsewhere it emulates some of them."""
+    return DTYPES if device.split(":")[0] in ("cpu", "gpu") else ("float32", "bfloat16")
+
+
+@contextmanager
+def scope(dtype: str, device: jax.Device) -> Iterator[None]:
+    """New arrays stand on `device` inside, and float64 is there if `dtype` asks for it; both end with it."""
+    with jax.default_device(device):
+        if dtype == "float64":
+            with _enable_x64(True):
+                yield
+        else:
+            yield
+
+
+def check_enabled(name: str, dtype: Any) -> None:
+    """Raise SpecError if JAX would take a narrower dtype instead of this one, which it does in silence."""
+    if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+        raise SpecError(
+            f"{name} is {jnp.dtype(dtype)}, which JAX turns into {jax.dtypes.canonicalize_dtype(dtype)} while "
+            "64-bit types are off. Enable them (jax.config.update('jax_enable_x64', True)), or give float32."
+        )
+
+
+def check_fields(layer: Any) -> None:
+    """Raise SpecError if JAX would not take the dtypes that a linen module is to have."""
+    for name in ("dtype", "param_dtype"):
+        check_enabled(name, getattr(layer, name, None))
+
+
+def layer_dtype(layer: Any) -> str | None:
+    """The dtype of a bound linen module's parameters; None if it has none, or casts to its own `dtype`."""
+    if layer.dtype is not None or not hasattr(layer, "param_dtype"):
+        return None
+    made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
+    return str(jnp.dtype(made[0].dtype if made else layer.param_dtype))
+
+
+def to_array(name: str, array: Any) -> jax.Array:
+    """`array`, from NumPy or a list too, as a JAX array.
+
+    Raises:
+        SpecError: it is float64, or holds an integer beyond 32 bits, while JAX's 64-bit types are off.
+    """
+    if isinstance(array, (np.ndarray, np.generic)):
+        if array.dtype.kind == "f":
+            check_enabled(name, array.dtype)
+        elif array.dtype.kind in "iu" and array.size:
+            limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+            if array.min() < limits.min or array.max() > limits.max:
+                raise SpecError(f"{name} must fit in {limits.dtype} while JAX's 64-bit types are off.")
+    return jnp.asarray(array)
+
+
+def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
+    """An array of JAX for one of NumPy, or for a list of JAX's; in `dtype`, or in its own.
+
+    What `mha_core` refuses, and what JAX would take in a narrower dtype, comes back as it is; so does everything else.
+    """
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return jnp.asarray(array)
+    if not is_convertible(array):
+        return array
+    array = settled(name, array)
+    return jnp.asarray(array, dtype) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
+
+
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of JAX nor of NumPy."""
+    return describe_array(array) if isinstance(array, (jax.Array, np.ndarray)) else None
+
+
+def numbers(array: Any) -> NDArray | None:
+    """The numbers of an array, if they are at hand without waiting for a device; None while JAX traces."""
+    if isinstance(array, np.ndarray):
+        return array
+    is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())
+    return np.asarray(array) if is_near else None
+
+
+def has_values(array: Any) -> bool:
+    """Whether the numbers are at hand: they are not while JAX traces."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
+
+
+def to_numpy(array: jax.Array) -> NDArray:
+    """The same numbers in NumPy, which has no bfloat16: float32 holds each of them."""
+    numbers = np.asarray(array)
+    return numbers.astype(np.float32) if array.dtype == jnp.bfloat16 else numbers
+
+
+def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
+    """The input width of a Dense, or None while nothing decided it."""
+    if declared is not None:
+        return declared
+    node: Any = variables
+    for key in ("params", *path, "kernel"):
+        if key not in node:
+            return None
+        node = node[key]
+    return node.shape[0]
+
+
+def _accelerators() -> dict[str, jax.Device]:
+    found = [device for device in jax.local_devices() if device.platform != "cpu"]
+    return {f"{device.platform}:{index}": device for index, device in enumerate(found)}

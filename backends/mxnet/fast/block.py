@@ -1,0 +1,250 @@
+"""One block of attention in MXNet, forward and backward: some queries against some keys.
+
+Of one head, queries are (n, d), keys (m, d), and values are transposed, (dv, m): the products go through
+FullyConnected, which reaches oneDNN where `dot` and `matmul` do not. Of N heads at once, they are (N, n, d),
+(N, m, d) and (N, m, dv). Keys and values come in parts, which stand one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from backends.mxnet.ops.attention import additive_score, drop
+from backends.mxnet.ops.framework import mx, to_array
+from backends.mxnet.ops.masks import Block, Mask, allowed_keys, part_of
+from backends.mxnet.ops.operators import operator, unwritten, view
+
+Array: TypeAlias = Any
+"""An mx.np.ndarray."""
+
+_connected = operator("_npx_fully_connected", no_bias=True, flatten=False)
+_connected_backward = operator("_backward_FullyConnected", no_bias=True, flatten=False)
+_matmul = operator("_linalg_gemm2")
+_softmax = operator("_npx_softmax", axis=-1)
+_softmax_backward = operator("_backward_softmax", axis=-1)
+_where = operator("where")  # all shapes alike; mx.np.where broadcasts, and takes four times as long
+_end = operator("_npx_sequence_mask", use_sequence_length=True, axis=1)
+_tanh = operator("Activation", act_type="tanh")
+_add = operator("_npi_add")
+_assign = operator("_slice_assign")
+_join = operator("Concat", dim=-1)
+_slice = operator("slice_axis", axis=-1)
+
+
+class Scoring(NamedTuple):
+    """How queries and keys come to scores: their product, or w . tanh(q + k) with the vector w; then a softcap."""
+
+    vector: Array | None = None
+    softcap: float | None = None
+
+
+class Gradients(NamedTuple):
+    """What a block sends back; those of keys and values in their parts."""
+
+    queries: Array
+    keys: list[Array]
+    values: list[Array]
+    scores: Array
+    vector: Array | None
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """The keys of a block that its queries may not attend to; rows are all but the last axis, folded.
+
+    stop: int32 (rows,), where the open keys of each row end, counted from `start`: those before are open to all.
+    open: (rows, keys), 1 where a key is open, else 0; in place of `stop`.
+    empty: whether some row may have no open key.
+    """
+
+    stop: Array | None = None
+    open: Array | None = None
+    start: int = 0
+    empty: bool = True
+
+    def fill(self, x: Array, value: float) -> Array:
+        """`value` in place of whatever stands in x at the excluded keys; x itself is used up."""
+        rows = view(x, (-1, x.shape[-1]))
+        if self.open is not None:
+            otherwise = mx.np.full(rows.shape, value, dtype=x.dtype, ctx=x.ctx)
+            return view(_where(self.open, rows, otherwise), x.shape)
+        if self.start == 0:
+            return view(_end(rows, self.stop, value=value), x.shape)
+        filled = _end(_slice(rows, begin=self.start, end=None), self.stop, value=value)
+        _assign(rows, filled, begin=(0, self.start), end=rows.shape, out=rows)
+        return x
+
+
+def exclusion_of(mask: Mask, block: Block, ctx: mx.Context) -> Exclusion | None:
+    """What the mask excludes from a block; None where it excludes nothing."""
+    rows, length = block.shape[:3], block.shape[3]
+    if mask.allowed is None and mask.bias is None:
+        if mask.reach is None or mask.reach.is_open(block.items, block.queries, block.keys):
+            return None
+        first, stop = part_of(mask.reach, block)
+        if (first <= block.keys.start).all():
+            stop = (stop - block.keys.start).clip(0, length)
+            fewest = int(stop.min())
+            start = fewest if 2 * fewest >= length else 0  # below that, one operation over all is faster than three
+            stop = np.broadcast_to((stop - start)[:, None], rows).reshape(-1)
+            return Exclusion(stop=to_array(stop, "int32", ctx), start=start, empty=fewest == 0)
+    allowed = allowed_keys(mask, block, ctx)
+    if allowed is None:
+        return None
+    return Exclusion(open=mx.np.broadcast_to(allowed, block.shape).astype("float32").reshape(-1, length))
+
+
+@dataclass(frozen=True)
+class Softening:
+    """What happens to the scores of one block: softcap, bias, exclusion, softmax, dropout.
+
+    bias: additive, broadcastable to `shape`; -inf in it stands only where `exclusion` excludes.
+    keep: 1 where dropout keeps a weight, else 0; (rows, keys), as in `Exclusion`.
+    """
+
+    shape: tuple[int, ...]
+    scoring: Scoring
+    exclusion: Exclusion | None
+    bias: Array | None
+    keep: Array | None
+    rate: float
+
+    def forward(
+        self, queries: Array, keys: Sequence[Array], values: Sequence[Array], out: Array | None = None
+    ) -> Array:
+        """The heads (..., n, dv), written to `out` if it is given."""
+        scores, _ = self._scores(queries, keys)
+        weights = _softmax(scores, out=scores)
+        if self.exclusion is not None and self.exclusion.empty:
+            weights = self._excluding(weights, 0.0)
+        parts = _split(self._dropped(weights), keys)
+        if len(parts) == 1:
+            return summed(parts[0], values[0], out)
+        return summed(parts[0], values[0]) + summed(parts[1], values[1])
+
+    def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
+        """The gradients, from that of the heads."""
+        scores, capped = self._scores(queries, keys)
+        weights = _softmax(scores, out=scores)
+        if self.exclusion is None:
+            cotangent = cotangent + _nan_rows(weights)
+        else:
+            weights = self._excluding(_add(weights, _nan_rows(weights), out=weights), 0.0)
+        parts = _split(self._dropped(weights), keys)
+        pairs = [summed_backward(cotangent, part, value) for part, value in zip(parts, values, strict=True)]
+        slopes = self._excluding(self._dropped(_joined([pair[0] for pair in pairs])), 0.0)
+        slopes = self._excluding(_softmax_backward(slopes, weights, out=slopes), 0.0)
+        inner = slopes if capped is None else slopes * (1.0 - capped * capped)
+        compared = [
+            self._similar_backward(part, queries, key) for part, key in zip(_split(inner, keys), keys, strict=True)
+        ]
+        from_queries, from_keys, from_vector = zip(*compared, strict=True)
+        return Gradients(
+            _total(from_queries), list(from_keys), [pair[1] for pair in pairs], slopes, _total(from_vector)
+        )
+
+    def _scores(self, queries: Array, keys: Sequence[Array]) -> tuple[Array, Array | None]:
+        """The scores, -inf where excluded; and tanh(score / c) before that, with a softcap c."""
+        scores, capped = _joined([self._similar(queries, part) for part in keys]), None
+        if self.scoring.softcap is not None:
+            capped = _tanh(scores / self.scoring.softcap)
+            scores = capped * self.scoring.softcap
+        if self.bias is not None:
+            scores = view(view(scores, self.shape) + self.bias, scores.shape)
+        return self._excluding(scores, -np.inf), capped
+
+    def _similar(self, queries: Array, keys: Array) -> Array:
+        if self.scoring.vector is None:
+            return similar(queries, keys)
+        scores = additive_score(_with_heads(queries), _with_heads(keys), self.scoring.vector)
+        return view(scores, (*queries.shape[:-1], keys.shape[-2]))
+
+    def _similar_backward(self, cotangent: Array, queries: Array, keys: Array) -> tuple[Array, Array, Array | None]:
+        if self.scoring.vector is None:
+            return *similar_backward(cotangent, queries, keys), None
+        leaves = [x.detach() for x in (queries, keys, self.scoring.vector)]
+        for leaf in leaves:
+            leaf.attach_grad()
+        with mx.autograd.record():
+            scores = additive_score(_with_heads(leaves[0]), _with_heads(leaves[1]), leaves[2])
+        scores.backward(view(cotangent, scores.shape))
+        return tuple(leaf.grad for leaf in leaves)
+
+    def _excluding(self, x: Array, value: float) -> Array:
+        return x if self.exclusion is None else self.exclusion.fill(x, value)
+
+    def _dropped(self, x: Array) -> Array:
+        return x if self.keep is None else view(drop(view(x, self.keep.shape), self.keep, self.rate), x.shape)
+
+
+# Products ---------------------------------------------------------------------------------------------------
+
+
+def similar(queries: Array, keys: Array) -> Array:
+    """The product q k^T (..., n, m)."""
+    if queries.ndim == 2:
+        return _connected(queries, keys, num_hidden=keys.shape[0])
+    return _matmul(queries, keys, transpose_b=True)
+
+
+def similar_backward(cotangent: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
+    """The gradients of queries and keys."""
+    if queries.ndim == 2:
+        return _both_gradients(cotangent, queries, keys)
+    return _matmul(cotangent, keys), _matmul(cotangent, queries, transpose_a=True)
+
+
+def summed(weights: Array, values: Array, out: Array | None = None) -> Array:
+    """The weighted sum (..., n, dv)."""
+    if weights.ndim == 2:
+        return _connected(weights, values, num_hidden=values.shape[0], out=out)
+    return _matmul(weights, values, out=out)
+
+
+def summed_backward(cotangent: Array, weights: Array, values: Array) -> tuple[Array, Array]:
+    """The gradients of weights and values."""
+    if weights.ndim == 2:
+        return _both_gradients(cotangent, weights, values)
+    return _matmul(cotangent, values, transpose_b=True), _matmul(weights, cotangent, transpose_a=True)
+
+
+def _both_gradients(cotangent: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """The gradients of x and y, from that of x y^T."""
+    gradients = unwritten(x), unwritten(y)
+    _connected_backward(cotangent, x, y, num_hidden=y.shape[0], out=gradients)
+    return gradients
+
+
+# Parts ------------------------------------------------------------------------------------------------------
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else _join(*parts, num_args=len(parts))
+
+
+def _split(x: Array, parts: Sequence[Array]) -> list[Array]:
+    """Pieces of x (..., n, m) along its last axis, as long as the parts of keys or values are."""
+    if len(parts) == 1:
+        return [x]
+    stops = np.cumsum([part.shape[-2] for part in parts])
+    return [_slice(x, begin=stop - part.shape[-2], end=stop) for part, stop in zip(parts, stops, strict=True)]
+
+
+def _total(parts: Sequence[Array | None]) -> Array | None:
+    return parts[0] if len(parts) == 1 or parts[0] is None else parts[0] + parts[1]
+
+
+def _with_heads(x: Array) -> Array:
+    """(n, S) or (N, n, S) -> (1 or N, 1, n, S)."""
+    return x[None, None] if x.ndim == 2 else x[:, None]
+
+
+def _nan_rows(weights: Array) -> Array:
+    """(..., n, 1): NaN for a row with a NaN, else 0. npx.softmax leaves zeros beside it, in float32 on a CPU."""
+    rows = view(weights, (-1, weights.shape[-1]))
+    total = _connected(rows, mx.np.ones((1, rows.shape[1]), dtype=rows.dtype, ctx=rows.ctx), num_hidden=1)
+    return view(total - total, (*weights.shape[:-1], 1))

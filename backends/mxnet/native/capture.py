@@ -1,0 +1,136 @@
+"""Hooks on Gluon blocks for `mha.capture`, and how the attention layers among them are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.mxnet.layers import MultiHeadAttention
+from backends.mxnet.native import convert as native
+from backends.mxnet.ops.framework import mx, to_numpy
+from backends.mxnet.weights import to_weights
+from mha_core.capture import (
+    Call,
+    arguments_of,
+    has_seed_parts,
+    none_found,
+    one_dtype,
+    outermost,
+    own_call,
+    refuse_dropout,
+    seed_call,
+)
+from mha_core.errors import SpecError
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of what computes."""
+    return {"mxnet": mx.__version__}
+
+
+def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a block's direct parts that hold parameters, and what gives the ids of all blocks in it."""
+    parts = [name for name, child in block._children.items() if child.collect_params().keys()]
+    return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
+
+
+@contextmanager
+def watch(target: mx.gluon.Block, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.
+
+    Gluon's own hooks do not see keywords: while it lasts, each block has a `forward` of its own in place
+    of its class's.
+    """
+    chosen = list(outermost(_blocks("", target), choose, "."))
+    if not chosen:
+        raise none_found(target)
+    with ExitStack() as hooks:
+        for name, block, adapter in chosen:
+            hooks.callback(vars(block).pop, "forward", None)
+            vars(block)["forward"] = _forward(name, adapter, block, seen)
+        yield
+
+
+def _blocks(name: str, block: mx.gluon.Block) -> Iterator[tuple[str, mx.gluon.Block]]:
+    """The block and all in it by name, outer ones first."""
+    yield name, block
+    for key, child in block._children.items():
+        yield from _blocks(f"{name}.{key}" if name else key, child)
+
+
+def _forward(name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[..., None]) -> Callable[..., Any]:
+    original = block.forward
+    signature = inspect.signature(original)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_of(signature, args, kwargs)
+        if any(isinstance(value, mx.sym.Symbol) for value in arguments.values()):
+            raise SpecError("a hybridized model can't be recorded: its calls have no numbers. Use hybridize(False).")
+        output = original(*args, **kwargs)
+        seen(name, adapter, block, arguments, output)
+        return output
+
+    return forward
+
+
+class OwnLayer:
+    """backends.mxnet.MultiHeadAttention: its call is the definition's."""
+
+    kind = "backends.mxnet.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, MultiHeadAttention)
+
+    def check(self, layer: MultiHeadAttention) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+        result = output[0] if isinstance(output, tuple) else output
+        dtypes = _dtypes(layer, arguments["queries"], result)
+        training = mx.autograd.is_training()
+        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
+
+
+class SeedLayer:
+    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+
+    kind = "d2l.mxnet.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return has_seed_parts(layer, layer.forward, mx.gluon.nn.Dense)
+
+    def check(self, layer: mx.gluon.Block) -> None:
+        """Everything about it can be recorded."""
+
+    def probe(self, layer: Any) -> None:
+        if all(parameter._data is not None for parameter in layer.collect_params().values()):  # else its call decides
+            native.from_native(layer, layout="d2l-mxnet")
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        rates = [part._rate for _, part in _blocks("", layer) if isinstance(part, mx.gluon.nn.Dropout)]
+        refuse_dropout(training=mx.autograd.is_training(), rate=max(rates, default=0.0))
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
+        inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
+        call = arguments, output, inner, _array
+        return seed_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtypes=dtypes)
+
+
+ADAPTERS = (OwnLayer(), SeedLayer())
+"""How the layers that are known here are read."""
+
+
+def _array(array: Any) -> NDArray:
+    """A copy, which what the model does next can't change."""
+    return np.array(to_numpy(array) if isinstance(array, mx.nd.NDArray) else array)
+
+
+def _dtypes(layer: mx.gluon.Block, *arrays: Any) -> tuple[str, str]:
+    """The dtype of everything, as what it computes in and as what its parameters are."""
+    parameters = (parameter.dtype for parameter in layer.collect_params().values())
+    dtype = one_dtype(np.dtype(dtype).name for dtype in (*(array.dtype for array in arrays), *parameters))
+    return dtype, dtype

@@ -1,0 +1,176 @@
+"""Attention as MXNet's own libraries are built: Gluon Dense projections, and the interleaved operators.
+
+Written anew after GluonNLP's attention cell (fill value, then times the mask) and Sockeye 2's layers (time-major,
+lengths and an additive bias). Both take legacy arrays, `mx.nd`, and a caller's `npx.set_np()` does not change that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+from backends.mxnet.ops.framework import mx
+
+Array: TypeAlias = Any
+"""A legacy array, `mx.nd.NDArray`."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FILL = -1e18
+"""What GluonNLP writes into the scores of keys that may not be attended to, in float32 and float64."""
+
+LARGE = 99999999.0
+"""What Sockeye subtracts from them."""
+
+OPERATORS = mx.nd.contrib
+
+
+def legacy(function: Function) -> Function:
+    """The function, run with the semantics of `mx.nd` whatever the caller has set."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mx.util.np_array(False), mx.util.np_shape(False):  # only in this order
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]  # it takes and gives what the function does
+
+
+def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:
+    """A projection of the last axis."""
+    return mx.gluon.nn.Dense(units, in_units=in_units, use_bias=use_bias, flatten=False)
+
+
+class DenseAttention(mx.gluon.Block):
+    """Four Dense projections of any widths; softmax as in GluonNLP: -1e18 where masked, and times the mask after it.
+
+    It keeps its last queries, scores, weights and heads, each with the heads folded into the batch.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int, int],
+        units: tuple[int, int, int, int],
+        num_heads: int,
+        *,
+        use_bias: bool,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.shown: dict[str, Array] = {}
+        for name, width, rows in zip(("W_q", "W_k", "W_v", "W_o"), (*widths, units[2]), units, strict=True):
+            setattr(self, name, dense(rows, width, use_bias))
+
+    def forward(self, queries: Array, keys: Array, values: Array, mask: Array | None) -> Array:
+        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv), ones and zeros (B * H, Lq, Lk) -> (B, Lq, Do)."""
+        heads = self.num_heads
+        split = [self._split(x) for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))]
+        scores = mx.nd.batch_dot(OPERATORS.div_sqrt_dim(split[0]), split[1], transpose_b=True)
+        if mask is None:
+            weights = mx.nd.softmax(scores, axis=-1)
+        else:
+            filled = mx.nd.where(mask, scores, FILL * mx.nd.ones_like(scores))
+            weights = mx.nd.softmax(filled, axis=-1) * mask
+        summed = mx.nd.batch_dot(mx.nd.Dropout(weights, p=self.dropout), split[2])
+        self.shown = {"queries": split[0], "scores": scores, "weights": weights, "heads": summed}
+        merged = summed.reshape((-1, heads, 0, 0), reverse=True).transpose((0, 2, 1, 3)).reshape((0, 0, -1))
+        return self.W_o(merged)
+
+    def _split(self, x: Array) -> Array:
+        """(B, L, H * d) -> (B * H, L, d)."""
+        return x.reshape((0, 0, self.num_heads, -1)).transpose((0, 2, 1, 3)).reshape((-1, 0, 0), reverse=True)
+
+
+class InterleavedAttention(mx.gluon.Block):
+    """What Sockeye's two layers share: softmax with lengths and an additive bias, dropout, the output projection."""
+
+    def __init__(self, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.shown: dict[str, Array] = {}
+
+    def softmax(self, scores: Array, lengths: Array | None, bias: Array | None) -> Array:
+        """(B * H, Lq, Lk) -> the weights: lengths are int32 (B * H, Lq), the bias is broadcast and added."""
+        if bias is not None:
+            scores = mx.nd.broadcast_add(scores, bias)
+        if lengths is None:
+            weights = mx.nd.softmax(scores, axis=-1)
+        else:
+            weights = mx.nd.softmax(scores, axis=-1, length=lengths, use_length=True)
+        self.shown = {"scores": scores, "weights": weights}
+        return mx.nd.Dropout(weights, p=self.dropout)
+
+
+class InterleavedSelfAttention(InterleavedAttention):
+    """`ff_in` makes queries, keys and values of one input, head by head: the rows are (H, 3, d).
+
+    >>> layer = InterleavedSelfAttention(6, 2, units=8)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((3, 2, 6))).shape
+    (3, 2, 6)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        units: int,
+        output_width: int | None = None,
+        biases: tuple[bool, bool] = (False, False),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(num_heads, dropout)
+        self.ff_in = dense(3 * units, width, biases[0])
+        self.ff_out = dense(output_width or width, units, biases[1])
+
+    def forward(self, x: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
+        """(L, B, width) -> (L, B, output_width); masks as in `softmax`."""
+        return self.attend(self.ff_in(x), lengths, bias)
+
+    def attend(self, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
+        """The same from (L, B, H * 3 * d), which `ff_in` gives."""
+        scores = OPERATORS.interleaved_matmul_selfatt_qk(projected, heads=self.num_heads)
+        weights = self.softmax(scores, lengths, bias)
+        heads = OPERATORS.interleaved_matmul_selfatt_valatt(projected, weights, heads=self.num_heads)
+        self.shown["heads"] = heads
+        return self.ff_out(heads)
+
+
+class InterleavedEncDecAttention(InterleavedAttention):
+    """`ff_q` makes the queries, `ff_kv` keys and values of another input, head by head: the rows are (H, 2, d).
+
+    >>> layer = InterleavedEncDecAttention((6, 5), 2, units=8)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((3, 2, 6)), mx.nd.ones((4, 2, 5))).shape
+    (3, 2, 6)
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int],
+        num_heads: int,
+        *,
+        units: int,
+        output_width: int | None = None,
+        biases: tuple[bool, bool, bool] = (False, False, False),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(num_heads, dropout)
+        self.ff_q = dense(units, widths[0], biases[0])
+        self.ff_kv = dense(2 * units, widths[1], biases[1])
+        self.ff_out = dense(output_width or widths[0], units, biases[2])
+
+    def forward(self, x: Array, memory: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
+        """(Lq, B, widths[0]), (Lk, B, widths[1]) -> (Lq, B, output_width); masks as in `softmax`."""
+        return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
+
+    def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
+        """The same from (Lq, B, H * d) and (Lk, B, H * 2 * d), which `ff_q` and `ff_kv` give."""
+        scores = OPERATORS.interleaved_matmul_encdec_qk(queries, projected, heads=self.num_heads)
+        weights = self.softmax(scores, lengths, bias)
+        heads = OPERATORS.interleaved_matmul_encdec_valatt(projected, weights, heads=self.num_heads)
+        self.shown["heads"] = heads
+        return self.ff_out(heads)

@@ -1,0 +1,220 @@
+"""Gluon layers of others, and the one that this project grew out of: their weights, exact to the bit.
+
+`to_native(config, weights, "mxnet-selfatt")` makes a layer, `from_native(layer)` reads one. How such a layer names
+and packs its parameters stands in `mha_core.layouts`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from backends.mxnet.native import live_probe
+from backends.mxnet.native.cells import DenseAttention, InterleavedEncDecAttention, InterleavedSelfAttention, legacy
+from backends.mxnet.native.d2l import SeedMultiHeadAttention
+from backends.mxnet.ops.framework import check_computes, mx, to_array, to_numpy
+from mha_core import layouts
+from mha_core.config import AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.layouts import Layout
+from mha_core.subject import one_width
+from mha_core.weights import Weights, check_weights, common_dtype
+
+LAYOUTS = ("d2l-mxnet", "mxnet-selfatt", "mxnet-encdec")
+"""The layouts that a Gluon block can have here."""
+
+
+def to_native(
+    config: AttentionConfig,
+    weights: Mapping[str, NDArray],
+    layer: str = "gluon",
+    *,
+    dtype: Any = None,
+    ctx: mx.Context | None = None,
+) -> mx.gluon.Block:
+    """Somebody else's layer, initialised, that holds copies of these weights.
+
+    Args:
+        config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
+            switch for several biases gets zeros for those that the config does not have.
+        layer: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
+            and "mxnet-encdec" for the interleaved operators.
+        dtype: of the parameters. Default: that of the arrays.
+        ctx: where the parameters live. Default: the current context.
+
+    Raises:
+        SpecError: such a layer can't hold these weights, or there is none of this name.
+        BackendError: a dtype that MXNet does not compute in.
+
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2, key_dim=5, value_dim=4)
+    >>> to_native(config, init_weights(config, seed=0)).W_k.weight.shape
+    (6, 5)
+    """
+    if layer not in MAKERS:
+        raise SpecError(f"layer {layer!r} is none of those in MXNet (there are: {', '.join(MAKERS)})")
+    checked = check_weights(config, weights)
+    arrays = layouts.get(LAYOUT_OF[layer]).write(config, checked)
+    dtype = check_computes("weights", common_dtype(checked) if dtype is None else dtype)
+    semantics: Callable[[Any], Any] = mx.util.use_np if layer == "d2l-mxnet" else legacy
+
+    @semantics
+    def make() -> mx.gluon.Block:
+        block = MAKERS[layer](config, {name for name in arrays if name.endswith("bias")})
+        block.cast(dtype)
+        write_block(block, arrays, ctx=ctx)
+        return block
+
+    return make()
+
+
+def from_native(
+    layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
+) -> tuple[AttentionConfig, Weights]:
+    """Config and canonical weights of any Gluon block with such parameters; the arrays are read-only copies.
+
+    Of what is no weight the config carries the number of heads, and `dropout` where the layer has one.
+
+    Args:
+        layer: a block whose parameters have a layout's names below it, such as W_q.weight.
+        layout: one of LAYOUTS. Default: the one whose names the parameters have.
+        num_heads: H. Default: the layer's own `num_heads`.
+        probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its
+            weights say: that its parameters have these names says little. Hooks are on meanwhile. It is left as
+            it was. False takes the weights at their word.
+
+    Raises:
+        SpecError: its parameters fit no layout, have no size yet, or are not finite; or the number of heads
+            is not known; or, unless probe=False, it computes something else or can't be run (its forward has
+            other arguments than the layers here; the interleaved operators have no float64).
+
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2, head_dim=5, bias={"q_proj": True, "k_proj": True, "v_proj": True})
+    >>> layer = to_native(config, init_weights(config, seed=0), "mxnet-selfatt", dtype="float32")
+    >>> from_native(layer)[0] == config
+    True
+    """
+    found = layout_of(layer) if layout is None else layouts.get(layout)
+    heads = getattr(layer, "num_heads", None) if num_heads is None else num_heads
+    config, weights = found.read(read_block(layer), num_heads=heads)
+    dropout = getattr(layer, "dropout", 0.0)
+    config = replace(config, dropout=getattr(dropout, "_rate", dropout))
+    if probe:
+        live_probe.check_block(layer, config, weights)
+    return config, weights
+
+
+def layout_of(layer: mx.gluon.Block) -> Layout:
+    """The layout whose names the parameters of a block have.
+
+    >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: Dense has the parameters weight, bias, which are those of no layout here \
+(there are: d2l-mxnet, mxnet-selfatt, mxnet-encdec)
+    """
+    names = list(_parameters(layer))
+    for name in LAYOUTS:
+        layout = layouts.get(name)
+        if set(layout.required) <= set(names) <= {*layout.required, *layout.optional}:
+            return layout
+    raise SpecError(
+        f"{type(layer).__name__} has the parameters {', '.join(names) or '(none)'}, which are those of no layout here "
+        f"(there are: {', '.join(LAYOUTS)})"
+    )
+
+
+def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
+    """Name -> array of each parameter of a block. SpecError if one has no size or no values yet."""
+    arrays = {}
+    for name, parameter in _parameters(layer).items():
+        if parameter._data is None:
+            raise SpecError(f"{name} has no values yet: initialise the layer, and call it once")
+        arrays[name] = to_numpy(parameter.data())
+    return arrays
+
+
+def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx.Context | None = None) -> None:
+    """Give a block's parameters these values, by name; it is initialised if it was not.
+
+    They become arrays of `mx.np` or `mx.nd`, as `npx.is_np_array()` says.
+    """
+    ctx = mx.current_context() if ctx is None else ctx
+    for name, parameter in _parameters(layer).items():
+        array = arrays[name]
+        parameter.shape = array.shape
+        # Zeros first: every other initialiser would draw from the global random state.
+        parameter.initialize(init=mx.init.Zero(), ctx=ctx)
+        values = to_array(array, parameter.dtype, ctx)
+        parameter.set_data(values if mx.util.is_np_array() else values.as_nd_ndarray())
+
+
+def parameter_gradients(layer: mx.gluon.Block) -> dict[str, NDArray]:
+    """Name -> gradient of each parameter of a block."""
+    return {name: to_numpy(parameter.grad()) for name, parameter in _parameters(layer).items()}
+
+
+def _parameters(layer: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
+    """The names that `save_parameters` writes, for which Gluon has no public function."""
+    return layer._collect_params_with_prefix()
+
+
+Maker = Callable[[AttentionConfig, set[str]], mx.gluon.Block]
+
+
+def _seed(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
+    hiddens = one_width("d2l.ai's layer", config)
+    return SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias=bool(biases))
+
+
+def _dense(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
+    if config.num_kv_heads != config.num_heads:
+        raise SpecError(
+            "a layer of Gluon Dense projections has as many key heads as query heads. "
+            f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
+        )
+    keys, values = config.num_heads * config.head_dim, config.num_heads * config.value_head_dim
+    return DenseAttention(
+        (config.query_dim, config.key_dim, config.value_dim),
+        (keys, keys, values, config.output_dim),
+        config.num_heads,
+        use_bias=bool(biases),
+        dropout=config.dropout,
+    )
+
+
+def _self_attention(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
+    return InterleavedSelfAttention(
+        config.query_dim,
+        config.num_heads,
+        units=config.num_heads * config.head_dim,
+        output_width=config.output_dim,
+        biases=("ff_in.bias" in biases, "ff_out.bias" in biases),
+        dropout=config.dropout,
+    )
+
+
+def _encoder_decoder(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
+    return InterleavedEncDecAttention(
+        (config.query_dim, config.key_dim),
+        config.num_heads,
+        units=config.num_heads * config.head_dim,
+        output_width=config.output_dim,
+        biases=("ff_q.bias" in biases, "ff_kv.bias" in biases, "ff_out.bias" in biases),
+        dropout=config.dropout,
+    )
+
+
+MAKERS: dict[str, Maker] = {
+    "gluon": _dense,
+    "d2l-mxnet": _seed,
+    "mxnet-selfatt": _self_attention,
+    "mxnet-encdec": _encoder_decoder,
+}
+"""Name of a layer -> what makes it without values."""
+
+LAYOUT_OF = {name: "d2l-mxnet" if name == "gluon" else name for name in MAKERS}
+"""Name of a layer -> its layout."""

@@ -1,0 +1,68 @@
+"""The layer that this project grew out of: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
+
+It computes what the book's MXNet tab does, with what the definition does otherwise: scores of padded keys are
+overwritten with -1e6, so a row without a valid key averages all values.
+(https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.mxnet.ops.framework import mx
+from backends.mxnet.ops.heads import transpose_output, transpose_qkv
+
+FILL = -1e6
+"""What stands in the scores of padded keys."""
+
+
+@mx.util.use_np
+def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> mx.np.ndarray:
+    """Softmax over the keys of (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
+
+    >>> weights = masked_softmax(mx.np.zeros((2, 1, 4)), mx.np.array([2, 0]))
+    >>> weights[:, 0].asnumpy().tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
+    """
+    if valid_lens is None:
+        return mx.npx.softmax(scores)
+    shape = scores.shape
+    lens = valid_lens.repeat(shape[1]) if valid_lens.ndim == 1 else valid_lens.reshape(-1)
+    filled = mx.npx.sequence_mask(scores.reshape(-1, shape[-1]), lens, True, value=FILL, axis=1)
+    return mx.npx.softmax(filled).reshape(shape)
+
+
+@mx.util.use_np
+class SeedMultiHeadAttention(mx.gluon.Block):
+    """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
+
+    It keeps its last queries, scores, weights and heads, each with the heads folded into the batch.
+
+    >>> layer = SeedMultiHeadAttention(100, 5, 0.5)
+    >>> layer.initialize()
+    >>> x = mx.np.ones((2, 4, 100))
+    >>> layer(x, x, x, mx.np.array([3, 2])).shape
+    (2, 4, 100)
+    """
+
+    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, use_bias: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.shown: dict[str, mx.np.ndarray] = {}
+        self.dropout = mx.gluon.nn.Dropout(dropout)
+        for name in ("W_q", "W_k", "W_v", "W_o"):
+            setattr(self, name, mx.gluon.nn.Dense(num_hiddens, use_bias=use_bias, flatten=False))
+
+    def forward(
+        self, queries: mx.np.ndarray, keys: mx.np.ndarray, values: mx.np.ndarray, valid_lens: mx.np.ndarray | None
+    ) -> mx.np.ndarray:
+        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv), integers (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        projected = (self.W_q(queries), self.W_k(keys), self.W_v(values))
+        split = [transpose_qkv(x, self.num_heads) for x in projected]
+        if valid_lens is not None:
+            valid_lens = valid_lens.repeat(self.num_heads, axis=0)
+        scores = mx.npx.batch_dot(split[0], split[1], transpose_b=True) / split[0].shape[-1] ** 0.5
+        weights = masked_softmax(scores, valid_lens)
+        heads = mx.npx.batch_dot(self.dropout(weights), split[2])
+        self.shown = {"queries": split[0], "scores": scores, "weights": weights, "heads": heads}
+        return self.W_o(transpose_output(heads, self.num_heads))

@@ -1,0 +1,133 @@
+"""Attention in MXNet's own operations, between the projections: the stages `scores` to `heads`.
+
+Shapes as in `mha_core.stages`: queries (B, H, Lq, d), keys (B, G, Lk, d), values (B, G, Lk, dv).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from backends.mxnet.ops.framework import mx, nothing, select
+from backends.mxnet.ops.heads import repeat_kv_heads
+from backends.mxnet.ops.masks import Block, Mask, additive_bias, allowed_keys
+from backends.mxnet.ops.operators import operator, view
+
+_where = operator("where")
+"""With a condition of one axis it chooses whole rows; forward and backward by selecting."""
+
+
+class Stages(NamedTuple):
+    """The seven stages of one call, as mx.np arrays."""
+
+    queries: mx.np.ndarray
+    keys: mx.np.ndarray
+    values: mx.np.ndarray
+    scores: mx.np.ndarray
+    weights: mx.np.ndarray
+    heads: mx.np.ndarray
+    output: mx.np.ndarray
+
+
+@mx.util.use_np
+def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else _zero_rows(x, mask.padding)
+
+
+@mx.util.use_np
+def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    return parts_of(past, new, mask, join=True)[0]
+
+
+@mx.util.use_np
+def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> list[mx.np.ndarray]:
+    """`after_past` in its two parts, or in one if they are to be joined, or if there is no past."""
+    if past is None:
+        return [new]
+    if mask.past_padding is not None:
+        past = _zero_rows(past, mask.past_padding)
+    return [mx.np.concatenate([past, new], axis=2)] if join else [past, new]
+
+
+@mx.util.use_np
+def _zero_rows(x: mx.np.ndarray, padding: mx.np.ndarray) -> mx.np.ndarray:
+    """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
+    if x.size == 0:
+        return x
+    used = ~(padding if x.ndim == 3 else padding[:, None])
+    rows = mx.np.broadcast_to(used, x.shape[:-1]).astype("float32").reshape(-1)
+    flat = view(x, (-1, x.shape[-1]))
+    return view(_where(rows, flat, mx.np.zeros(flat.shape, dtype=x.dtype, ctx=x.ctx)), x.shape)
+
+
+@mx.util.use_np
+def dot_score(queries: mx.np.ndarray, keys: mx.np.ndarray, scale: float) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): q.k * scale."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return mx.np.matmul(queries * scale, keys.swapaxes(2, 3))
+
+
+@mx.util.use_np
+def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.ndarray) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    if queries.size == 0 or keys.size == 0:
+        return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)
+    hidden = mx.np.tanh(mx.np.expand_dims(queries, 3) + mx.np.expand_dims(keys, 2))
+    return mx.np.dot(hidden, vector)
+
+
+@mx.util.use_np
+def cap(scores: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else mx.np.tanh(scores / softcap) * softcap
+
+
+@mx.util.use_np
+def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    if mask.bias is None:
+        return scores
+    return scores + (additive_bias(mask.bias) if scores.size else nothing(scores.shape, mask.bias))
+
+
+@mx.util.use_np
+def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+
+    A row without an allowed key is given finite scores before the softmax, and zeros after it:
+    forward and backward never see a NaN that would have to be repaired.
+
+    Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
+    """
+    if scores.size == 0:
+        return scores
+    allowed = allowed_keys(mask, Block(*(slice(0, size) for size in scores.shape)), scores.ctx)
+    if allowed is None:
+        return _softmax(scores)
+    has_key = mx.np.any(allowed, axis=-1, keepdims=True)
+    return select(allowed, _softmax(select(has_key, select(allowed, scores, -mx.np.inf), 0.0)), 0.0)
+
+
+@mx.util.use_np
+def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
+    exponentials = mx.np.exp(scores - mx.np.max(scores.detach(), axis=-1, keepdims=True))
+    return exponentials / mx.np.sum(exponentials, axis=-1, keepdims=True)
+
+
+@mx.util.use_np
+def drop(weights: mx.np.ndarray, keep: mx.np.ndarray | None, rate: float) -> mx.np.ndarray:
+    """`weights` of any shape after dropout: with this keep-mask, else with a random one in training."""
+    if keep is None:
+        if rate == 0.0 or not mx.autograd.is_training():
+            return weights
+        # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.
+        keep = mx.npx.dropout(mx.np.ones(weights.shape, dtype="float32", ctx=weights.ctx), p=rate) > 0
+    return weights * keep / (1.0 - rate)
+
+
+@mx.util.use_np
+def weighted_sum(weights: mx.np.ndarray, values: mx.np.ndarray) -> mx.np.ndarray:
+    """(B, H, Lq, dv)."""
+    return mx.np.matmul(weights, repeat_kv_heads(values, weights.shape[1]))

@@ -1,0 +1,199 @@
+"""MXNet: what its import needs, its dtypes, its devices, and arrays in and out.
+
+The other files take `mx` from here, so that none imports it without what the import needs.
+
+Half of MXNet's functions behave as NumPy's only within `np_shape` and `np_array`, two settings of a
+thread that `npx.set_np()` switches on for good. That is the caller's choice, so everything here that
+makes or combines arrays stands under `mx.util.use_np`, which switches them on for one call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import holds_arrays, is_convertible, settled
+from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.errors import BackendError
+
+
+def numpy_version() -> str:
+    """The version of NumPy that MXNet would import."""
+    return np.__version__
+
+
+def has_distutils() -> bool:
+    """Whether distutils can be imported: Python 3.12 took it out, setuptools brings it back."""
+    return sys.version_info < (3, 12) or importlib.util.find_spec("distutils") is not None
+
+
+def check_preconditions() -> None:
+    """Raise BackendError if MXNet is installed beside something that it cannot be imported with."""
+    if int(numpy_version().split(".")[0]) >= 2:
+        raise BackendError(
+            f"MXNet 1.9.1 runs on numpy < 2. Got numpy {numpy_version()}. Install another with: pip install 'numpy<2'"
+        )
+    if not has_distutils():
+        raise BackendError(
+            "MXNet 1.9.1 needs distutils, which Python 3.12 took out and setuptools brings back. "
+            "Install it with: pip install setuptools"
+        )
+
+
+if importlib.util.find_spec("mxnet") is not None:  # else the import below says that it is missing
+    check_preconditions()
+    if "bool" not in vars(np):
+        # NumPy 1.24 took this name out. MXNet reads it when it is imported and again later: it stays.
+        np.bool = np.bool_  # type: ignore[attr-defined]
+
+with warnings.catch_warnings():
+    # MXNet's own import uses old names of NumPy and distutils.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"mxnet\b")
+    import mxnet as mx
+
+MXNET_DTYPES = ("float64", "float32")
+"""What the layers compute in. MXNet has no float16 on a CPU: it fails late, when the result is read."""
+
+
+ARRAY_DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint8", "bool")
+"""What MXNet has arrays of."""
+
+
+def devices() -> tuple[str, ...]:
+    """The names "cpu", then "gpu:0" and so on for what MXNet sees."""
+    return ("cpu", *(f"gpu:{index}" for index in range(mx.context.num_gpus())))
+
+
+def context_of(name: str) -> mx.Context:
+    """The mx.Context of a name in `devices()`."""
+    return mx.cpu() if name == "cpu" else mx.gpu(int(name.removeprefix("gpu:")))
+
+
+def check_computes(name: str, dtype: Any) -> str:
+    """The name of `dtype`, which argument `name` has, or BackendError if MXNet does not compute in it."""
+    dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if dtype_name not in MXNET_DTYPES:
+        raise BackendError(
+            f"the MXNet layers compute in {' and '.join(MXNET_DTYPES)} only. Got {name} of {dtype_name}."
+        )
+    return dtype_name
+
+
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of MXNet nor of NumPy."""
+    if isinstance(array, mx.nd.NDArray):
+        return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
+    return describe_array(array) if isinstance(array, np.ndarray) else None
+
+
+def to_numpy(array: mx.np.ndarray) -> NDArray:
+    """The same numbers in NumPy. Waits for them, so that what MXNet had put off fails here and not later."""
+    array.wait_to_read()  # asnumpy waits too, but not for an array without elements
+    return array.asnumpy()
+
+
+@mx.util.use_np
+def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
+    """A copy, so that nothing MXNet does in place can reach the caller's array."""
+    return mx.np.array(array, dtype=dtype, ctx=ctx)
+
+
+@mx.util.use_np
+def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
+    """An mx.np array on `ctx` of a legacy one, with its gradient, of one of NumPy, or of a list of arrays.
+
+    In `dtype`, or in its own. What `mha_core` refuses, and what MXNet has no dtype for, comes back as it is; so does
+    everything else.
+    """
+    if isinstance(array, mx.nd.NDArray):
+        return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return mx.np.stack([as_mxnet(settled("", part), ctx) for part in array])
+    if not is_convertible(array) or array.dtype.name not in ARRAY_DTYPES:
+        return array
+    return to_array(settled("", array), dtype or array.dtype.name, ctx)
+
+
+def numbers(array: Any) -> Any:
+    """Integers in NumPy; those of Python as they are."""
+    return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
+
+
+def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
+    """Where a call computes: with its first array of MXNet, or else with the parameters, or where MXNet does."""
+    for array in inputs:
+        if isinstance(array, mx.nd.NDArray):
+            return array.ctx
+    parameters = list(layer.collect_params().values())
+    return parameters[0].list_ctx()[0] if parameters else mx.current_context()
+
+
+# Operations and blocks in place of MXNet's own, where those do wrong or too little.
+
+
+@mx.util.use_np
+def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
+    """`x` where `condition` holds, else a constant; forward and backward by selecting.
+
+    The constant is an array because the gradient of `where` with a Python number multiplies by the
+    condition instead, and 0 * NaN is NaN. Without elements, `where` ends the process.
+    """
+    if x.size == 0:
+        return x
+    return mx.np.where(condition, x, mx.np.full((1,), otherwise, dtype=x.dtype, ctx=x.ctx))
+
+
+@mx.util.use_np
+def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
+    """An array of `shape`, which has no elements, that sends a gradient of zeros to every source.
+
+    For what MXNet computes from nothing, or broadcasts to nothing: it leaves some gradients unwritten,
+    so that they are whatever stood in memory, and fails at others. Those of `matmul` it gets right.
+    """
+    total = mx.np.zeros(shape, dtype=sources[0].dtype, ctx=sources[0].ctx)
+    for x in sources:
+        if x.size:
+            x = mx.np.matmul(mx.np.zeros((0, x.size), dtype=x.dtype, ctx=x.ctx), x.reshape(x.size, 1))
+        total = total + x.reshape(shape)
+    return total
+
+
+@mx.util.use_np
+class Dense(mx.gluon.nn.Dense):
+    """Gluon's Dense, which in float32 has no gradient for an input without elements, with one of zeros."""
+
+    def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
+        if x.size:
+            return super().forward(x)
+        with mx.autograd.pause():
+            shape = super().forward(x).shape  # also decides the input width, where that is open
+        return nothing(shape, x, *(parameter.data(x.ctx) for parameter in self.params.values()))
+
+
+@mx.util.use_np
+class KeywordBlock(mx.gluon.Block):
+    """A Block whose call takes keywords: Gluon's own passes on positional arguments only, also to hooks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for hook in self._forward_pre_hooks.values():
+            hook(self, args)
+        result = self.forward(*args, **kwargs)
+        for hook in self._forward_hooks.values():
+            hook(self, args, result)
+        return result
+
+
+def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any) -> Dense:
+    """A Dense on the last axis; the first call decides its input width where that is None."""
+    check_computes("parameters", dtype)
+    return Dense(units, use_bias=bias, flatten=False, dtype=dtype, in_units=in_units or 0, prefix=prefix)
+
+
+def in_width(layer: Dense) -> int | None:
+    """The input width of a Dense, or None while it does not know it."""
+    return max(layer.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

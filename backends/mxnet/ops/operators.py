@@ -1,0 +1,109 @@
+"""MXNet's operators by their own names, views, and gradients of one's own: what a fast path needs beside `mx.np`.
+
+`mx.np` has no function for some operators that reach oneDNN, and another, slower one for others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, c_handle_array, c_str, check_call
+from mxnet.ndarray._internal import _imperative_invoke
+from mxnet.ndarray.ndarray import _new_alloc_handle
+
+from backends.mxnet.ops.framework import mx
+
+Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.ndarray | None]]
+"""From the gradients of the outputs, and which inputs need one, to the gradients of the inputs."""
+
+
+def operator(name: str, **attributes: Any) -> Callable[..., Any]:
+    """A function of mx.np arrays: one of MXNet's operators, by its own name.
+
+    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into.
+    """
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
+
+    def call(*arrays: mx.np.ndarray, out: Any = None, **more: Any) -> Any:
+        given = {**attributes, **more}
+        return _imperative_invoke(handle.value, arrays, list(given), list(given.values()), out, True, False)
+
+    return call
+
+
+@mx.util.use_np
+def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
+    """The same memory in another shape; `x.reshape` copies. Not for arrays without elements."""
+    return x.as_nd_ndarray().reshape(shape).as_np_ndarray()
+
+
+@mx.util.use_np
+def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
+    """An array to write into, whose memory is taken when that happens: that of `mx.np.empty` is taken at once.
+
+    Python runs ahead of the operators by any number of blocks.
+    """
+    return mx.np.ndarray(handle=_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
+
+
+@mx.util.use_np
+def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
+    """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
+
+    What mx.autograd.Function does, but that one ends early at an input that needs no gradient, and forgets to
+    add where a gradient is to be added up. `backward` runs in a thread of the library's, with its own settings.
+    """
+    if not mx.autograd.is_recording():
+        return
+
+    @mx.util.use_np
+    def run(num_outputs: int, num_inputs: int, handles: Any, requests: Any, *_: Any) -> int:
+        arrays = [_array(handle) for handle in handles[: num_outputs + num_inputs]]
+        wanted = [request != 0 for request in requests[:num_inputs]]
+        try:
+            gradients = backward(arrays[:num_outputs], wanted)
+            for into, gradient, request in zip(arrays[num_outputs:], gradients, requests[:num_inputs], strict=True):
+                if request == ADD:
+                    _add(into, gradient, out=into)
+                elif request:
+                    _copy(gradient, out=into)
+        except Exception:  # it can't go through the library, which raises an MXNetError of its own
+            traceback.print_exc()
+            return False
+        return True
+
+    def forget(_: Any) -> int:
+        del _recorded[key]
+        return True
+
+    key = next(_counter)
+    callbacks = (mx.autograd.Function._bwd_functype(run), mx.autograd.Function._del_functype(forget))
+    function = ctypes.CFUNCTYPE(ctypes.c_int)
+    pointers = (function * 2)(*(ctypes.cast(callback, function) for callback in callbacks))
+    contexts = (ctypes.c_void_p * 2)(None, None)
+    table = MXCallbackList(2, ctypes.cast(pointers, ctypes.POINTER(function)), contexts)
+    _recorded[key] = table, callbacks, pointers, contexts
+    check_call(
+        _LIB.MXCustomFunctionRecord(
+            len(inputs), c_handle_array(inputs), len(outputs), c_handle_array(outputs), ctypes.byref(table)
+        )
+    )
+
+
+def _array(handle: int) -> mx.np.ndarray:
+    return mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle)).as_np_ndarray()
+
+
+ADD = 3
+"""What autograd asks for where a gradient is to be added to what is there."""
+
+_recorded: dict[int, Any] = {}
+"""What the library calls back, which must live as long as the graph."""
+
+_counter = itertools.count()
+_add, _copy = operator("_npi_add"), operator("_copy")

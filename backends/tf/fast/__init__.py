@@ -1,0 +1,1 @@
+"""Attention without an array of all scores, for TensorFlow."""

@@ -1,0 +1,153 @@
+"""How the fast path cuts a call: chunks of items and heads, blocks of queries in each, and the way through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from keras import ops
+
+from backends.tf.ops.masks import Mask, Span, cut_source
+from mha_core.call.blocks import SMALLEST_BLOCK, query_block, query_blocks
+
+BUDGET = 2**23
+"""Bytes of one block's scores: what the caches hold, and the allocator has at hand without asking for fresh pages."""
+
+UNROLLED = 256
+"""Blocks that a traced program writes out, so that each takes only the keys that it needs; more go in a loop."""
+
+SKIPPING = 8
+"""Blocks into which queries are cut at least where they don't all reach the same keys."""
+
+Rows = tuple[tf.Tensor, ...]
+
+
+class Blocks(NamedTuple):
+    """`count` blocks of `size` queries and one of the `rest`; tensors where tracing knows no numbers."""
+
+    size: Any
+    count: Any
+    rest: Any
+
+    def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
+        """The rows of all blocks, one below the other on axis 2, and what they add up to.
+
+        One after the other, so that no two of them stand in memory: `step` takes the sums so far, None at first,
+        and gives them.
+        """
+        size, count, rest = self
+        sums: Any = None
+        if isinstance(count, int) and isinstance(size, int) and (tf.executing_eagerly() or count <= UNROLLED):
+            blocks: list[Rows] = []
+            for part in query_blocks(size * count + rest, size) or [slice(0, 0)]:
+                with after(blocks[-1:]):
+                    rows, sums = step(Span(part.start, part.stop - part.start), sums)
+                blocks.append(rows)
+        else:
+            last, sums = step(Span(size * count, rest), None)
+            arrays = tuple(tf.TensorArray(x.dtype, count) for x in last)
+
+            def body(index: tf.Tensor, arrays: Any, sums: Rows) -> tuple[tf.Tensor, Any, Rows]:
+                rows, sums = step(Span(index * size, size), sums)
+                return index + 1, tuple(a.write(index, x) for a, x in zip(arrays, rows, strict=True)), sums
+
+            _, arrays, sums = tf.while_loop(lambda index, *_: index < count, body, (0, arrays, sums), None, 1)
+            blocks = [tuple(_joined(array.stack()) for array in arrays), last]
+        return tuple(_concat(x, 2) for x in zip(*blocks, strict=True)), sums
+
+
+class Chunk(NamedTuple):
+    """Some items and key heads of a call, None for all, and its blocks of queries."""
+
+    items: Span | None
+    heads: Span | None
+    blocks: Blocks
+
+    def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
+        """This chunk of (B or 1, heads or 1, ...), with `group` heads for each key head."""
+        heads = None if self.heads is None else Span(self.heads.start * group, self.heads.size * group)
+        return cut_source(cut_source(x, 0, self.items), 1, heads)
+
+
+def after(blocks: Sequence[Any]) -> Any:
+    """What is made inside waits for these blocks; eager code runs in order by itself."""
+    return tf.control_dependencies([] if tf.executing_eagerly() else tf.nest.flatten(list(blocks)))
+
+
+def chunks_of(
+    queries: tf.Tensor, keys: tf.Tensor, bias: tf.Tensor | None, mask: Mask, itemsize: int, block: int | None
+) -> list[list[Chunk]]:
+    """All chunks, those of the same items in one list.
+
+    Args:
+        queries, keys: (B, H, Lq, d), (B, G, Lk, d).
+        bias: as it goes into the blocks.
+        itemsize: bytes that one score takes.
+        block: queries of one block. None: as many as the budget has room for.
+    """
+    batch, num_heads, query_len, _ = ops.shape(queries)
+    kv_heads, key_len = ops.shape(keys)[1:3]
+    sizes = (batch, query_len, key_len)
+    arrays = [x for x in (bias, mask.allowed, mask.keep) if x is not None]
+    if not all(isinstance(x, int) for x in sizes) or any(None in x.shape[:2] for x in arrays) or block is not None:
+        return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
+    per_query = num_heads // kv_heads * key_len * itemsize  # of one key head
+    total = batch * kv_heads * query_len * per_query
+    if total > UNROLLED * BUDGET and not tf.executing_eagerly():
+        return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
+    at_once = query_len
+    if mask.known is not None and mask.known.stop.shape[1] > 1:
+        at_once = query_block(query_len, SKIPPING, max(query_len, 1))
+    fitting = max(1, BUDGET // max(1, at_once * per_query))  # key heads
+    per_chunk = _even(kv_heads, fitting) if fitting < kv_heads else kv_heads
+    items = _even(batch, fitting // kv_heads) if fitting >= kv_heads else 1
+    size = min(at_once, query_block(query_len, items * per_chunk * per_query, BUDGET))
+    blocks = Blocks(max(1, size), query_len // max(1, size), query_len % max(1, size))
+    item_spans = [None] if items >= batch else [Span(i, min(items, batch - i)) for i in range(0, batch, items)]
+    heads = range(0, kv_heads, per_chunk)
+    head_spans = [None] if per_chunk == kv_heads else [Span(h, min(per_chunk, kv_heads - h)) for h in heads]
+    return [[Chunk(i, h, blocks) for h in head_spans] for i in item_spans]
+
+
+def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
+    """One array (B or 1, heads or 1, ...) of what its chunks are; added up along an axis of which there is but one."""
+    rows = [tf.add_n(row) if shape[1] == 1 else _concat(row, 1) for row in parts]
+    return tf.add_n(rows) if shape[0] == 1 else _concat(rows, 0)
+
+
+def _even(number: int, most: int) -> int:
+    """How many of a number to take at once, at most `most`, so that all parts are about as large."""
+    return -(-number // -(-number // most)) if number else 1
+
+
+def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None) -> Blocks:
+    """Blocks of the whole call."""
+    batch, query_len, key_len = sizes
+    size: Any = block
+    if block is None:
+        if isinstance(query_len, int) and query_len <= SMALLEST_BLOCK:
+            size = query_len
+        elif all(isinstance(x, int) for x in sizes):
+            size = query_block(query_len, batch * key_len * bytes_per_score, BUDGET)
+        else:  # the same rule
+            per_query = tf.cast(batch, tf.int64) * tf.cast(key_len, tf.int64) * bytes_per_score
+            powers = tf.constant([2**n for n in range(SMALLEST_BLOCK.bit_length(), 31)], tf.int64)
+            fits = powers <= BUDGET // tf.maximum(per_query, 1)
+            size = tf.cast(tf.reduce_max(tf.where(fits, powers, SMALLEST_BLOCK)), tf.int32)
+    if isinstance(query_len, int) and isinstance(size, int):
+        size = max(1, min(size, query_len))
+        return Blocks(size, query_len // size, query_len % size)
+    size = tf.minimum(size, query_len)  # at least one block, maybe an empty one
+    count = tf.maximum(1, query_len // tf.maximum(size, 1))
+    return Blocks(size, count, query_len - count * size)
+
+
+def _concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def _joined(blocks: tf.Tensor) -> tf.Tensor:
+    """(count, B, H, n, .) -> (B, H, count * n, .)."""
+    count, batch, heads, length, width = ops.shape(blocks)
+    return tf.reshape(tf.transpose(blocks, (1, 2, 0, 3, 4)), (batch, heads, count * length, width))

@@ -1,0 +1,254 @@
+"""Hooks on Keras layers for `mha.capture`, and how the attention layers among them are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from numpy.typing import NDArray
+
+from backends.tf.layers import MultiHeadAttention
+from backends.tf.native import convert as native
+from backends.tf.native import live_probe
+from backends.tf.ops.framework import random_state_kept, spec_errors_kept, to_numpy
+from backends.tf.weights import to_weights
+from mha_core import layouts
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.capture import (
+    Call,
+    arguments_of,
+    has_seed_parts,
+    none_found,
+    one_dtype,
+    own_call,
+    refuse_dropout,
+    seed_call,
+)
+from mha_core.errors import SpecError
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of what computes."""
+    return {"keras": keras.__version__, "tensorflow": tf.__version__}
+
+
+def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a layer's direct parts that hold weights, and what gives the ids of all layers in it."""
+    kinds = (keras.Layer, keras.Variable, tf.Variable)
+    parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
+    return parts, lambda: [id(part) for part in _layers(layer)]
+
+
+@contextmanager
+def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.
+
+    Keras has no hooks: while it lasts, each layer has a `call` of its own in place of its class's.
+    """
+    chosen: dict[int, tuple[str, Any, Any]] = {}
+    inside: set[int] = set()
+    for layer in _layers(target):
+        name = "" if layer is target else layer.path or layer.name
+        adapter = None if id(layer) in inside else choose(name, layer)
+        if adapter is not None:
+            chosen[id(layer)] = (name, layer, adapter)
+            inside.update(id(part) for part in _layers(layer))
+    if not chosen:
+        raise none_found(target)
+    with ExitStack() as hooks:
+        for name, layer, adapter in chosen.values():
+            hooks.callback(vars(layer).pop, "call", None)
+            vars(layer)["call"] = _call(name, adapter, layer, seen)  # not by assignment: Keras would track it
+        yield
+
+
+def _layers(target: Any) -> list[keras.Layer]:
+    """The layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    if isinstance(target, keras.Layer):
+        return list(target._flatten_layers(include_self=True, recursive=True))
+    return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
+
+
+def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]) -> Callable[..., Any]:
+    original = layer.call
+    signature = inspect.signature(original)
+
+    @spec_errors_kept()
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_of(signature, args, kwargs)
+        if isinstance(layer, keras.layers.MultiHeadAttention):
+            # It takes this one from the tensor, whatever it is given, and takes it off the tensor then.
+            arguments["query_mask"] = getattr(arguments.get("query"), "_keras_mask", None)
+        if any(isinstance(array, keras.KerasTensor) or tf.is_symbolic_tensor(array) for array in arguments.values()):
+            raise SpecError(
+                "a call that stands for numbers which are not there yet (tf.function, fit, predict, a symbolic "
+                "model) can't be recorded. Call the layer eagerly: model(x), or compile it with run_eagerly=True."
+            )
+        arguments.setdefault("training", _is_training())
+        output = original(*args, **kwargs)
+        with _parameters_as_they_are():
+            seen(name, adapter, layer, arguments, output)
+        return output
+
+    return call
+
+
+class _Training(keras.Layer):
+    """Learns whether the layer around it is called in training; Keras tells that to arguments of this name."""
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        self.seen = bool(training)
+        return x
+
+
+def _is_training() -> bool:
+    with random_state_kept(salt=0):
+        layer = _Training(dtype="float32")
+    layer(tf.zeros(()))
+    return layer.seen
+
+
+class KerasLayer:
+    """keras.layers.MultiHeadAttention and GroupQueryAttention, which are called (query, value, key)."""
+
+    kind = "keras.layers.MultiHeadAttention"
+    layer_type = keras.layers.MultiHeadAttention
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, self.layer_type)
+
+    def check(self, layer: keras.Layer) -> None:
+        native.layout_of(layer)
+
+    def probe(self, layer: keras.Layer) -> None:
+        if layer.built:  # else its first call decides its widths
+            native.from_native(layer)
+
+    def read(self, layer: keras.Layer, arguments: Mapping[str, Any], output: Any) -> Call:
+        config, weights = native.from_native(layer, probe=False)
+        refuse_dropout(training=bool(arguments["training"]), rate=config.dropout)
+        query, value, key = (arguments[name] for name in ("query", "value", "key"))
+        key = value if key is None else key
+        result, scores = output if arguments["return_attention_scores"] else (output, None)
+        dtypes = _dtypes(layer, query, key, value, result)
+        outputs = {"output": _array(result)} | ({} if scores is None else {"weights": _array(scores)})
+        inputs = AttentionInputs(_array(query), _array(key), _array(value), _mask(layer, arguments))
+        return Call(config, weights, inputs, outputs, *dtypes)
+
+
+class KerasGroupedLayer(KerasLayer):
+    """keras.layers.GroupQueryAttention."""
+
+    kind = "keras.layers.GroupQueryAttention"
+    layer_type = keras.layers.GroupQueryAttention
+
+
+def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
+    """The mask in terms of the definition; of any number or bool, what is not zero may be attended to."""
+    sources = []
+    if arguments["attention_mask"] is not None:
+        array = _array(arguments["attention_mask"]).astype(bool)
+        while array.ndim < 4:  # Keras puts the axis of the heads before the last two
+            array = np.expand_dims(array, -3)
+        sources.append(array)
+    for name, axes in (("query_mask", (1, 3)), ("value_mask", (1, 2)), ("key_mask", (1, 2))):
+        if arguments[name] is not None:
+            sources.append(np.expand_dims(_array(arguments[name]).astype(bool), axes))
+    return AttentionMask(
+        allowed=reduce(np.logical_and, sources) if sources else None,
+        causal=bool(arguments["use_causal_mask"]),
+        window=native.window_of(layer),
+    )
+
+
+class OwnLayer:
+    """backends.tf.MultiHeadAttention: its call is the definition's."""
+
+    kind = "backends.tf.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, MultiHeadAttention)
+
+    def check(self, layer: MultiHeadAttention) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+        arguments = dict(arguments)
+        training = bool(arguments.pop("training"))
+        result = output[0] if isinstance(output, tuple) else output
+        dtypes = _dtypes(layer, arguments["queries"], result)
+        return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
+
+
+class SeedLayer:
+    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+
+    kind = "d2l.tensorflow.MultiHeadAttention"
+
+    def matches(self, layer: Any) -> bool:
+        return has_seed_parts(layer, layer.call, keras.layers.Dense)
+
+    def check(self, layer: keras.Layer) -> None:
+        """Everything about it can be recorded."""
+
+    def probe(self, layer: Any) -> None:
+        if all(getattr(layer, f"W_{part}").built for part in "qkvo"):  # else its first call decides its widths
+            config, weights = layouts.get("d2l-tf").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_seed(layer, config, weights)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        arguments = dict(arguments)
+        training = bool(arguments.pop("training"))
+        rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]
+        refuse_dropout(training=training, rate=max(rates, default=0.0))
+        arrays = _seed_arrays(layer)
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
+        inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
+        call = arguments, output, inner, _array
+        return seed_call("d2l-tf", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+
+
+ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), SeedLayer())
+"""How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: Any) -> dict[str, NDArray]:
+    arrays = {}
+    for part in "qkvo":
+        dense = getattr(layer, f"W_{part}")
+        arrays[f"W_{part}/kernel"] = to_numpy(dense.kernel)
+        if dense.use_bias:
+            arrays[f"W_{part}/bias"] = to_numpy(dense.bias)
+    return arrays
+
+
+def _array(tensor: Any) -> NDArray:
+    """A copy, which what the model does next can't change."""
+    return to_numpy(tensor) if isinstance(tensor, (tf.Tensor, tf.Variable, keras.Variable)) else np.array(tensor)
+
+
+def _dtypes(layer: keras.Layer, *tensors: Any) -> tuple[str, str]:
+    """What it computes in, which everything that it is given is cast to before; and what its parameters are."""
+    computed = [keras.backend.standardize_dtype(tensor.dtype) for tensor in tensors]
+    computed += [part.compute_dtype for part in _layers(layer) if part.weights]
+    dtype = one_dtype(computed)
+    return dtype, one_dtype(variable.dtype for variable in layer.weights) if layer.weights else dtype
+
+
+@contextmanager
+def _parameters_as_they_are() -> Iterator[None]:
+    """Inside, variables have their own dtype; within a call Keras shows them cast to what the layer computes in."""
+    scope = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", scope)

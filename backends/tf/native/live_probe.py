@@ -1,0 +1,110 @@
+"""Live layers of Keras run on probes (see `mha_core.live.probe`), and left as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from backends.tf.ops.framework import TF_DTYPES, full_precision, to_numpy, to_tensor
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask, allowed_keys
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import DTYPES
+from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
+from mha_core.weights import Weights
+
+KERAS_WORDS = Words(masks=("valid_lens", "allowed", "causal"))
+SEED_WORDS = Words(masks=("valid_lens",))
+
+
+def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
+    """SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
+
+    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
+        queries, keys, values = tensors(layer, inputs.queries, inputs.keys, inputs.values)
+        told: dict[str, Any] = {"use_causal_mask": inputs.mask.causal}
+        if inputs.mask.has_sources and not inputs.mask.causal:
+            allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+            told["attention_mask"] = tf.constant(allowed[:, 0])
+        # Half of the probes each way: with scores it runs other code.
+        scores = inputs.queries.shape[0] > 1
+        found = layer(queries, values, key=keys, **told, return_attention_scores=scores, training=False)
+        output, shown = found if scores else (found, None)
+        return {"output": to_numpy(output)} | ({} if shown is None else {"weights": to_numpy(shown)})
+
+    def meant(inputs: AttentionInputs) -> AttentionInputs:
+        mask: AttentionMask = replace(inputs.mask, window=window)
+        return replace(inputs, mask=mask)
+
+    _check(layer, config, weights, run, KERAS_WORDS, meant)
+
+
+def check_seed(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
+    """SpecError unless a layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
+
+    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
+        lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
+        return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), lens))}
+
+    _check(layer, config, weights, run, SEED_WORDS)
+
+
+def _check(
+    layer: keras.Layer,
+    config: AttentionConfig,
+    weights: Weights,
+    run: RunProbe,
+    words: Words,
+    meant: Callable[[AttentionInputs], AttentionInputs] | None = None,
+) -> None:
+    name = f"{type(layer).__name__} {layer.name!r}"
+    if tf.inside_function():
+        raise cannot_run(name, "this runs while TensorFlow traces a function, where arrays have no numbers")
+    dtype = str(layer.compute_dtype)
+    if dtype not in DTYPES:
+        raise cannot_run(name, f"it computes in {dtype}")
+    with as_found(layer):
+        check_reading(name, config, weights, run, dtype=dtype, words=words, meant=meant)
+
+
+def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
+    """The arrays in the dtype that the layer computes in; what is one array becomes one tensor."""
+    made = {id(array): to_tensor(array, TF_DTYPES[layer.compute_dtype]) for array in arrays}
+    return [made[id(array)] for array in arrays]
+
+
+@contextmanager
+def as_found(layer: keras.Layer) -> Iterator[None]:
+    """Inside, nothing is recorded on tapes; afterwards the layer is what it was.
+
+    That is the state of its random seeds and other variables that are not trained, the tensors that it and its parts
+    keep (weights of the last call), and their losses.
+    """
+    parts = list(layer._flatten_layers(include_self=True, recursive=True))
+    kept = [(part, {name: value for name, value in vars(part).items() if _is_kept(value)}) for part in parts]
+    losses = [(part, list(part._losses)) for part in parts]
+    untrained = [(variable, variable.value.numpy().copy()) for variable in layer.non_trainable_variables]
+    with tf.init_scope(), full_precision():
+        try:
+            yield
+        finally:
+            for variable, before in untrained:
+                if not np.array_equal(variable.value.numpy(), before):
+                    variable.assign(before)
+            for part, own in kept:
+                for name in [name for name, value in vars(part).items() if _is_kept(value) and name not in own]:
+                    del vars(part)[name]
+                vars(part).update(own)  # not by assignment: Keras would track it
+            for part, own_losses in losses:
+                part._losses[:] = own_losses
+
+
+def _is_kept(value: Any) -> bool:
+    return value is None or isinstance(value, tf.Tensor)

@@ -1,0 +1,105 @@
+"""Attention in TensorFlow's own operations, between the projections: the stages `scores` to `heads`.
+
+Shapes as in `mha_core.stages`: queries (B, H, Lq, d), keys (B, G, Lk, d), values (B, G, Lk, dv).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from backends.tf.ops.heads import repeat_kv_heads
+from backends.tf.ops.masks import Mask
+
+
+class Stages(NamedTuple):
+    """The seven stages of one call, as tensors."""
+
+    queries: tf.Tensor
+    keys: tf.Tensor
+    values: tf.Tensor
+    scores: tf.Tensor
+    weights: tf.Tensor
+    heads: tf.Tensor
+    output: tf.Tensor
+
+
+def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    return x if mask.padding is None else zero_rows(x, mask.padding)
+
+
+def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    if past is None:
+        return new
+    if mask.past_padding is not None:
+        past = zero_rows(past, mask.past_padding)
+    return tf.concat([past, new], axis=2)
+
+
+def zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+    """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
+    rows = padding[..., tf.newaxis] if x.shape.rank == 3 else padding[:, tf.newaxis, :, tf.newaxis]
+    return tf.where(rows, tf.zeros((), x.dtype), x)
+
+
+def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return tf.matmul(queries * scale, keys, transpose_b=True)
+
+
+def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    keys = repeat_kv_heads(keys, queries.shape[1])
+    return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
+
+
+def cap(scores: tf.Tensor, softcap: float | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
+    return scores if softcap is None else softcap * tf.tanh(scores / softcap)
+
+
+def add_bias(scores: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one; where it is -inf, it only excludes."""
+    if bias is None:
+        return scores
+    return scores + tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), bias)
+
+
+def masked_softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+
+    A row without an allowed key is given finite scores before the softmax, and zeros after it:
+    forward and backward never see a NaN that would have to be repaired. `tf.where` sends gradient
+    to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
+
+    Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.
+    """
+    # In at least float32: half precision is too coarse for a sum of exponentials.
+    exact = tf.cast(scores, tf.float64 if scores.dtype == tf.float64 else tf.float32)
+    zero = tf.zeros((), exact.dtype)
+    if allowed is not None:
+        has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+        exact = tf.where(has_key, tf.where(allowed, exact, -float("inf")), zero)
+    highest = tf.stop_gradient(tf.reduce_max(exact, axis=-1, keepdims=True))
+    exponentials = tf.exp(exact - highest)
+    softmax = exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
+    if allowed is not None:
+        softmax = tf.where(allowed, softmax, zero)
+    return tf.cast(softmax, scores.dtype)
+
+
+def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
+    """(B, H, Lq, Lk): the weights after dropout, with the mask's keep-mask if it has one."""
+    if mask.keep is not None:
+        return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
+    return dropout(weights, training=training)
+
+
+def weighted_sum(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """(B, H, Lq, dv)."""
+    return tf.matmul(weights, repeat_kv_heads(values, weights.shape[1]))

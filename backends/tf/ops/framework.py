@@ -1,0 +1,121 @@
+"""TensorFlow and Keras: the dtypes by name, the devices, full-precision products, and random state kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import holds_arrays, is_convertible, settled
+from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.dtypes import DTYPES
+from mha_core.errors import BackendError, SpecError
+
+if keras.backend.backend() != "tensorflow":
+    raise BackendError(
+        "backend 'tf' needs Keras to run on TensorFlow. "
+        f"Got Keras on {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
+_TENSORS = (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)
+
+TF_DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in DTYPES}
+
+
+def devices() -> tuple[str, ...]:
+    """The name "cpu", then "gpu:0" and so on for what TensorFlow sees. Asking starts no GPU."""
+    return ("cpu", *(f"gpu:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))))
+
+
+def device_of(name: str) -> str:
+    """What `tf.device` calls a name in `devices()`."""
+    kind, _, index = name.partition(":")
+    return f"/{kind.upper()}:{index or 0}"
+
+
+def describe(array: Any) -> ArraySpec | None:
+    """Shape and dtype, for mha_core's checks; None for what is an array neither of TensorFlow nor of NumPy.
+
+    A size that tracing does not know is None.
+    """
+    if isinstance(array, np.ndarray):
+        return describe_array(array)
+    if not isinstance(array, _TENSORS):
+        return None
+    if getattr(array.shape, "rank", 0) is None:
+        raise SpecError("every array must have a known rank. Got a tensor of shape <unknown>.")
+    return ArraySpec(tuple(array.shape), tf.as_dtype(array.dtype).name)
+
+
+def as_tensor(array: Any, dtype: str | None = None) -> Any:
+    """A tensor of an array of NumPy, or of a list of tensors; in `dtype`, or in its own.
+
+    What `mha_core` refuses comes back as it is; so does everything else.
+    """
+    if isinstance(array, (list, tuple)) and holds_arrays(array):
+        return tf.convert_to_tensor(array)
+    if not is_convertible(array):
+        return array
+    tensor = tf.convert_to_tensor(settled("", array))
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+def to_numpy(tensor: Any) -> NDArray:
+    """The same numbers in NumPy, which has no bfloat16: float32 holds each of them."""
+    tensor = tf.convert_to_tensor(tensor)  # a variable, or the IndexedSlices of a gradient
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
+    return np.array(tensor)  # a copy: `.numpy()` may show TensorFlow's own memory
+
+
+def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
+    """A copy on the current device, so that the caller's array stays the caller's."""
+    return tf.cast(tf.constant(array), dtype)
+
+
+@contextmanager
+def spec_errors_kept() -> Iterator[None]:
+    """A SpecError from inside reaches the caller as it is.
+
+    Keras would rewrite its text with the call's arguments, and AutoGraph, which traces a
+    `tf.function`, replace it by a StagingError. Both leave errors that bear these marks alone.
+    """
+    try:
+        yield
+    except SpecError as error:
+        error._keras_call_info_injected = True  # type: ignore[attr-defined]
+        error.ag_pass_through = True  # type: ignore[attr-defined]
+        raise
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 inside; the setting returns afterwards."""
+    config = tf.config.experimental
+    before = config.tensor_float_32_execution_enabled()
+    config.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        config.enable_tensor_float_32_execution(before)
+
+
+@contextmanager
+def random_state_kept(salt: int) -> Iterator[None]:
+    """Layers made inside leave Python's random state, from which Keras draws their seeds, as it was.
+
+    The seeds follow the caller's state (`keras.utils.set_random_seed`) and `salt`, so that two
+    layers do not drop out alike because neither has moved that state on.
+    """
+    state = random.getstate()
+    random.seed(random.getrandbits(64) ^ salt)
+    try:
+        yield
+    finally:
+        random.setstate(state)

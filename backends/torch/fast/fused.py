@@ -1,0 +1,124 @@
+"""PyTorch's fused attention, where it follows the definition.
+
+It is `torch.nn.functional.scaled_dot_product_attention`. On a CPU its kernel gives 0 where all scores of a row are
+NaN, excludes keys by adding -inf, which makes NaN of what is NaN or infinite there, and multiplies that -inf by the
+scale when it is causal. So it gets no NaN, nothing to exclude but padding, which is zeros, or the future, and a
+positive scale. Its backward pass can't be differentiated again: the stages then do that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from backends.torch.ops.attention import Rules, attend_at_once
+from backends.torch.ops.masks import Mask, allowed_keys
+
+APART = 2**17
+"""Scores of one item from which on attending to its own keys alone is worth a call of its own."""
+
+
+def is_fusable(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> bool:
+    """Whether the kernel follows the definition for this call, and holds no scores."""
+    if rules.vector is not None or rules.softcap is not None or rules.dropout or mask.keep is not None:
+        return False
+    if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and rules.scale > 0.0)):
+        return False
+    if queries.shape[3] != values.shape[3] or 0 in (*queries.shape, *keys.shape):
+        return False
+    return torch.compiler.is_compiling() or queries.device.type != "cpu" or _is_finite(queries, keys)
+
+
+def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
+    """Heads (B, H, Lq, dv) of a call that is fusable."""
+    if torch.compiler.is_compiling():
+        heads = _fused(queries, keys, values, mask, rules)
+        return heads + _missed_nan(queries, keys) if queries.device.type == "cpu" else heads
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values)):
+        recorded: Tensor = _TwiceDifferentiable.apply(queries, keys, values, mask, rules)
+        return recorded
+    return _fused(queries, keys, values, mask, rules)
+
+
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
+    options: dict[str, Any] = {"scale": rules.scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
+    if not mask.excludes:
+        return scaled_dot_product_attention(queries, keys, values, **options)
+    if mask.is_diagonal:
+        return scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
+    lens = _known_lens(queries, keys, mask)
+    if lens is not None:
+        return _item_by_item(queries, keys, values, lens, options)
+    allowed = allowed_keys(mask, keys.shape[2])
+    assert allowed is not None
+    # A row without a key is given all, and zeros afterwards: no kernel has to know such rows.
+    has_key = allowed.any(dim=-1, keepdim=True)
+    heads = scaled_dot_product_attention(queries, keys, values, attn_mask=allowed | ~has_key, **options)
+    return heads.masked_fill(~has_key, 0.0)
+
+
+def _known_lens(queries: Tensor, keys: Tensor, mask: Mask) -> list[int] | None:
+    """The number of keys of each item, where that is known, is all of the mask, and is worth it."""
+    num_heads, query_len, key_len = queries.shape[1], queries.shape[2], keys.shape[2]
+    worth = queries.device.type == "cpu" and num_heads * query_len * key_len >= APART
+    if mask.reach is None or mask.allowed is not None or not worth:
+        return None
+    return [int(stop) for stop in mask.reach.stop[:, 0]]
+
+
+def _item_by_item(queries: Tensor, keys: Tensor, values: Tensor, lens: list[int], options: dict[str, Any]) -> Tensor:
+    """Heads (B, H, Lq, dv), each item with its own keys: the others are not touched."""
+    items = zip(queries.split(1), keys.split(1), values.split(1), lens, strict=True)
+    heads = [
+        scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], **options) if n else torch.zeros_like(q)
+        for q, k, v, n in items
+    ]
+    # Joined in the order in which the heads will be merged.
+    return torch.cat([part.transpose(1, 2) for part in heads]).transpose(1, 2)
+
+
+def _is_finite(*arrays: Tensor) -> bool:
+    """Whether all is finite, told from one sum of each: False also where that overflows."""
+    sums = [array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)) for array in arrays]
+    return bool(torch.isfinite(sum(sums)))  # type: ignore[arg-type]  # of tensors, so no int
+
+
+def _missed_nan(queries: Tensor, keys: Tensor) -> Tensor:
+    """(B, H, Lq, 1): NaN in the rows of which the kernel would not see that all scores are NaN, 0 in the others."""
+    of_query = (queries.detach() * 0.0).sum(dim=-1, keepdim=True)
+    of_first_key = torch.where(keys.detach()[:, :, :1].isnan(), torch.nan, 0.0).sum(dim=-1, keepdim=True)
+    return of_query + of_first_key.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1).to(of_query.dtype)
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """The fused kernel with its own backward pass; where that will be differentiated again, with that of the stages."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
+        tensors = (queries, keys, values)
+        q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
+        with torch.enable_grad():
+            heads = _fused(q, k, v, mask, rules)
+        ctx.save_for_backward(*tensors, q, k, v, heads)
+        ctx.mask, ctx.rules = mask, rules
+        return heads.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        *tensors, heads = ctx.saved_tensors
+        tensors, leaves = tensors[:3], tensors[3:]
+        again = torch.is_grad_enabled()
+        if again:
+            leaves = tensors
+            q, k, v = tensors
+            heads = attend_at_once(q, (k,), (v,), ctx.mask, ctx.rules)
+        wanted = [x for x, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(
+            torch.autograd.grad(
+                heads, wanted, gradients[0], create_graph=again, retain_graph=True, materialize_grads=True
+            )
+        )
+        return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)

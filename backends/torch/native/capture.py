@@ -1,0 +1,268 @@
+"""Hooks on PyTorch's modules for `mha.capture`, and how the attention layers among them are read."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from backends.torch.layers import MultiHeadAttention
+from backends.torch.native import convert as native
+from backends.torch.native import live_probe
+from backends.torch.ops import framework
+from backends.torch.weights import to_weights
+from mha_core import layouts
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.capture import (
+    Call,
+    arguments_of,
+    has_seed_parts,
+    none_found,
+    one_dtype,
+    outermost,
+    own_call,
+    refuse_dropout,
+    seed_call,
+)
+from mha_core.errors import SpecError
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of what computes."""
+    return {"torch": torch.__version__}
+
+
+def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
+    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it."""
+    parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
+    parts += [name for name, parameter in module._parameters.items() if parameter is not None]
+    return parts, lambda: [id(part) for part in module.modules()]
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether there are numbers in it; those of a quantized layer are no parameters."""
+    return any(True for _ in module.parameters()) or bool(module.state_dict())
+
+
+@contextmanager
+def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+    """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+
+    A module with forward hooks takes none of the fast paths that would go around the modules in it. The one
+    that drops padding first, and which hooks don't stop, is switched off meanwhile; what such an encoder gives is
+    then computed once more without hooks, since the fast path leaves zeros where there is padding.
+    """
+    if hasattr(target, "_orig_mod"):
+        raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")
+    chosen = list(outermost(target.named_modules(), choose, "."))
+    if not chosen:
+        raise none_found(target)
+    with ExitStack() as hooks:
+        watching = [(module, _hook(name, adapter, seen)) for name, module, adapter in chosen]
+        handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watching]
+        hooks.callback(lambda: [handle.remove() for handle in handles])
+        for encoder in target.modules():
+            if isinstance(encoder, nn.TransformerEncoder) and encoder.use_nested_tensor:
+                hooks.callback(setattr, encoder, "use_nested_tensor", True)
+                encoder.use_nested_tensor = False
+                again = encoder.register_forward_hook(_without_hooks(watching, handles), prepend=True, with_kwargs=True)
+                hooks.callback(again.remove)
+        yield
+
+
+def _hook(name: str, adapter: Any, seen: Callable[..., None]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        framework.refuse_autocast(module)
+        seen(name, adapter, module, arguments_of(inspect.signature(module.forward), args, kwargs), output)
+
+    return hook
+
+
+def _without_hooks(watching: list[Any], handles: list[Any]) -> Callable[..., Any]:
+    """A hook on an encoder that gives what it would give if nobody watched it; `handles` are replaced."""
+
+    def hook(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
+        if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
+            return output  # no fast path would be taken that gives something else
+        for handle in handles:
+            handle.remove()
+        encoder.use_nested_tensor = True
+        try:
+            with warnings.catch_warnings():
+                # PyTorch's own, of the way that it takes here; it is no news about what is captured.
+                warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
+                return encoder.forward(*args, **kwargs)
+        finally:
+            encoder.use_nested_tensor = False
+            handles[:] = [module.register_forward_hook(watch, with_kwargs=True) for module, watch in watching]
+
+    return hook
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(nn.MultiheadAttention.forward).parameters.items()
+    if parameter.default is not inspect.Parameter.empty
+}
+"""Of the arguments of torch.nn.MultiheadAttention."""
+
+
+class TorchLayer:
+    """torch.nn.MultiheadAttention."""
+
+    kind = "torch.nn.MultiheadAttention"
+
+    def matches(self, layer: nn.Module) -> bool:
+        return isinstance(layer, nn.MultiheadAttention)
+
+    def check(self, layer: nn.MultiheadAttention) -> None:
+        native.layout_of(layer)
+
+    def probe(self, layer: nn.MultiheadAttention) -> None:
+        native.from_native(layer)
+
+    def read(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+        config, weights = native.from_native(layer, probe=False)
+        refuse_dropout(training=layer.training, rate=config.dropout)
+        arguments = {**_DEFAULTS, **arguments}  # a subclass may hand down **kwargs
+        query, key, value = (arguments[name] for name in ("query", "key", "value"))
+        if not (isinstance(output, tuple) and len(output) == 2):
+            raise SpecError(f"{type(layer).__qualname__} does not return (output, weights), as its class does")
+        result, returned = output
+        dtypes = _dtypes(layer, query, key, value, result)
+        batched = query.dim() == 3
+
+        def in_order(tensor: Tensor) -> NDArray:
+            """(B, L, width), however the layer has it."""
+            array = _array(tensor)
+            if not batched:
+                return array[None]
+            return array if layer.batch_first else np.array(array.swapaxes(0, 1), order="C")
+
+        queries, keys, values = map(in_order, (query, key, value))
+        batch, query_len, key_len = len(queries), queries.shape[1], keys.shape[1]
+        mask = _mask(arguments, (batch, config.num_heads, query_len, key_len))
+        outputs = {"output": in_order(result)}
+        if returned is not None and (not arguments["average_attn_weights"] or config.num_heads == 1):
+            outputs["weights"] = _array(returned).reshape(batch, config.num_heads, query_len, key_len)
+        return Call(config, weights, AttentionInputs(queries, keys, values, mask), outputs, *dtypes)
+
+
+def _mask(arguments: Mapping[str, Any], full: tuple[int, ...]) -> AttentionMask:
+    """The mask in terms of the definition. A bool of PyTorch's says True where attention is *not* allowed."""
+    batch, _, query_len, key_len = full
+    attn_mask, padding = arguments["attn_mask"], arguments["key_padding_mask"]
+    causal = bool(arguments["is_causal"])
+    sources = []
+    if causal:
+        _check_causal(attn_mask, query_len, key_len)
+    elif attn_mask is not None:
+        sources.append(_array(attn_mask).reshape((query_len, key_len) if attn_mask.dim() == 2 else full))
+    if padding is not None:
+        sources.append(_array(padding).reshape(batch, 1, 1, key_len))
+    sources = [_as_bool(array) for array in sources]
+    excluded = [array for array in sources if array.dtype == bool]
+    added = [array for array in sources if array.dtype != bool]
+    return AttentionMask(
+        allowed=~reduce(np.logical_or, excluded) if excluded else None,
+        bias=reduce(np.add, added) if added else None,
+        causal=causal,
+    )
+
+
+def _as_bool(mask: NDArray) -> NDArray:
+    """A mask of zeros and -inf alone only excludes: True where it does. PyTorch's own layers make such ones."""
+    if mask.dtype == bool:
+        return mask
+    excluded = np.isneginf(mask)
+    return excluded if (excluded | (mask == 0.0)).all() else mask
+
+
+def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
+    """is_causal is a hint that attn_mask is the causal mask; with a wrong one PyTorch follows now this, now that."""
+    if attn_mask is None:
+        raise SpecError(
+            "is_causal=True needs an attn_mask beside it: without one PyTorch attends to every key on its fast path "
+            "and raises an error off it"
+        )
+    excluded = _as_bool(_array(attn_mask))
+    wanted = np.triu(np.ones((query_len, key_len), dtype=bool), k=1)
+    if excluded.dtype != bool or not (excluded == wanted).all():
+        raise SpecError(
+            "is_causal=True says that attn_mask is the causal mask, and it is another one: whether "
+            "torch.nn.MultiheadAttention follows the one or the other depends on need_weights. Leave is_causal out."
+        )
+
+
+class OwnLayer:
+    """backends.torch.MultiHeadAttention: its call is the definition's."""
+
+    kind = "backends.torch.MultiHeadAttention"
+
+    def matches(self, layer: nn.Module) -> bool:
+        return isinstance(layer, MultiHeadAttention)
+
+    def check(self, layer: MultiHeadAttention) -> None:
+        """Everything about it can be recorded."""
+
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+        result = output[0] if isinstance(output, tuple) else output
+        dtypes = _dtypes(layer, arguments["queries"], result)
+        call = arguments, output, _array
+        return own_call(layer.config, to_weights(layer), *call, training=layer.training, dtypes=dtypes)
+
+
+class SeedLayer:
+    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+
+    kind = "d2l.torch.MultiHeadAttention"
+
+    def matches(self, layer: nn.Module) -> bool:
+        return has_seed_parts(layer, layer.forward, nn.Linear)
+
+    def check(self, layer: nn.Module) -> None:
+        """Everything about it can be recorded."""
+
+    def probe(self, layer: Any) -> None:
+        if any(nn.parameter.is_lazy(parameter) for parameter in layer.parameters()):
+            return  # its first call decides its widths
+        config, weights = layouts.get("d2l-torch").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
+        live_probe.check_seed(layer, config, weights)
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+        rates = [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
+        refuse_dropout(training=layer.training, rate=max(rates, default=0.0))
+        arrays = _seed_arrays(layer)
+        dtypes = _dtypes(layer, next(iter(arguments.values())), output)
+        inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
+        call = arguments, output, inner, _array
+        return seed_call("d2l-torch", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+
+
+ADAPTERS = (TorchLayer(), OwnLayer(), SeedLayer())
+"""How the layers that are known here are read."""
+
+
+def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+    return {name: _array(tensor) for name, tensor in layer.state_dict().items() if name.startswith("W_")}
+
+
+def _array(tensor: Any) -> NDArray:
+    """A copy, which what the model does next can't change."""
+    return framework.copied(tensor) if isinstance(tensor, Tensor) else np.array(tensor)
+
+
+def _dtypes(layer: nn.Module, *tensors: Tensor) -> tuple[str, str]:
+    """The dtype of everything, as what it computes in and as what its parameters are."""
+    dtype = one_dtype(str(tensor.dtype).removeprefix("torch.") for tensor in (*tensors, *layer.parameters()))
+    return dtype, dtype

@@ -1,0 +1,77 @@
+"""The layer that this project grew out of: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
+
+It computes what the book's does, with what the definition does otherwise: scores of padded keys are
+overwritten with -1e6, so a row without a valid key averages all values.
+(https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from backends.torch.ops.heads import transpose_output, transpose_qkv
+
+FILL = -1e6
+"""What stands in the scores of padded keys."""
+
+
+def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
+    """Softmax over the keys of (N, Lq, Lk); valid_lens is (N,) or (N, Lq). Overwrites the scores of padded keys.
+
+    >>> masked_softmax(torch.zeros(2, 1, 4), torch.tensor([2, 0]))[:, 0]
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    if valid_lens is not None:
+        lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
+        padded = torch.arange(scores.shape[-1], device=scores.device) >= lens[..., None]
+        scores[padded.expand(scores.shape)] = FILL
+    return torch.softmax(scores, dim=-1)
+
+
+class SeedDotProductAttention(nn.Module):
+    """Scaled dot-product attention over a batch that the heads are folded into; it keeps its last weights.
+
+    >>> SeedDotProductAttention(0.0)(torch.ones(1, 2, 3), torch.ones(1, 4, 3), torch.ones(1, 4, 5)).shape
+    torch.Size([1, 2, 5])
+    """
+
+    attention_weights: Tensor
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+        """(N, Lq, d), (N, Lk, d), (N, Lk, dv) -> (N, Lq, dv)."""
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / queries.shape[-1] ** 0.5
+        self.attention_weights = masked_softmax(scores, valid_lens)
+        return torch.bmm(self.dropout(self.attention_weights), values)
+
+
+class SeedMultiHeadAttention(nn.Module):
+    """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
+
+    >>> layer = SeedMultiHeadAttention(100, 5, 0.5)
+    >>> layer(torch.ones(2, 4, 100), torch.ones(2, 6, 100), torch.ones(2, 6, 100), torch.tensor([3, 2])).shape
+    torch.Size([2, 4, 100])
+    """
+
+    def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention = SeedDotProductAttention(dropout)
+        self.W_q = nn.LazyLinear(num_hiddens, bias=bias)
+        self.W_k = nn.LazyLinear(num_hiddens, bias=bias)
+        self.W_v = nn.LazyLinear(num_hiddens, bias=bias)
+        self.W_o = nn.LazyLinear(num_hiddens, bias=bias)
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None) -> Tensor:
+        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        split = (
+            transpose_qkv(projection(x), self.num_heads)
+            for projection, x in ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
+        )
+        lens = None if valid_lens is None else valid_lens.repeat_interleave(self.num_heads, dim=0)
+        return self.W_o(transpose_output(self.attention(*split, lens), self.num_heads))

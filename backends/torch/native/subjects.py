@@ -1,0 +1,244 @@
+"""PyTorch's own attention layers as subjects: `mha check --subject backends.torch.native.subjects:MultiheadAttention`.
+
+Each class is one path of one layer. What a layer is told is translated from the definition's mask
+here, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", the seed takes lengths alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from backends.torch.native.convert import layout_of, to_native
+from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
+from mha_core.backend import Run
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask, allowed_keys, as_valid_lens, padding_keys
+from mha_core.call.sizes import CallSizes
+from mha_core.config import AttentionConfig
+from mha_core.layouts import canonical_gradients
+from mha_core.stages import Trace
+from mha_core.subject import Capabilities, NativeSubject, leaves_of
+from mha_core.weights import Weights
+
+CPU = torch.device("cpu")
+
+Tensors = Mapping[str, Tensor]
+"""Stage or leaf by name."""
+
+
+class TorchSubject(NativeSubject):
+    """What all of them share: NumPy in, autograd, NumPy out.
+
+    Attributes:
+        training: whether the layer is in train() mode.
+    """
+
+    training: ClassVar[bool] = False
+
+    @abstractmethod
+    def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
+        """The layer that holds these weights."""
+
+    @abstractmethod
+    def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
+        """Run it on `leaves`, as `leaves_of` names them. The stages that it shows."""
+
+    def differentiates(self, inputs: AttentionInputs) -> bool:
+        """Whether gradients of such a call can be had, all of them."""
+        return True
+
+    def parameter_gradients(
+        self, layer: nn.Module, config: AttentionConfig, gradients: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray]:
+        """Gradients of the layer's own parameters under the canonical names."""
+        return canonical_gradients(layout_of(layer), config, gradients)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        layer = self.make(config, weights).train(self.training)
+        dtype = TORCH_DTYPES[self.dtype]
+
+        def run(inputs: AttentionInputs) -> Trace:
+            leaves = {name: to_tensor(array, dtype, CPU) for name, array in leaves_of(inputs).items()}
+            if inputs.cotangent is None or not self.differentiates(inputs):
+                with torch.no_grad():
+                    stages = self.call(layer, config, inputs, leaves)
+                return _trace(stages)
+            with torch.enable_grad():
+                for leaf in leaves.values():
+                    leaf.requires_grad_()
+                stages = self.call(layer, config, inputs, leaves)
+                parameters = dict(layer.named_parameters())
+                wanted = {**leaves, **{f"layer.{name}": parameter for name, parameter in parameters.items()}}
+                cotangent = to_tensor(inputs.cotangent, dtype, CPU)
+                found = torch.autograd.grad(stages["output"], list(wanted.values()), cotangent, materialize_grads=True)
+            gradients = {name: to_numpy(gradient) for name, gradient in zip(wanted, found, strict=True)}
+            own = {name: gradients.pop(f"layer.{name}") for name in parameters}
+            return _trace(stages, {**gradients, **self.parameter_gradients(layer, config, own)})
+
+        return run
+
+
+def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -> Trace:
+    return Trace(**{name: to_numpy(stage) for name, stage in stages.items()}, gradients=gradients)
+
+
+# torch.nn.MultiheadAttention ------------------------------------------------------------------------------
+
+
+class MultiheadAttention(TorchSubject):
+    """`layer(..., need_weights=True, average_attn_weights=False)`: a softmax of its own, and weights per head.
+
+    Attributes:
+        need_weights: as the layer is called; without them it runs scaled_dot_product_attention.
+        batch_first: as the layer is made; False has it take (L, B, width).
+    """
+
+    name: ClassVar[str] = "torch.nn.MultiheadAttention"
+    capabilities: ClassVar[Capabilities] = Capabilities(widths=("key_dim", "value_dim"))
+    need_weights: ClassVar[bool] = True
+    batch_first: ClassVar[bool] = True
+
+    def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
+        return to_native(config, weights, batch_first=self.batch_first)
+
+    def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
+        given = [leaves[name] for name in ("queries", "keys", "values")]
+        if not self.batch_first:
+            given = [x.transpose(0, 1) for x in given]
+        output, weights = layer(*given, **self.options(config, inputs, leaves))
+        output = output if self.batch_first else output.transpose(0, 1)
+        return {"weights": weights, "output": output} if self.need_weights else {"output": output}
+
+    def options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
+        """The other arguments of the call: its masks among them."""
+        masks = ignored_keys(inputs.mask, inputs.check(config), config.num_heads, leaves.get("bias"))
+        return {"need_weights": self.need_weights, "average_attn_weights": False, **masks}
+
+
+class MultiheadAttentionTimeMajor(MultiheadAttention):
+    """The same with the default `batch_first=False`: queries (Lq, B, E)."""
+
+    name = "torch.nn.MultiheadAttention (time-major)"
+    batch_first = False
+
+
+class MultiheadAttentionWithoutWeights(MultiheadAttention):
+    """`need_weights=False`, with gradients: scaled_dot_product_attention inside."""
+
+    name = "torch.nn.MultiheadAttention (need_weights=False)"
+    need_weights = False
+
+
+class MultiheadAttentionInTraining(MultiheadAttention):
+    """In train() mode. What it drops there is its own choice, so only layers without dropout can be judged."""
+
+    name = "torch.nn.MultiheadAttention (training)"
+    training = True
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        if config.dropout > 0.0:
+            return "dropout with a given keep-mask: in training it draws its own"
+        return super().supports(config, inputs)
+
+
+class MultiheadAttentionIsCausal(MultiheadAttentionWithoutWeights):
+    """`is_causal=True` beside the causal mask: a hint that makes it drop the mask and use a kernel's own."""
+
+    name = "torch.nn.MultiheadAttention (is_causal)"
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        return only_causal(inputs.mask, 0) or super().supports(config, inputs)
+
+    def options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
+        return {**super().options(config, inputs, leaves), "is_causal": True}
+
+
+class MultiheadAttentionFastPath(MultiheadAttentionWithoutWeights):
+    """eval(), no gradients, self-attention on one tensor, batch_first, an even number of heads: one fused operator."""
+
+    name = "torch.nn.MultiheadAttention (fast path)"
+    capabilities = Capabilities(bias=False)
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        if not (config.bias.q_proj or config.bias.k_proj or config.bias.v_proj or config.bias.out_proj):
+            return "no biases: the fast path needs them"
+        if config.num_heads % 2:
+            return "an odd number of heads: it leaves the fast path"
+        if not all(np.array_equal(inputs.queries, x, equal_nan=True) for x in (inputs.keys, inputs.values)):
+            return "anything but self-attention: it leaves the fast path"
+        return super().supports(config, inputs)
+
+    def differentiates(self, inputs: AttentionInputs) -> bool:
+        return False
+
+    def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
+        x = leaves["queries"]  # not only equal: the layer looks whether it is one and the same object
+        return super().call(layer, config, inputs, {**leaves, "keys": x, "values": x})
+
+
+def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
+    """The masks of nn.MultiheadAttention, where True means "ignore": lengths per item, and all the rest.
+
+    `key_padding_mask` is (B, Lk), `attn_mask` (B * H, Lq, Lk); both are bool, or float if there is a bias.
+
+    >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
+    >>> ignored_keys(AttentionMask(valid_lens=np.array([1])), sizes, num_heads=1, bias=None)
+    {'key_padding_mask': tensor([[False,  True,  True]])}
+    >>> ignored_keys(AttentionMask(causal=True), sizes, num_heads=1, bias=None)["attn_mask"]
+    tensor([[[False,  True,  True],
+             [False, False,  True]]])
+    """
+    found: dict[str, Tensor] = {}
+    if mask.valid_lens is not None and mask.valid_lens.ndim == 1:
+        found["key_padding_mask"] = torch.tensor(padding_keys(AttentionMask(valid_lens=mask.valid_lens), sizes))
+        mask = replace(mask, valid_lens=None)
+    ignored = torch.tensor(~allowed_keys(mask, sizes, num_heads))
+    if bias is not None:
+        found["attn_mask"] = bias.expand(ignored.shape).masked_fill(ignored, -torch.inf).flatten(0, 1)
+    elif mask.has_sources:
+        found["attn_mask"] = ignored.flatten(0, 1)
+    if bias is not None and "key_padding_mask" in found:  # both must be of one kind
+        zeros = torch.zeros(found["key_padding_mask"].shape, dtype=bias.dtype)
+        found["key_padding_mask"] = zeros.masked_fill(found["key_padding_mask"], -torch.inf)
+    return found
+
+
+def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
+    """None if the mask is causal with one of these offsets and nothing else, or why it is not."""
+    if not mask.causal:
+        return "anything but a causal mask"
+    others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]
+    if others:
+        return f"{', '.join(others)} beside a causal mask"
+    if not (isinstance(mask.query_offset, int) and mask.query_offset in offsets):
+        return "a causal mask with an offset"
+    return None
+
+
+# The layer that this project grew out of ------------------------------------------------------------------
+
+
+class SeedMultiHeadAttention(TorchSubject):
+    """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
+
+    name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        widths=("query_dim", "key_dim", "value_dim"), bias=False, only_lengths=True
+    )
+
+    def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
+        return to_native(config, weights, "d2l-torch")
+
+    def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
+        mask = inputs.mask
+        lens = torch.tensor(as_valid_lens(mask, inputs.check(config), config.num_heads)) if mask.has_sources else None
+        output = layer(leaves["queries"], leaves["keys"], leaves["values"], lens)
+        weights = layer.attention.attention_weights.unflatten(0, (-1, config.num_heads))
+        return {"weights": weights, "output": output}

@@ -1,0 +1,1 @@
+"""The vocabulary of `layers.py`: the stages of the definition as functions of PyTorch."""

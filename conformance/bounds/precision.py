@@ -1,0 +1,108 @@
+"""How precisely a subject computes: what the bounds need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from mha_core.backend import SoftmaxKernel
+
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Largest relative error of rounding to the format."""
+
+FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+"""What may become zero lies below it: what is no normal number; in float16, which every processor converts
+to and from with its subnormal numbers, only what is smaller than any of those.
+"""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The arithmetic of a subject.
+
+    Args:
+        storage: dtype of every array that a stage leaves behind.
+        accumulator: dtype in which sums of products are formed.
+        reduction: dtype in which plain sums are formed: the gradient of a bias, of whatever was broadcast.
+        softmax: dtype of the softmax arithmetic.
+        multiply: format to which the factors of a matrix product are rounded first: that of
+            storage, "tf32", or "bfloat16" for products in bfloat16 passes.
+        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised ones
+            of all four frameworks; PyTorch's fused CPU kernel has 20.
+        key_block: keys of one block of an online softmax; None where each row is seen whole.
+    """
+
+    storage: str
+    accumulator: str
+    reduction: str
+    softmax: str
+    multiply: str
+    exp_ulps: float = 4.0
+    key_block: int | None = None
+
+    @classmethod
+    def of(cls, dtype: str) -> Precision:
+        """What a backend promises unless it declares otherwise: products and softmax in at least float32.
+
+        Plain sums are in the storage dtype: XLA and Eigen add up a half-precision bias gradient in half.
+
+        >>> Precision.of("bfloat16").accumulator
+        'float32'
+        """
+        wide = dtype if dtype == "float64" else "float32"
+        return cls(storage=dtype, accumulator=wide, reduction=dtype, softmax=wide, multiply=dtype)
+
+    def with_multiply(self, multiply: str) -> Precision:
+        """The same with factors rounded to another format, as an accelerator's fast products do."""
+        return replace(self, multiply=multiply)
+
+    def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
+        """The same with the softmax of a backend's path."""
+        return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
+
+    def key_blocks(self, key_len: int) -> int:
+        """Blocks in which the softmax sees a row of so many keys.
+
+        >>> fused = replace(Precision.of("float32"), key_block=512)
+        >>> fused.key_blocks(512), fused.key_blocks(513), Precision.of("float32").key_blocks(513)
+        (1, 2, 1)
+        """
+        return 1 if self.key_block is None else max(1, ceil(key_len / self.key_block))
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff of storage."""
+        return UNIT_ROUNDOFF[self.storage]
+
+    @property
+    def ua(self) -> float:
+        """Unit roundoff of the accumulator."""
+        return UNIT_ROUNDOFF[self.accumulator]
+
+    @property
+    def ur(self) -> float:
+        """Unit roundoff of plain sums."""
+        return UNIT_ROUNDOFF[self.reduction]
+
+    @property
+    def us(self) -> float:
+        """Unit roundoff of the softmax arithmetic."""
+        return UNIT_ROUNDOFF[self.softmax]
+
+    @property
+    def um(self) -> float:
+        """Unit roundoff of the factors of a product; 0 where they are not rounded once more."""
+        return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
+
+    @property
+    def tau(self) -> float:
+        """What may become zero in storage lies below it."""
+        return FLUSHED[self.storage]
+
+    @property
+    def linear_below(self) -> float:
+        """Errors below it add up one by one: they come from flushing to zero, which always errs to one side.
+
+        Down to 1e-140 also because the squares of smaller ones would underflow.
+        """
+        return max(min(1e12 * self.tau, 2.0**-14), 1e-140)

@@ -1,0 +1,73 @@
+"""The only tolerances: how far each element of each stage and gradient may lie from the reference.
+
+Computed, not chosen. Errors are carried through the same steps as the reference: every stage is a
+`Bounded`, and the rules of `bounded.py` say what each operation adds. The tolerance of an element is
+the smaller of the deterministic and the probabilistic bound; in float64, twice that, because the
+reference rounds as well. Where the definition says "exactly", it is 0.
+
+The bounds hold while nothing overflows and the subject computes with the precision that it declares.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.backward import backward_bounds
+from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.forward import forward_bounds
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from mha_core.reference.state import State
+from mha_core.stages import STAGES
+
+
+def allowed_error(problem: Problem, state: State, precision: Precision) -> dict[str, NDArray]:
+    """The error allowed in each element.
+
+    Args:
+        problem: what was run, already rounded to the storage dtype.
+        state: what the reference computed for it.
+        precision: how the subject computes.
+
+    Returns:
+        Stage name -> array of the stage's shape; "gradients.NAME" -> array of the gradient's shape.
+    """
+    with np.errstate(all="ignore"):  # NaN and infinity are data; their places are compared exactly
+        worst = _all_bounds(state, Rounding(precision, probabilistic=False))
+        likely = _all_bounds(state, Rounding(precision, probabilistic=True))
+        sides = 2.0 if precision.storage == "float64" else 1.0
+        allowed = {name: sides * np.fmin(worst[name].e, likely[name].e) for name in worst}
+    for array in allowed.values():
+        array[np.isnan(array)] = 0.0  # beside a NaN, which is compared exactly
+    _exact_where_defined(allowed, problem)
+    return allowed
+
+
+def _exact_where_defined(allowed: dict[str, NDArray], problem: Problem) -> None:
+    """Excluded weights are exactly 0, the weight of a lone key is exactly 1, a row without a key gives
+    exactly 0 and then the output bias, and no gradient reaches padding.
+    """
+    keys = problem.allowed()
+    row_has_key = keys.any(axis=-1)
+    allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0
+    allowed["heads"][~row_has_key] = 0.0
+    allowed["output"][~row_has_key.any(axis=1)] = 0.0
+    past_len = 0 if problem.inputs.past_keys is None else problem.inputs.past_keys.shape[2]
+    padding = problem.padding()
+    for name in ("keys", "values"):
+        for gradient, where in ((name, padding[:, past_len:]), (f"past_{name}", padding[:, :past_len])):
+            array = allowed.get(f"gradients.{gradient}")
+            if array is not None:  # (B, L, width), or (B, heads, L, width)
+                rows = array if array.ndim == 3 else array.swapaxes(1, 2)
+                rows[where] = 0.0
+
+
+def _all_bounds(state: State, rounding: Rounding) -> dict[str, Bounded]:
+    """Stage name, or "gradients.NAME" -> its bound."""
+    bounds = forward_bounds(state, rounding)
+    found = {name: bounds[name] for name in STAGES}
+    if state.inputs.cotangent is not None:
+        gradients = backward_bounds(state, rounding, bounds)
+        found.update({f"gradients.{name}": gradient for name, gradient in gradients.items()})
+    return found

@@ -1,0 +1,1 @@
+"""Whether the ruler is right: how tight the bounds are, on many formulations and random problems."""

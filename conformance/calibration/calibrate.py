@@ -1,0 +1,219 @@
+"""False alarms: correct implementations on random problems, and how close they come to their bounds.
+
+Every correct implementation must pass, so each rejection is a mistake in a bound. `calibrate` yields
+an Outcome per run; `Figures` gathers them. An Outcome's `case`, SEED-INDEX, runs the same problem again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.calibration.draws import DRAWS_PER_LAYER, Layer, draw_layer, draw_problem
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, answer
+from conformance.subjects.subject import Subject
+from mha_core import STAGES, SpecError
+from mha_core.backend import Run
+from mha_core.errors import one_line
+
+ARRAYS = (*STAGES, "gradients")
+"""What ratios are gathered by."""
+
+QUANTILES = {"median": 0.5, "99 %": 0.99, "99.9 %": 0.999, "max": 1.0}
+"""What is reported of a distribution."""
+
+SLOW_TO_PREPARE = {"jax": 2}
+"""Backend -> it takes part in one of so many layers, because each costs it a compilation."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: one problem on one subject.
+
+    Attributes:
+        case: SEED-INDEX of the problem.
+        ratios: worst error / allowed error of each stage, and of all gradients together.
+        worst: the array with the largest ratio.
+        message: what is wrong, if the subject was rejected or failed; else empty.
+        failed: whether it raised instead of giving an answer.
+        selector: the options of `mha calibrate` that choose the subject.
+    """
+
+    subject: str
+    dtype: str
+    case: str
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    worst: str = ""
+    message: str = ""
+    failed: bool = False
+    selector: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The largest."""
+        return max(self.ratios.values(), default=0.0)
+
+    @property
+    def rejected(self) -> bool:
+        return bool(self.message) and not self.failed
+
+    @property
+    def replay(self) -> str:
+        """The command that runs this problem on this subject again."""
+        selector = f" {self.selector}" if self.selector else ""
+        return f"mha calibrate --replay {self.case} --dtype {self.dtype}{selector}"
+
+
+def calibrate(seed: int, runs: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
+    """`runs` runs of correct implementations in one dtype, the same ones for the same seed and subjects.
+
+    Layer after layer is drawn, each with several problems, and each problem goes to every subject.
+
+    Raises:
+        SpecError: when called: `runs` is not positive, or there are no subjects.
+    """
+    if runs < 1:
+        raise SpecError(f"runs must be at least 1. Got {runs}.")
+    if not subjects:
+        raise SpecError(f"no implementation computes in {dtype}")
+    return islice(_all_runs(seed, dtype, subjects), runs)
+
+
+def _all_runs(seed: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
+    """Without end."""
+    for number in count():
+        layer = draw_layer(seed, number)
+        prepared: dict[str, Run] = {}
+        taking_part = [subject for subject in subjects if number % SLOW_TO_PREPARE.get(subject.name.split()[0], 1) == 0]
+        for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
+            yield from _problem_on(seed, index, dtype, taking_part, layer, prepared)
+
+
+def parse_case(case: str) -> tuple[int, int]:
+    """The seed and the index of a problem. Raises SpecError for what is not SEED-INDEX.
+
+    >>> parse_case("7-204")
+    (7, 204)
+    """
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", case, re.ASCII)
+    if found is None:
+        raise SpecError(f"replay must be SEED-INDEX, two numbers as a report gives them. Got {case!r}.")
+    return int(found[1]), int(found[2])
+
+
+def replay(case: str, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
+    """One problem again, on each subject. Raises SpecError, when called, for a case that is not SEED-INDEX."""
+    seed, index = parse_case(case)
+    return _problem_on(seed, index, dtype, subjects, draw_layer(seed, index // DRAWS_PER_LAYER), {})
+
+
+def _problem_on(
+    seed: int, index: int, dtype: str, subjects: Sequence[Subject], layer: Layer, prepared: dict[str, Run]
+) -> Iterator[tuple[Expected, Outcome]]:
+    problem = draw_problem(seed, index, dtype, layer)
+    answers: dict[Precision, Expected] = {}
+    for subject in subjects:
+        if subject.precision not in answers:
+            answers[subject.precision] = answer(problem, subject.precision)
+        wanted = answers[subject.precision]
+        # Weights that had to shrink for this problem belong to it alone.
+        runs = prepared if problem.weights is layer.weights else {}
+        yield wanted, judge(f"{seed}-{index}", wanted, subject, runs)
+
+
+def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run]) -> Outcome:
+    """Run one subject on one problem. `prepared` keeps what it prepared, by its name."""
+    problem = wanted.problem
+    selector = getattr(subject, "selector", "")
+    try:
+        if subject.name not in prepared:
+            prepared[subject.name] = subject.prepare(problem.config, problem.weights)
+        trace = prepared[subject.name](problem.inputs)
+    except Exception as error:  # whatever a framework raises; the other runs go on
+        return Outcome(subject.name, subject.dtype, case, message=one_line(error), failed=True, selector=selector)
+    message = ""
+    try:
+        ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
+    except ParityError as error:
+        ratios, message = error.ratios, str(error)
+    by_array: dict[str, float] = defaultdict(float)
+    for name, ratio in ratios.items():
+        by_array[name.split(".")[0]] = max(by_array[name.split(".")[0]], ratio)
+    worst = max(ratios, key=lambda name: ratios[name], default="")
+    return Outcome(subject.name, subject.dtype, case, dict(by_array), worst, message, selector=selector)
+
+
+def quantiles(ratios: Iterable[float]) -> dict[str, float]:
+    """The QUANTILES of a distribution that is not empty.
+
+    >>> quantiles([0.1, 0.2, 0.4])["median"]
+    0.2
+    """
+    values = np.fromiter(ratios, dtype=float)
+    return {name: float(np.quantile(values, q, method="higher")) for name, q in QUANTILES.items()}
+
+
+class Figures:
+    """What all runs came to.
+
+    Attributes:
+        outcomes: every run, in order.
+        tightness: (dtype, array) -> one number per problem: the allowed error of its median element,
+            as a fraction of the largest magnitude in that array.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.tightness: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._measured = ("", "")
+
+    def add(self, wanted: Expected, outcome: Outcome) -> None:
+        """One more run; the bounds of a problem are measured once."""
+        self.outcomes.append(outcome)
+        if self._measured == (outcome.dtype, outcome.case):
+            return
+        self._measured = (outcome.dtype, outcome.case)
+        arrays = [(name, name, array) for name, array in wanted.trace.stages()]
+        arrays += [("gradients", f"gradients.{name}", array) for name, array in (wanted.trace.gradients or {}).items()]
+        for kind, name, array in arrays:
+            counts = wanted.where if name == "scores" else np.ones(array.shape, dtype=bool)
+            largest = np.abs(array[counts]).max(initial=0.0)
+            if largest > 0.0:
+                self.tightness[outcome.dtype, kind].append(
+                    float(np.median(wanted.allowed_error[name][counts]) / largest)
+                )
+
+    @property
+    def rejected(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.rejected]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.failed]
+
+    def by_array(self, dtype: str, array: str) -> list[float]:
+        """The ratio of one array, or "gradients", in every run in one dtype that has it."""
+        return [o.ratios[array] for o in self.outcomes if o.dtype == dtype and array in o.ratios]
+
+    def by_subject(self, dtype: str) -> dict[str, list[Outcome]]:
+        """Every run in one dtype, by subject."""
+        found: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in self.outcomes:
+            if outcome.dtype == dtype:
+                found[outcome.subject].append(outcome)
+        return dict(found)
+
+    def dtypes(self) -> list[str]:
+        """The dtypes that ran, in order."""
+        return list(dict.fromkeys(outcome.dtype for outcome in self.outcomes))
+
+    def worst(self, dtype: str) -> Outcome:
+        """The run that came closest to its bound, or farthest over it."""
+        return max((o for o in self.outcomes if o.dtype == dtype), key=lambda o: o.ratio)

@@ -1,0 +1,131 @@
+"""What a calibration came to, as tables for a terminal and as JSON for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome, quantiles
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; a change that readers would notice raises it."""
+
+SHOWN = 5
+"""Rejections that are shown in full; the JSON report has all."""
+
+
+def print_figures(console: Console, figures: Figures) -> None:
+    """Per dtype: error / allowed error by stage and by implementation, and the worst run; then a last line."""
+    for dtype in figures.dtypes():
+        console.print(f"{dtype}: error / allowed error, and how much is allowed", style="bold")
+        console.print(_by_array(figures, dtype))
+        console.print(f"\n{dtype}: largest error / allowed error of a run, by implementation", style="bold")
+        console.print(_by_subject(figures, dtype))
+        worst = figures.worst(dtype)
+        _line(console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n")
+    for outcome in (*figures.rejected[:SHOWN], *figures.failed[:SHOWN]):
+        _line(console, outcome_text(outcome))
+    _line(console, verdict(figures))
+
+
+def print_replay(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Error / allowed error of every array, one row per run, and what is wrong with it."""
+    table = _table("", "dtype", *ARRAYS, "worst array")
+    for outcome in outcomes:
+        ratios = [_number(outcome.ratios[name]) if name in outcome.ratios else "-" for name in ARRAYS]
+        table.add_row(outcome.subject, outcome.dtype, *ratios, outcome.worst)
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.message:
+            _line(console, outcome_text(outcome))
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """What is wrong with one run, and how to run it again."""
+    state = "did not run" if outcome.failed else "rejected"
+    lines = "\n".join(f"  {line}" for line in outcome.message.splitlines())
+    return f"{outcome.subject} {outcome.dtype}, problem {outcome.case}: {state}\n{lines}\n  replay: {outcome.replay}"
+
+
+def verdict(figures: Figures) -> str:
+    """One line for all of it."""
+    total = f"{len(figures.outcomes):,} runs of correct implementations"
+    failed = f", {len(figures.failed):,} did not run" if figures.failed else ""
+    return f"{len(figures.rejected):,} of {total} rejected{failed}."
+
+
+def to_json(figures: Figures, *, seed: int, environment: dict[str, Any]) -> dict[str, Any]:
+    """All figures, every rejection and the worst run of each dtype, as JSON can hold them."""
+    by_dtype = {
+        dtype: {
+            "runs": sum(outcome.dtype == dtype for outcome in figures.outcomes),
+            "rejected": sum(outcome.dtype == dtype for outcome in figures.rejected),
+            "arrays": {
+                name: {
+                    "ratio": quantiles(figures.by_array(dtype, name)),
+                    "allowed": quantiles(figures.tightness[dtype, name]),
+                }
+                for name in ARRAYS
+                if figures.by_array(dtype, name) and figures.tightness[dtype, name]
+            },
+            "subjects": {
+                name: {
+                    "runs": len(outcomes),
+                    "rejected": sum(outcome.rejected for outcome in outcomes),
+                    "ratio": quantiles(outcome.ratio for outcome in outcomes),
+                }
+                for name, outcomes in figures.by_subject(dtype).items()
+            },
+            "worst": _outcome(figures.worst(dtype)),
+        }
+        for dtype in figures.dtypes()
+    }
+    return {
+        "schema": SCHEMA_VERSION,
+        "environment": environment,
+        "seed": seed,
+        "dtypes": by_dtype,
+        "rejected": [_outcome(outcome) for outcome in figures.rejected],
+        "failed": [_outcome(outcome) for outcome in figures.failed],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {**vars(outcome), "ratio": outcome.ratio, "replay": outcome.replay}
+
+
+def _by_array(figures: Figures, dtype: str) -> Table:
+    table = _table("", *QUANTILES, "allowed / largest")
+    for name in ARRAYS:
+        ratios, tightness = figures.by_array(dtype, name), figures.tightness[dtype, name]
+        if ratios and tightness:
+            cells = [_number(value) for value in quantiles(ratios).values()]
+            table.add_row(name, *cells, f"{quantiles(tightness)['median']:.1e}")
+    return table
+
+
+def _by_subject(figures: Figures, dtype: str) -> Table:
+    table = _table("", "runs", "rejected", *QUANTILES)
+    for name, outcomes in figures.by_subject(dtype).items():
+        rejected = sum(outcome.rejected for outcome in outcomes)
+        cells = [_number(value) for value in quantiles(outcome.ratio for outcome in outcomes).values()]
+        table.add_row(name, f"{len(outcomes):,}", f"[{'bold red' if rejected else 'green'}]{rejected:,}[/]", *cells)
+    return table
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10.0 else f"{ratio:.1e}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

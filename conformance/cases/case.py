@@ -1,0 +1,160 @@
+"""Case: one entry of the suite. Its sizes, its mask, and what it catches; the table stands in `cases.py`.
+
+A case is a recipe; `Case.build()` makes the Problem, the same one each time. Building refuses what
+would test nothing: a mask that excludes nothing or everything, and equal sizes that would hide a
+transposition, unless the case says why it has them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.heads import split_heads
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Args:
+        id: its name, as `mha check --case` takes it.
+        catches: what goes wrong in an implementation that fails it.
+        config: the layer.
+        batch, query_len, key_len: B, Lq, Lk.
+        past_len: Lp, how many of the Lk keys a decoding cache holds already.
+        split: whether queries, keys and values are given split into heads (a config without projections).
+        mask: makes the mask from a random generator and the case.
+        dropout: whether a keep-mask is drawn, which makes it a training step.
+        weight_scale, input_scale: factors on standard weights and on standard normal inputs.
+        change: a last change to the Problem, for what the fields above can't say.
+        same_sizes: why two sizes may be equal. Empty: they may not.
+        trivial_mask: why the mask may exclude nothing or everything. Empty: it may not.
+        source: where the Problem comes from if it is not drawn at random.
+        expensive: whether searches over many hypotheses should do without it.
+    """
+
+    id: str
+    catches: str
+    config: AttentionConfig
+    batch: int = 2
+    query_len: int = 5
+    key_len: int = 7
+    past_len: int = 0
+    split: bool = False
+    mask: Callable[[Rng, Case], AttentionMask] | None = None
+    dropout: bool = False
+    weight_scale: float = 1.0
+    input_scale: float = 1.0
+    change: Callable[[Rng, Problem], Problem] | None = None
+    same_sizes: str = ""
+    trivial_mask: str = ""
+    source: Callable[[], Problem] | None = None
+    expensive: bool = False
+
+    def build(self) -> Problem:
+        """The Problem of this case. Raises SpecError if it would test nothing."""
+        self._check_sizes()
+        problem = self._random_problem() if self.source is None else self.source()
+        self._check_mask(problem)
+        return problem
+
+    def _random_problem(self) -> Problem:
+        rng = np.random.default_rng(zlib.crc32(self.id.encode()))
+        config = self.config
+        weights = init_weights(config, seed=int(rng.integers(2**31)), bias_scale=1.0)
+        shape = (self.batch, config.num_heads, self.query_len, self.key_len)
+        new_len = self.key_len - self.past_len
+        inputs = AttentionInputs(
+            queries=self.input_scale * rng.normal(size=(self.batch, self.query_len, config.query_dim)),
+            keys=self.input_scale * rng.normal(size=(self.batch, new_len, config.key_dim)),
+            values=self.input_scale * rng.normal(size=(self.batch, new_len, config.value_dim)),
+            mask=AttentionMask() if self.mask is None else self.mask(rng, self),
+            dropout_keep=rng.random(shape) >= config.dropout if self.dropout else None,
+            cotangent=rng.normal(size=(self.batch, self.query_len, config.output_dim)),
+        )
+        if self.past_len:
+            inputs = replace(inputs, **self._past(rng))
+        if self.split:
+            heads = config.head_shapes
+            inputs = replace(
+                inputs,
+                queries=split_heads(inputs.queries, heads.queries[0]),
+                keys=split_heads(inputs.keys, heads.keys[0]),
+                values=split_heads(inputs.values, heads.values[0]),
+            )
+        scaled = {name: self.weight_scale * array for name, array in weights.items()}
+        problem = Problem(config, scaled, inputs)
+        return problem if self.change is None else self.change(rng, problem)
+
+    def _past(self, rng: Rng) -> dict[str, Any]:
+        """Keys and values of a decoding cache: (B, G, Lp, d), (B, G, Lp, dv)."""
+        shapes = self.config.head_shapes
+        return {
+            name: self.input_scale * rng.normal(size=(self.batch, heads, self.past_len, width))
+            for name, (heads, width) in (("past_keys", shapes.keys), ("past_values", shapes.values))
+        }
+
+    def sizes(self) -> Mapping[str, int]:
+        """Every size by its symbol."""
+        config = self.config
+        return {
+            "B": self.batch,
+            "Lq": self.query_len,
+            "Lk": self.key_len,
+            **({"Lp": self.past_len, "Lk - Lp": self.key_len - self.past_len} if self.past_len else {}),
+            "H": config.num_heads,
+            "d": config.head_dim,
+            "dv": config.value_head_dim,
+            "Dq": config.query_dim,
+            "Dk": config.key_dim,
+            "Dv": config.value_dim,
+            "Do": config.output_dim,
+        }
+
+    def _check_sizes(self) -> None:
+        if self.same_sizes:
+            return
+        for (name, size), (other, other_size) in combinations(self.sizes().items(), 2):
+            if size == other_size:
+                raise SpecError(
+                    f"case {self.id!r}: {name} = {other} = {size} can hide a transposition; "
+                    "make them differ, or say in same_sizes why they may not"
+                )
+
+    def _check_mask(self, problem: Problem) -> None:
+        if self.trivial_mask:
+            return
+        for name, source in _excluding_sources(problem.inputs.mask).items():
+            allowed = replace(problem, inputs=replace(problem.inputs, mask=source)).allowed()
+            if allowed.all() or not allowed.any():
+                excluded = "nothing" if allowed.all() else "everything"
+                raise SpecError(
+                    f"case {self.id!r}: {name} excludes {excluded}, so it tests nothing; "
+                    "change it, or say in trivial_mask why it may"
+                )
+
+
+def _excluding_sources(mask: AttentionMask) -> dict[str, AttentionMask]:
+    """Every source that is there to exclude keys, alone in a mask."""
+    sources = {}
+    if mask.valid_lens is not None:
+        sources["valid_lens"] = AttentionMask(valid_lens=mask.valid_lens)
+    if mask.allowed is not None:
+        sources["allowed"] = AttentionMask(allowed=mask.allowed)
+    if mask.bias is not None and np.isneginf(mask.bias).any():
+        sources["bias"] = AttentionMask(bias=mask.bias)
+    if mask.causal:
+        sources["causal"] = AttentionMask(causal=True, query_offset=mask.query_offset)
+    if mask.window is not None:
+        sources["window"] = AttentionMask(window=mask.window, query_offset=mask.query_offset)
+    return sources

@@ -1,0 +1,137 @@
+"""What cases are made of: sizes, masks, and last changes to a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case, Rng
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionMask
+
+MakeMask = Callable[[Rng, Case], AttentionMask]
+
+
+def prime_config(**changes: Any) -> AttentionConfig:
+    """Pairwise different sizes: H 3, d 11, dv 13, widths 17, 19, 23 in and 29 out, all with biases."""
+    sizes: dict[str, Any] = {
+        "embed_dim": 33,
+        "num_heads": 3,
+        "head_dim": 11,
+        "value_head_dim": 13,
+        "query_dim": 17,
+        "key_dim": 19,
+        "value_dim": 23,
+        "output_dim": 29,
+        "bias": True,
+    }
+    return AttentionConfig(**{**sizes, **changes})
+
+
+SQUARE = AttentionConfig(39, 3, bias=True)
+SQUARE_REASON = "square twin: rectangular sizes turn a wrong transposition into an error that hides it"
+
+
+def fixed(**sources: Any) -> MakeMask:
+    """A mask without randomness."""
+    return lambda rng, case: AttentionMask(**sources)
+
+
+def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
+    """Bool (B, 1 or H, Lq, Lk) that lets about two of three keys through."""
+    return rng.random((case.batch, heads or 1, case.query_len, case.key_len)) < 0.67
+
+
+def allowed_per_item(rng: Rng, case: Case) -> AttentionMask:
+    return AttentionMask(allowed=random_allowed(rng, case))
+
+
+def allowed_per_head(rng: Rng, case: Case) -> AttentionMask:
+    return AttentionMask(allowed=random_allowed(rng, case, heads=case.config.num_heads))
+
+
+def bias_per_head(rng: Rng, case: Case) -> AttentionMask:
+    return AttentionMask(bias=rng.normal(size=(case.config.num_heads, case.query_len, case.key_len)))
+
+
+def bias_that_excludes(rng: Rng, case: Case) -> AttentionMask:
+    """-inf in a fifth of the places, and in the whole last row."""
+    bias = rng.normal(size=(case.batch, 1, case.query_len, case.key_len))
+    bias[rng.random(bias.shape) < 0.2] = -np.inf
+    bias[:, :, -1] = -np.inf
+    return AttentionMask(bias=bias)
+
+
+def every_source(rng: Rng, case: Case) -> AttentionMask:
+    return AttentionMask(
+        valid_lens=np.array([[6, 5, 4, 7, 3], [2, 7, 0, 6, 5]]),
+        allowed=random_allowed(rng, case, heads=case.config.num_heads),
+        bias=bias_that_excludes(rng, case).bias,
+        causal=True,
+        query_offset=np.array([3, 1]),
+        window=(4, None),
+    )
+
+
+def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
+    """The same large negative number on every score: no weight may notice it."""
+    return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
+
+
+def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
+    """Query i may attend to one key alone, which scores -3.6e7 where every other scores +3.6e7."""
+    chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
+    is_open = np.arange(case.key_len) == chosen
+    return AttentionMask(allowed=is_open, bias=np.where(is_open, -3.6e7, 3.6e7))
+
+
+def poison_padding(rng: Rng, problem: Problem) -> Problem:
+    """NaN, infinity and 1e30 in the keys and values that nobody may attend to."""
+    padding = problem.padding()
+    padding = padding[:, padding.shape[1] - problem.inputs.keys.shape[1] :]  # without the past
+    keys, values = problem.inputs.keys.copy(), problem.inputs.values.copy()
+    poison = np.array([np.nan, np.inf, -np.inf, 1e30])
+    keys[padding] = rng.choice(poison, size=keys[padding].shape)
+    values[padding] = rng.choice(poison, size=values[padding].shape)
+    return replace(problem, inputs=replace(problem.inputs, keys=keys, values=values))
+
+
+def nan_in_open_key(rng: Rng, problem: Problem) -> Problem:
+    """One NaN in a key of item 0 that queries may attend to."""
+    keys = problem.inputs.keys.copy()
+    keys[0, 1, 2] = np.nan
+    return replace(problem, inputs=replace(problem.inputs, keys=keys))
+
+
+def infinity_in_open_value(rng: Rng, problem: Problem) -> Problem:
+    """One infinity in a value of item 0 that queries may attend to."""
+    values = problem.inputs.values.copy()
+    values[0, 1, 2] = np.inf
+    return replace(problem, inputs=replace(problem.inputs, values=values))
+
+
+def loud_item(rng: Rng, problem: Problem) -> Problem:
+    """The queries of one batch item are 300 times as large as the others."""
+    factor = np.ones((problem.inputs.queries.shape[0], 1, 1))
+    factor[0] = 300.0
+    return replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries * factor))
+
+
+def same_signs(rng: Rng, problem: Problem) -> Problem:
+    """Values without a sign, so that errors of a long sum add up instead of cancelling."""
+    return replace(problem, inputs=replace(problem.inputs, values=np.abs(problem.inputs.values)))
+
+
+def views(rng: Rng, problem: Problem) -> Problem:
+    """Strided queries, keys expanded over the batch, transposed values; all of them read-only."""
+    inputs = problem.inputs
+    strided = np.repeat(inputs.queries, 2, axis=1)[:, ::2]
+    expanded = np.broadcast_to(inputs.keys[:1], inputs.keys.shape)
+    transposed = np.ascontiguousarray(inputs.values.transpose(2, 1, 0)).transpose(2, 1, 0)
+    for array in (strided, transposed):
+        array.flags.writeable = False
+    return replace(problem, inputs=replace(inputs, queries=strided, keys=expanded, values=transposed))

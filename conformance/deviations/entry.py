@@ -1,0 +1,104 @@
+"""Deviation: one place where somebody else's layer does not follow the definition; the table is `deviations.toml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from packaging.requirements import Requirement
+
+EVERYTHING, EVERY_GRADIENT = "*", "gradients.*"
+"""What stands in `arrays` for every stage and gradient, and for every gradient."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One entry: what a layer does where the definition says something else, and where that shows.
+
+    Attributes:
+        id: its name, in kebab-case.
+        subject: the layer, as `mha check --subject` takes it.
+        summary: what the layer does.
+        definition: what the definition says.
+        reason: why the layer does it, or where in its code.
+        link: a page that shows or discusses it.
+        versions: what must be installed for it to happen, such as torch>=2.0; all of them.
+        cases, dtypes, arrays: where it shows: in each of these cases, in each of these dtypes, some of
+            these arrays are over their bound, and no others are. No cases: `probe` shows it.
+        only_where: where it happens with these versions, if not everywhere: "TensorFlow runs without oneDNN".
+            Such an entry may show, and need not.
+        probe: "package.module:function" that says in a sentence what it saw, or None if it does not happen.
+    """
+
+    id: str
+    subject: str
+    summary: str
+    definition: str
+    reason: str
+    link: str
+    versions: tuple[str, ...]
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float64", "float32")
+    arrays: tuple[str, ...] = ()
+    probe: str = ""
+    only_where: str = ""
+
+    @property
+    def layer(self) -> str:
+        """The subject for a reader: framework and layer, or the spec as it is.
+
+        >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPA", "", "", "", "", ())
+        >>> entry.layer, entry.frameworks
+        ('torch SDPA', ('torch',))
+        """
+        module, _, name = self.subject.partition(":")
+        parts = module.split(".")
+        return f"{parts[1]} {name}" if parts[0] == "backends" and len(parts) > 2 else self.subject
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """The names under which a reader may look for it: the backend's, and the packages'."""
+        parts = self.subject.split(".")
+        own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
+        return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        return tuple(map(Requirement, self.versions))
+
+    def why_not_here(self) -> str:
+        """Why it can't be expected of what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
+        for requirement in self.requirements:
+            version = installed(requirement.name)
+            if version is None:
+                return f"not installed: {requirement.name}"
+            if not requirement.specifier.contains(version, prereleases=True):
+                return f"other version: {requirement.name} {version}, it is known of {requirement}"
+        return ""
+
+    def covers(self, array: str) -> bool:
+        """Whether this stage or "gradients.NAME" is among its arrays."""
+        is_gradient = array.startswith("gradients.")
+        return array in self.arrays or EVERYTHING in self.arrays or (is_gradient and EVERY_GRADIENT in self.arrays)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it."""
+        names = ("id", "layer", "subject", "summary", "definition", "reason", "link", "probe", "only_where")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "versions": list(self.versions),
+            "cases": list(self.cases),
+            "dtypes": list(self.dtypes),
+            "arrays": list(self.arrays),
+        }
+
+
+@cache
+def installed(package: str) -> str | None:
+    """The version of an installed package, or None; nothing is imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

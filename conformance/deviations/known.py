@@ -1,0 +1,101 @@
+"""Known deviations: where somebody else's layer does not follow the definition, with reason, link and versions.
+
+The table is `deviations.toml`; a user can write one of the same form. `check` judges a result with the
+entries of its subject: a difference that they list is known, one that they do not is an error, and so is
+a listed one that no longer happens.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from conformance.deviations.entry import Deviation
+from conformance.deviations.table import check_ids, read
+from conformance.judging.compare import Mismatch
+from conformance.judging.result import Result
+from mha_core import SpecError
+
+TABLE = Path(__file__).with_name("deviations.toml")
+"""The table that this project keeps."""
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """A table of entries.
+
+    Attributes:
+        entries: in the order of the files.
+        option: the option of `mha check` that reads the same table; "" for this project's own.
+    """
+
+    entries: tuple[Deviation, ...] = ()
+    option: str = ""
+
+    def expected(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
+        """The entries that must show in this case on this subject, with what is installed."""
+        spec = getattr(subject, "spec", "")
+        return [
+            entry
+            for entry in self.entries
+            if entry.subject == spec and case in entry.cases and dtype in entry.dtypes and not entry.why_not_here()
+        ]
+
+
+def load(path: Path | None = None) -> Deviations:
+    """This project's table; with `path`, the entries of that file as well.
+
+    Raises:
+        SpecError: a file can't be read, or an entry is wrong; the message names file, entry and field.
+    """
+    entries = _own()
+    if path is None:
+        return Deviations(entries)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} can't be read as a table of deviations: {error}") from error
+    more = read(text, source=str(path))
+    check_ids((*entries, *more), source=str(path))
+    return Deviations((*entries, *more), option=f"--deviations {shlex.quote(str(path))}")
+
+
+@cache
+def _own() -> tuple[Deviation, ...]:
+    return read(TABLE.read_text(encoding="utf-8"), source=TABLE.name)
+
+
+def judge(result: Result, listed: Sequence[Deviation]) -> Result:
+    """The result as it is to be understood with the entries that must show in it.
+
+    `different` becomes `deviates` if every array that differs is listed. What is listed and does not
+    happen is one more mismatch, and makes the result `different`. A subject that gave no answer has
+    `failed` whatever is listed.
+    """
+    if not listed or result.status == "failed":
+        return result
+    wrong = [mismatch.stage for mismatch in result.mismatches]
+    happening = tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))
+    gone = [entry for entry in listed if entry.id not in happening and not entry.only_where]
+    unknown = [name for name in wrong if not any(entry.covers(name) for entry in listed)]
+    if gone:
+        mismatches = (*result.mismatches, *(_gone(entry, result) for entry in gone))
+        ids = tuple(entry.id for entry in gone)
+        return replace(result, status="different", mismatches=mismatches, deviations=happening, gone=ids)
+    if unknown:
+        return replace(result, deviations=happening)
+    if not happening:
+        return result
+    message = f"deviates as known: {', '.join(happening)}"
+    return replace(result, status="deviates", deviations=happening, message=message)
+
+
+def _gone(entry: Deviation, result: Result) -> Mismatch:
+    names = [name for name in result.judged if entry.covers(name)]
+    seen = result.message if result.status == "unsupported" else f"{', '.join(names) or 'none of its arrays'} equal"
+    stage = next(iter(names or [name for name in entry.arrays if not name.endswith("*")]), "output")
+    return Mismatch(stage, f"listed deviation {entry.id!r} no longer happens: {seen}. Correct the table.")

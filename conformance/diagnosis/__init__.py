@@ -1,0 +1,1 @@
+"""What went wrong: which planted bug explains a difference."""

@@ -1,0 +1,169 @@
+"""Diagnosis: since which stage a subject differs, and which bugs explain it.
+
+A hypothesis is the reference with one or more bugs of the zoo in it. One that gives what the subject gives in *every*
+case, the failing and the passing ones, and in everything that it shows, is looked for first: one bug, a pair, then up
+to four. If there is none, the one is named that explains nearly all of the failing cases, with what it does not
+explain (see `evidence` for what it means to explain a case, and `hypotheses` for the ranking and its thresholds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from conformance.cases.case import Case
+from conformance.diagnosis.evidence import Evidence, is_of_float32
+from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
+from conformance.diagnosis.observations import Observation, Runs, arrays_of
+from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.expected import Expected, expected
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.subject import Subject
+from conformance.zoo.bug import Bug
+from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
+from mha_core import STAGES, SpecError, Trace
+
+__all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]
+
+SHOWN = 3
+"""Of hypotheses that do not explain everything: how many are shown."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known about one subject.
+
+    Attributes:
+        failing, passing: ids of the cases where it differs, and where it is equal.
+        left_out: case id -> why it could not be judged.
+        mismatch: the first array over its bound, in the failing case that shows it earliest.
+        visible: the names of the arrays that the subject exposes.
+        inside: the dtype in which it computes, if all that it gives in another one are numbers of that.
+        explanations: hypotheses that explain every case; several, if these cases can't tell them apart.
+        partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
+        closest: if there is none of these either, those that explain some failing cases, best first.
+    """
+
+    subject: str
+    dtype: str
+    failing: tuple[str, ...]
+    passing: tuple[str, ...]
+    left_out: Mapping[str, str]
+    mismatch: Mismatch | None
+    visible: tuple[str, ...]
+    inside: str | None = None
+    explanations: tuple[Hypothesis, ...] = ()
+    partly: tuple[Hypothesis, ...] = ()
+    closest: tuple[Hypothesis, ...] = ()
+
+
+def diagnose(
+    subject: Subject,
+    cases: Iterable[Case],
+    *,
+    bugs: Sequence[Bug] | None = None,
+    runs: Runs | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Diagnosis:
+    """Run the subject on the cases and look for the bugs that explain it.
+
+    Args:
+        subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
+        cases: at least one of them; the more, the fewer hypotheses are left. Expensive ones may be among them:
+            hypotheses are tried on those last, and on a passing one only if everything else leaves them.
+        bugs: the zoo to choose from. Default: all of it.
+        runs: what hypotheses give, kept from an earlier diagnosis with the same cases and dtype.
+        progress: is told what is being done.
+
+    Raises:
+        SpecError: the subject could not run a single case.
+    """
+    progress("running the subject")
+    observations, left_out = observe(subject, cases)
+    if not observations:
+        reason = next(iter(left_out.values()), "there are no cases")
+        raise SpecError(f"{subject.name!r} could not run a single case: {reason}")
+    failing = [observation for observation in observations if observation.mismatches]
+    found = Diagnosis(
+        subject=subject.name,
+        dtype=subject.dtype,
+        failing=tuple(observation.case.id for observation in failing),
+        passing=tuple(observation.case.id for observation in observations if not observation.mismatches),
+        left_out=left_out,
+        mismatch=_earliest(failing),
+        visible=tuple(dict.fromkeys(name for observation in observations for name in observation.arrays)),
+    )
+    if not failing:
+        return found
+    inside = "float32" if subject.dtype == "float64" and is_of_float32(observations) else None
+    zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
+    larger = bugs_of_large_blocks() if bugs is None else ()
+    search = Search(observations, Evidence(runs or Runs(), subject.dtype, inside))
+    return _explained(replace(found, inside=inside), search, zoo, larger, progress)
+
+
+def _explained(
+    found: Diagnosis, search: Search, zoo: Sequence[Bug], larger: Sequence[Bug], progress: Callable[[str], None]
+) -> Diagnosis:
+    if not search.failing:  # in the precision that it has inside, everything is right
+        return replace(found, explanations=(search.hypothesis(()),))
+    progress(f"trying {len(zoo)} bugs")
+    whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
+    if search.only_large:
+        zoo = [*zoo, *larger]
+    if not whole:
+        progress("trying pairs of bugs")
+        whole = search.wholly(search.promising_pairs(zoo))
+    if whole:
+        return replace(found, explanations=tuple(map(search.hypothesis, whole)))
+    progress("trying more bugs at once")
+    ranked = search.grow(zoo, lambda size: progress(f"trying {size} bugs at once"))
+    if search.only_large and not (ranked and search.is_named(ranked[0])):
+        large = search.of_large_cases(zoo)
+        return replace(found, partly=_told(search, [one for one in large if one.credit == large[0].credit][:SHOWN]))
+    if not ranked:
+        return found
+    equally = [score for score in ranked if score.key[:-1] == ranked[0].key[:-1]]
+    if ranked[0].credit == search.total:
+        return replace(found, explanations=_told(search, equally))
+    if search.is_named(ranked[0]):
+        return replace(found, partly=_told(search, equally[:SHOWN]))
+    return replace(found, closest=_told(search, [score for score in ranked if search.is_close(score)][:SHOWN]))
+
+
+def _told(search: Search, scores: Sequence[Score]) -> tuple[Hypothesis, ...]:
+    return tuple(search.hypothesis(score.bugs) for score in scores)
+
+
+def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:
+    """Run every case; what can't be run is left out, with its reason."""
+    observations, left_out = [], {}
+    for case in cases:
+        wanted = expected(case, subject.precision)
+        try:
+            trace = ask(subject, wanted.problem)
+        except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
+            left_out[case.id] = str(reason)
+            continue
+        mismatches = _mismatches(trace, wanted, subject.dtype)
+        observations.append(Observation(case, wanted, arrays_of(trace), mismatches))
+    return observations, left_out
+
+
+def _mismatches(trace: Trace, wanted: Expected, dtype: str) -> tuple[Mismatch, ...]:
+    try:
+        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
+    except ParityError as error:
+        return tuple(error.mismatches)
+    return ()
+
+
+def _earliest(failing: Sequence[Observation]) -> Mismatch | None:
+    """The mismatch at the earliest stage; of those, the one that is furthest over its bound."""
+
+    def rank(mismatch: Mismatch) -> tuple[int, float]:
+        position = STAGES.index(mismatch.stage) if mismatch.stage in STAGES else len(STAGES)
+        return position, -(mismatch.error or 0.0)
+
+    firsts = [observation.mismatches[0] for observation in failing]
+    return min(firsts, key=rank, default=None)

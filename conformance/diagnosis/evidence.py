@@ -1,0 +1,253 @@
+"""Evidence: what a subject gave in each case, and how well a hypothesis gives the same.
+
+A hypothesis is the reference with some bugs of the zoo in it. It fits a case *whole* if it gives every array that the
+subject shows. It *explains* the case if it gives what matters there: the output, where that is wrong. Where stages are
+visible, each of them is also held against what the hypothesis makes of the subject's own stages before it: a harmless
+difference early on (padding that is not zeroed, say) then does not hide the bug behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
+from conformance.diagnosis.observations import Observation, Runs, arrays_of
+from conformance.judging.expected import expected
+from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from mha_core import STAGES
+from mha_core.reference import pipeline as reference
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State
+
+SLACK = 100.0
+"""How many times the bound a hypothesis may be off: the bug changes the numbers that the bound was made from."""
+
+RELATIVE = 1000.0
+"""And how many roundoffs of the largest number in the array."""
+
+SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
+"""The same where a subject computes in float32 inside: its bounds are wide enough for small bugs to hide in."""
+
+FIRST_STAGE = 0.5
+"""What it counts, of a case, to explain the first wrong stage and not the output: a bug was found, but not the last."""
+
+
+_ORDER = {name: position for position, name in enumerate(FORWARD)}
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A case that a hypothesis does not explain, at the first array that tells: in words."""
+
+    case: str
+    array: str
+    message: str
+
+
+def is_of_float32(observations: Sequence[Observation]) -> bool:
+    """Whether every output, given in float64, holds float32 numbers alone: nobody computes such by accident."""
+    outputs = [one.arrays["output"] for one in observations]
+    with np.errstate(all="ignore"):
+        return any(np.count_nonzero(np.nan_to_num(output)) for output in outputs) and all(
+            np.array_equal(output, output.astype(np.float32).astype(np.float64), equal_nan=True) for output in outputs
+        )
+
+
+class Evidence:
+    """How well hypotheses fit each case of one subject.
+
+    Args:
+        runs: gives what hypotheses give.
+        dtype: of the subject.
+        inside: the dtype in which it computes all the same, if that is another; its bounds are then used.
+    """
+
+    def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
+        self.runs = runs
+        self.inside = inside
+        self.unit = UNIT_ROUNDOFF[inside or dtype]
+        self.slack, self.relative = (SLACK, RELATIVE) if inside is None else (SLACK_INSIDE, RELATIVE_INSIDE)
+        self._whole: dict[tuple[str, tuple[Bug, ...]], bool] = {}
+        self._credit: dict[tuple[str, tuple[Bug, ...]], float] = {}
+        self._wrong: dict[str, tuple[str, ...]] = {}
+        self._steps: dict[tuple[str, str, tuple[Bug, ...]], bool] = {}
+        self._starts: dict[str, State] = {}
+
+    def wrong(self, observation: Observation) -> tuple[str, ...]:
+        """The arrays of this case that are not right, in their order; empty if it passes."""
+        if self.inside is None:
+            return tuple(mismatch.stage for mismatch in observation.mismatches)
+        if observation.case.id not in self._wrong:
+            right = arrays_of(observation.wanted.trace)
+            self._wrong[observation.case.id] = tuple(
+                name for name, array in observation.arrays.items() if not self.close(observation, name, right[name])
+            )
+        return self._wrong[observation.case.id]
+
+    def whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
+        """Whether the reference with these bugs gives everything that the subject shows in one case."""
+        key = observation.case.id, bugs
+        if key not in self._whole:
+            self._whole[key] = self.alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
+        return self._whole[key]
+
+    def credit(self, observation: Observation, bugs: tuple[Bug, ...]) -> float:
+        """1.0 if these bugs explain the case, FIRST_STAGE if they explain its first wrong stage alone, else 0.0."""
+        key = observation.case.id, bugs
+        if key not in self._credit:
+            if self._whole.get(key):
+                self._credit[key] = 1.0
+            else:
+                arrays = self.runs.arrays(observation, bugs)
+                self._whole[key] = self.alike(observation, arrays, observation.arrays)
+                self._credit[key] = 1.0 if self._whole[key] else self._partly(observation, bugs, arrays)
+        return self._credit[key]
+
+    def _partly(self, observation: Observation, bugs: tuple[Bug, ...], arrays: Mapping[str, NDArray] | None) -> float:
+        wrong = self.wrong(observation)
+        if arrays is None:
+            return 0.0 if wrong else 1.0  # where a bug can't be made, a right answer says nothing against it
+        if len(observation.arrays) == 1:
+            return 0.0
+        gradients = [name for name in observation.arrays if name.startswith("gradients.")]
+        if not wrong:
+            decisive = ["output", *gradients]
+        elif "output" in wrong:
+            decisive = ["output"]
+        else:  # a wrong stage that does not reach the output; or all stages are right, and gradients count
+            decisive = [wrong[0]] if wrong[0] in STAGES else gradients
+        if self._are_close(observation, decisive, arrays):
+            return 1.0
+        if not wrong or wrong[0] not in STAGES or not self.fits_step(observation, wrong[0], bugs):
+            return 0.0
+        every = "output" not in wrong or not self.wrong_steps(observation, bugs)
+        return 1.0 if every else FIRST_STAGE
+
+    # Stage by stage, each given the subject's own stages before it --------------------------------------
+
+    def wrong_steps(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
+        """The visible stages that these bugs do not make of the subject's own stages before them."""
+        return [name for name in self._stages(observation) if not self.fits_step(observation, name, bugs)]
+
+    def fits_step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
+        """Whether these bugs make this stage of the subject's own stages before it, as the subject does."""
+        near = tuple(bug for bug in bugs if self.touches(observation, stage, bug))
+        key = observation.case.id, stage, near
+        if key not in self._steps:
+            made = self._step(observation, stage, near)
+            self._steps[key] = made is not None and self.close(observation, stage, made)
+        return self._steps[key]
+
+    def touches(self, observation: Observation, stage: str, bug: Bug) -> bool:
+        """Whether the bug is in the step that makes this stage, or in one before it that is not seen."""
+        last = _ORDER[stage]
+        return any(
+            step == stage or (_ORDER[step] < last and step not in observation.arrays)
+            for step in bug.forward
+        )  # fmt: skip
+
+    def _stages(self, observation: Observation) -> list[str]:
+        return [name for name in observation.arrays if name in STAGES]
+
+    def _step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> NDArray | None:
+        """The stage as these bugs make it; None where they can't be put in."""
+        state = self._start(observation)
+        with np.errstate(all="ignore"):
+            for name, step in pipelines(*bugs)[0].items():
+                own = self._seen_before(observation, name, stage)
+                if own is None or name == "scores":
+                    try:
+                        state.arrays[name] = step(state)
+                    except DoesNotApply:
+                        return None
+                if name == stage:
+                    return state.arrays[name]
+                if own is not None and name == "scores":
+                    # Scores count where attention is allowed; elsewhere a layer may hold anything.
+                    state.arrays[name] = np.where(observation.wanted.where, own, state.arrays[name])
+                elif own is not None:
+                    state.arrays[name] = own
+        raise AssertionError(f"{stage} is no step")  # unreachable
+
+    def _seen_before(self, observation: Observation, name: str, stage: str) -> NDArray | None:
+        """The subject's own array of a step before the stage, if it can stand in the place of the right one."""
+        own = observation.arrays.get(name)
+        if name == stage or own is None or own.shape != getattr(observation.wanted.trace, name).shape:
+            return None
+        return own
+
+    def _start(self, observation: Observation) -> State:
+        """A State of the case before the first step."""
+        id = observation.case.id
+        if id not in self._starts:
+            problem = observation.wanted.problem
+            inputs = replace(problem.inputs, cotangent=None)
+            self._starts[id] = reference.run_state(problem.config, problem.weights, inputs, forward={})
+        return replace(self._starts[id], arrays={})
+
+    # Comparing ------------------------------------------------------------------------------------
+
+    def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
+        """Why these bugs do not explain this case: the output, or the first array that they give otherwise."""
+        arrays = self.runs.arrays(observation, bugs)
+        if arrays is None:
+            return Miss(observation.case.id, "output", "where it cannot be made")
+        names = sorted(observation.arrays, key=lambda name: name != "output")
+        name = next(name for name in names if name not in arrays or not self.close(observation, name, arrays[name]))
+        return Miss(observation.case.id, name, _difference(name, observation.arrays[name], arrays.get(name)))
+
+    def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
+        """The arrays that these bugs give otherwise than the subject, in a case that they explain."""
+        arrays = self.runs.arrays(observation, bugs)
+        if arrays is None or self.whole(observation, bugs):
+            return []
+        return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
+
+    def alike(
+        self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
+    ) -> bool:
+        """Whether two runs agree in everything that the subject shows."""
+        return arrays is not None and all(
+            name in arrays and self.close(observation, name, arrays[name], others[name]) for name in observation.arrays
+        )
+
+    def _are_close(self, observation: Observation, names: Sequence[str], arrays: Mapping[str, NDArray]) -> bool:
+        return all(name in arrays and self.close(observation, name, arrays[name]) for name in names)
+
+    def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
+        """Whether two arrays of one name are the same but for rounding; the other one is by default the subject's."""
+        other = observation.arrays[name] if other is None else other
+        if array.shape != other.shape:
+            return False
+        alike = array == other
+        if alike.all():
+            return True
+        counts = observation.wanted.where if name == "scores" else np.True_
+        with np.errstate(all="ignore"):
+            magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+            allowed = self.slack * self._bound(observation, name) + self.relative * self.unit * magnitude
+            near = np.abs(array - other) <= allowed
+        return bool((near | alike | (np.isnan(array) & np.isnan(other)) | ~counts).all())
+
+    def _bound(self, observation: Observation, name: str) -> NDArray:
+        if self.inside is None:
+            return observation.wanted.allowed_error[name]
+        return expected(observation.case, Precision.of(self.inside)).allowed_error[name]
+
+
+def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
+    """Where the two are furthest apart, in words."""
+    if made is None or own.shape != made.shape:
+        shape = "nothing" if made is None else f"shape {made.shape}"
+        return f"where {name} has shape {own.shape} and this gives {shape}"
+    with np.errstate(all="ignore"):
+        distance = np.abs(own - made)
+        distance = np.where((own == made) | (np.isnan(own) & np.isnan(made)), 0.0, distance)
+        distance = np.where(np.isfinite(own) & np.isfinite(made) | (distance == 0.0), distance, np.inf)
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(distance), distance.shape))
+    place = ", ".join(map(str, worst))
+    return f"where {name}[{place}] is {own[worst]:.6g} and this gives {made[worst]:.6g}"

@@ -1,0 +1,293 @@
+"""Hypotheses: one bug or a few of them, counted over the cases, and the search for the best ones.
+
+What counts is what a hypothesis explains of the failing cases, less what it breaks of the passing ones. Nothing has
+that of itself: a bug that touches no case "explains" every passing one, and is no hypothesis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import ceil
+
+from conformance.diagnosis.evidence import Evidence, Miss
+from conformance.diagnosis.observations import Observation, arrays_of
+from conformance.zoo.bug import Bug, compatible
+from mha_core import STAGES
+
+NAMED = 0.75
+"""The share of the failing cases that a hypothesis must explain, those that it breaks taken off, to be named though
+not all are. Layers of other people's that have a bug of the zoo differ from it in extreme cases too (NaN, an infinity,
+empty rows, sizes of 0): up to a quarter of the table is about these. Bugs of no zoo stay below a half."""
+
+CLOSEST = 0.25
+"""The share that it must explain to be listed as close. By chance a bug explains a few failing cases in which there is
+little to tell: one key alone, rows without any. They are less than a tenth."""
+
+CLOSEST_LEAST = 2
+"""And how many cases at least: one alone tells nothing, where more fail."""
+
+PRICE = 1.0
+"""What each further bug costs, in cases: it must explain more than that."""
+
+MOST_PAIRS_TRIED = 5000
+
+MOST_BUGS = 4
+BEAM = 4
+"""Of the search for several bugs at once: how many, and how many hypotheses it follows."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One bug or a few of them, and what they explain. No bug at all: nothing but the precision is amiss.
+
+    Attributes:
+        explained, total: in how many of the cases it gives what the subject gives.
+        failing, of_failing: the same of the failing ones alone.
+        misses: the cases that it does not explain, failing ones first, and how each tells.
+        others: array -> in how many of the explained cases the subject has something else there than it: what is
+            visible beside the outputs, and does not matter for them.
+        first_stages: in how many cases it explains the first wrong stage, and not what comes of it.
+    """
+
+    bugs: tuple[Bug, ...]
+    explained: int
+    total: int
+    failing: int = 0
+    of_failing: int = 0
+    misses: tuple[Miss, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
+    first_stages: int = 0
+
+    @property
+    def name(self) -> str:
+        return " + ".join(bug.id for bug in self.bugs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it explains every case."""
+        return self.explained == self.total
+
+
+@dataclass(frozen=True)
+class Score:
+    """What ranks hypotheses: smaller keys are better.
+
+    Attributes:
+        credit: cases explained, of all; one whose first wrong stage alone is explained counts for a half.
+        whole: cases in which everything visible is as the hypothesis gives it.
+    """
+
+    bugs: tuple[Bug, ...]
+    credit: float
+    whole: int
+    total: int
+
+    @property
+    def key(self) -> tuple[bool, float, int, int, str]:
+        complete = self.credit == self.total
+        paid = self.credit - (0.0 if complete else PRICE * (len(self.bugs) - 1))
+        return not complete, -paid, -self.whole, len(self.bugs), " + ".join(bug.id for bug in self.bugs)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to explain."""
+        return self.whole == self.total
+
+
+class Search:
+    """The search for what explains the observations of one subject.
+
+    Cases come in an order in which wrong hypotheses are dropped early: failing ones, then small ones. Expensive cases
+    come last, and passing ones of them last of all: only what the others leave is asked of them.
+    """
+
+    def __init__(self, observations: Sequence[Observation], evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.observations = sorted(
+            observations,
+            key=lambda one: (one.case.expensive, not evidence.wrong(one), one.wanted.problem.inputs.keys.size),
+        )
+        self.total = len(self.observations)
+        self.failing = frozenset(index for index, one in enumerate(self.observations) if evidence.wrong(one))
+        self._decisive = self._ordinary(0) or self._ordinary(1) or self.failing
+        # Where cheap cases fail, what bugs change is told by these alone.
+        told = [index for index in self.failing if not self.observations[index].case.expensive]
+        self._telling = [
+            index
+            for index, one in enumerate(self.observations)
+            if not one.case.expensive or (not told and index in self.failing)
+        ]
+        self._shows_stages = any(name in STAGES and name != "output" for one in observations for name in one.arrays)
+        self._changes: dict[str, frozenset[int]] = {}
+        self._scores: dict[tuple[Bug, ...], Score] = {}
+
+    def _ordinary(self, extremity: int) -> frozenset[int]:
+        return frozenset(index for index in self.failing if self.observations[index].extremity <= extremity)
+
+    @property
+    def only_large(self) -> bool:
+        """Whether nothing but expensive cases fail: what acts in large cases alone."""
+        return all(self.observations[index].case.expensive for index in self.failing)
+
+    # Those that explain everything -------------------------------------------------------------------
+
+    def wholly(self, candidates: Iterable[tuple[Bug, ...]]) -> list[tuple[Bug, ...]]:
+        """Those that give everything that the subject shows in every case."""
+        return [bugs for bugs in candidates if self._is_whole(bugs)]
+
+    def _is_whole(self, bugs: tuple[Bug, ...]) -> bool:
+        return all(self.evidence.whole(observation, bugs) for observation in self.observations)
+
+    def promising_pairs(self, zoo: Sequence[Bug]) -> list[tuple[Bug, Bug]]:
+        """Pairs that together touch every failing case, those that touch the fewest passing ones first.
+
+        A bug that touches a passing case may be in the pair only if the other one undoes it there,
+        so such pairs come last.
+        """
+        failing = self.failing & set(self._telling)
+        touching = [bug for bug in zoo if self.changes(bug) & failing]
+        pairs = []
+        for first, second in combinations(touching, 2):
+            touched = self.changes(first) | self.changes(second)
+            if failing <= touched and compatible(first, second):
+                pairs.append((len(touched - failing), first, second))
+        pairs.sort(key=lambda pair: pair[0])
+        return [(first, second) for _, first, second in pairs[:MOST_PAIRS_TRIED]]
+
+    def changes(self, bug: Bug) -> frozenset[int]:
+        """The cases in which this bug changes something that the subject shows."""
+        if bug.id not in self._changes:
+            self._changes[bug.id] = frozenset(index for index in self._telling if self._changed(bug, index))
+        return self._changes[bug.id]
+
+    def _changed(self, bug: Bug, index: int) -> bool:
+        observation = self.observations[index]
+        arrays = self.evidence.runs.arrays(observation, (bug,))
+        return not self.evidence.alike(observation, arrays, arrays_of(observation.wanted.trace))
+
+    # Those that explain the most ---------------------------------------------------------------------
+
+    def grow(self, zoo: Sequence[Bug], progress: Callable[[int], None] = lambda size: None) -> list[Score]:
+        """Hypotheses of up to MOST_BUGS bugs, best first: a beam search that adds what explains the most.
+
+        A layer that was never held against the definition tends to differ in several places at once.
+        """
+        nothing = float(self.total - len(self.failing))  # what no bug at all explains
+        beam = self._best(self._scored(((bug,) for bug in zoo), nothing))
+        for size in range(2, MOST_BUGS + 1):
+            if not beam or beam[0].settled:
+                break
+            progress(size)
+            larger = [one for base in beam for one in self._scored(self._extensions(base, zoo), base.credit, base)]
+            best = self._best([*beam, *larger])
+            if best == beam:
+                break
+            beam = best
+        return beam
+
+    def _extensions(self, base: Score, zoo: Sequence[Bug]) -> Iterator[tuple[Bug, ...]]:
+        """The hypothesis with one more bug, which explains some case that it does not explain."""
+        open_cases = [index for index in self._telling if not self.evidence.whole(self.observations[index], base.bugs)]
+        wrong_steps = {
+            index: self.evidence.wrong_steps(self.observations[index], base.bugs) if self._shows_stages else []
+            for index in open_cases
+        }
+        for bug in zoo:
+            if all(compatible(bug, other) for other in base.bugs):
+                bugs = tuple(sorted({*base.bugs, bug}, key=lambda one: one.id))
+                near = (index for index in open_cases if self._may_help(bug, index, wrong_steps[index]))
+                if any(self._improves(self.observations[index], bugs, base.bugs) for index in near):
+                    yield bugs
+
+    def _may_help(self, bug: Bug, index: int, wrong_steps: Sequence[str]) -> bool:
+        """Whether one more bug can mend a case in which these stages are still wrong, given those before them."""
+        if index not in self.changes(bug):
+            return False
+        return not wrong_steps or any(
+            self.evidence.touches(self.observations[index], stage, bug) for stage in wrong_steps
+        )
+
+    def _improves(self, observation: Observation, bugs: tuple[Bug, ...], base: tuple[Bug, ...]) -> bool:
+        credit = self.evidence.credit(observation, bugs)
+        return credit > self.evidence.credit(observation, base) or self.evidence.whole(observation, bugs)
+
+    def _scored(
+        self, candidates: Iterable[tuple[Bug, ...]], floor: float, base: Score | None = None
+    ) -> Iterator[Score]:
+        """The scores of those that explain more than `floor` cases, or as many as `base` and more of them wholly."""
+        for bugs in candidates:
+            score = self._score(bugs, floor)
+            if score is not None and (score.credit > floor or (base is not None and score.whole > base.whole)):
+                yield score
+
+    def _score(self, bugs: tuple[Bug, ...], floor: float) -> Score | None:
+        """The score, or None as soon as it can't reach `floor` any more."""
+        if bugs not in self._scores:
+            possible = float(self.total)
+            whole = 0
+            for observation in self.observations:
+                credit = self.evidence.credit(observation, bugs)
+                whole += credit == 1.0 and self.evidence.whole(observation, bugs)
+                possible -= 1.0 - credit
+                if possible < floor:
+                    return None
+            self._scores[bugs] = Score(bugs, possible, whole, self.total)
+        return self._scores[bugs]
+
+    def of_large_cases(self, zoo: Sequence[Bug]) -> list[Score]:
+        """Bugs that explain every failing case, though they would show in smaller ones that pass; fewest first.
+
+        A layer may take another path where there is much to do. For when nothing but large cases fail.
+        """
+        failing = [self.observations[index] for index in self.failing]
+        some = [(bug,) for bug in zoo if all(self.evidence.credit(one, (bug,)) == 1.0 for one in failing)]
+        return self._best(self._scored(some, -1.0))
+
+    def _best(self, scores: Iterable[Score]) -> list[Score]:
+        return sorted(set(scores), key=lambda one: one.key)[:BEAM]
+
+    # What is told of them ----------------------------------------------------------------------------
+
+    def hypothesis(self, bugs: tuple[Bug, ...]) -> Hypothesis:
+        """What these bugs explain, case by case."""
+        credits = [self.evidence.credit(observation, bugs) for observation in self.observations]
+        missed = [one for one, credit in zip(self.observations, credits, strict=True) if credit < 1.0]
+        others: dict[str, int] = {}
+        for observation, credit in zip(self.observations, credits, strict=True):
+            for name in self.evidence.others(observation, bugs) if credit == 1.0 else ():
+                others[name] = others.get(name, 0) + 1
+        return Hypothesis(
+            bugs,
+            explained=self.total - len(missed),
+            total=self.total,
+            failing=sum(credits[index] == 1.0 for index in self.failing),
+            of_failing=len(self.failing),
+            misses=tuple(self.evidence.miss(observation, bugs) for observation in missed),
+            others=others,
+            first_stages=sum(0.0 < credit < 1.0 for credit in credits),
+        )
+
+    def gain(self, score: Score) -> float:
+        """Failing cases explained, less passing ones broken, as a share of the failing ones; all of them ordinary."""
+        explained = sum(self.evidence.credit(self.observations[index], score.bugs) for index in self._decisive)
+        broken = sum(
+            1.0 - self.evidence.credit(observation, score.bugs)
+            for index, observation in enumerate(self.observations)
+            if index not in self.failing
+        )
+        return (explained - broken) / len(self._decisive)
+
+    def is_named(self, score: Score) -> bool:
+        """Whether it explains so much that it is said by name."""
+        return self.gain(score) >= NAMED and self._explains_enough(score)
+
+    def is_close(self, score: Score) -> bool:
+        """Whether it explains enough to be listed."""
+        return self.gain(score) >= CLOSEST and self._explains_enough(score)
+
+    def _explains_enough(self, score: Score) -> bool:
+        failing = [self.observations[index] for index in self.failing]
+        explained = sum(self.evidence.credit(observation, score.bugs) > 0.0 for observation in failing)
+        return explained >= min(CLOSEST_LEAST, ceil(len(failing) / 2))

@@ -1,0 +1,109 @@
+"""Observations of a subject, case by case, and what hypotheses give in the same cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.judging.compare import Mismatch
+from conformance.judging.expected import Expected
+from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from conformance.zoo.rerun import rerun
+from mha_core import AttentionInputs, Trace
+from mha_core.reference import pipeline as reference
+from mha_core.reference.state import State
+
+ROOM = 2**28
+"""Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One case as the subject sees it: the right answer, and what the subject gave."""
+
+    case: Case
+    wanted: Expected
+    arrays: Mapping[str, NDArray]
+    mismatches: tuple[Mismatch, ...]
+
+    @cached_property
+    def extremity(self) -> int:
+        """0 for an ordinary case, 1 for one with empty rows, 2 where sizes are 0 or numbers NaN or infinite.
+
+        Layers differ there that are the same everywhere else.
+        """
+        inputs = self.wanted.problem.inputs
+        given = (inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values)
+        if not self.wanted.where.size or not all(np.isfinite(one).all() for one in given if one is not None):
+            return 2
+        return 0 if self.wanted.where.any(axis=-1).all() else 1
+
+
+def arrays_of(trace: Trace) -> dict[str, NDArray]:
+    """Everything that a trace shows, by stage or "gradients.NAME"."""
+    gradients = {f"gradients.{name}": array for name, array in (trace.gradients or {}).items()}
+    return {**dict(trace.stages()), **gradients}
+
+
+class Runs:
+    """What the reference gives with some bugs in it, case by case; nothing runs twice.
+
+    Nor does a step that a bug leaves as it was, while there is room for what it gave: see `rerun`.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, bool, tuple[str, ...]], dict[str, NDArray] | None] = {}
+        self._right: dict[tuple[Problem, bool], tuple[State, dict[str, NDArray]] | None] = {}
+        self._room = ROOM
+
+    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
+        """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
+
+        Only what single bugs give is kept: of several there are too many.
+        """
+        with_gradients = any(name.startswith("gradients.") for name in observation.arrays)
+        if len(bugs) > 1:
+            alone = [self.arrays(observation, (bug,)) for bug in bugs]
+            # Bugs that leave a case as it is one by one do so together: each has steps of its own.
+            right = self._right.get((observation.wanted.problem, with_gradients))
+            if right is not None and all(arrays is right[1] for arrays in alone):
+                return right[1]
+        if len(bugs) > 1 or observation.case.expensive:
+            return self._run(observation.wanted.problem, bugs, with_gradients)
+        key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
+        if key not in self._arrays:
+            self._arrays[key] = self._run(observation.wanted.problem, bugs, with_gradients)
+        return self._arrays[key]
+
+    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
+        inputs = problem.inputs if with_gradients else replace(problem.inputs, cotangent=None)
+        forward, backward = pipelines(*bugs)
+        right = self._right_run(problem, inputs)
+        try:
+            if right is None:
+                state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
+                return arrays_of(reference.trace_of(state))
+            replaced = {name for bug in bugs for name in bug.steps}
+            state, changed = rerun(right[0], forward, replaced)
+            if inputs.cotangent is not None:
+                state, changed = rerun(state, backward, replaced, changed=changed)
+        except DoesNotApply:
+            return None
+        return arrays_of(reference.trace_of(state)) if changed else right[1]
+
+    def _right_run(self, problem: Problem, inputs: AttentionInputs) -> tuple[State, dict[str, NDArray]] | None:
+        """The State of the reference without a bug, and what it shows; None where there is no room for it."""
+        key = problem, inputs.cotangent is not None
+        if key not in self._right:
+            state = reference.run_state(problem.config, problem.weights, inputs)
+            size = sum(array.nbytes for array in state.arrays.values() if isinstance(array, np.ndarray))
+            fits = size <= self._room
+            self._room -= size if fits else 0
+            self._right[key] = (state, arrays_of(reference.trace_of(state))) if fits else None
+        return self._right[key]

@@ -1,0 +1,1 @@
+"""Whether an answer was right: the expected arrays, the comparison, the result."""

@@ -1,0 +1,143 @@
+"""Compare one trace with the expected one: raises, with every offender and a message worth reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import Trace
+from mha_core.dtypes import storage_dtype
+from mha_core.errors import shown
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One array that is not what it should be, described at its worst element.
+
+    `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names
+    differ, and `message` says so. `call` is empty for the first time that a subject is asked, else it says
+    which time it was (see `conformance.judging.repeats`).
+    """
+
+    stage: str
+    message: str
+    index: tuple[int, ...] | None = None
+    actual: float | None = None
+    expected: float | None = None
+    error: float | None = None
+    allowed: float | None = None
+    wrong: int = 0
+    total: int = 0
+    call: str = ""
+
+
+class ParityError(AssertionError):
+    """A trace differs from the expected one.
+
+    Attributes:
+        mismatches: every array that differs, in the order of the stages.
+        ratios: worst error / allowed error of every array that could be compared.
+    """
+
+    def __init__(self, mismatches: list[Mismatch], ratios: dict[str, float]) -> None:
+        super().__init__("\n".join(mismatch.message for mismatch in mismatches))
+        self.mismatches = mismatches
+        self.ratios = ratios
+
+
+def compare(
+    actual: Trace, expected: Trace, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
+) -> dict[str, float]:
+    """Compare every stage and gradient that `actual` has.
+
+    Args:
+        actual: what the subject computed.
+        expected: what it should have; all stages.
+        allowed: the allowed error of each array, as `bounds.allowed_error` gives it.
+        where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
+        dtype: the dtype that `actual` must have.
+
+    Returns:
+        The worst error / allowed error of each array; at most 1.
+
+    Raises:
+        ParityError: some array has another shape or dtype, is absent, or is too far off somewhere.
+    """
+    ratios: dict[str, float] = {}
+    mismatches: list[Mismatch] = []
+    for name, array, wanted in _pairs(actual, expected, mismatches):
+        mismatch = _check_form(name, array, wanted, dtype)
+        if mismatch is None:
+            counts = where if name == "scores" else np.ones(wanted.shape, dtype=bool)
+            ratios[name], mismatch = _check_values(name, array, wanted, allowed[name], counts)
+        if mismatch is not None:
+            mismatches.append(mismatch)
+    if mismatches:
+        raise ParityError(mismatches, ratios)
+    return ratios
+
+
+def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[tuple[str, NDArray, NDArray]]:
+    pairs = [(name, array, getattr(expected, name)) for name, array in actual.stages()]
+    if expected.gradients is None or actual.gradients is None:
+        return pairs
+    for name, wanted in expected.gradients.items():
+        full_name = f"gradients.{name}"
+        if name in actual.gradients:
+            pairs.append((full_name, actual.gradients[name], wanted))
+        else:
+            mismatches.append(Mismatch(full_name, f"{full_name} is missing"))
+    return pairs
+
+
+def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str) -> Mismatch | None:
+    if array.shape != wanted.shape:
+        return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}")
+    if array.dtype != storage_dtype(dtype):
+        return Mismatch(name, f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
+    return None
+
+
+def _check_values(
+    name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
+) -> tuple[float, Mismatch | None]:
+    """The worst error / allowed error, and the Mismatch if it is over 1."""
+    if not counts.any():
+        return 0.0, None
+    error = _distance(array.astype(np.float64), wanted)
+    with np.errstate(all="ignore"):
+        ratio = np.where(error > 0.0, error / allowed, 0.0)
+    ratio[np.isinf(error)] = np.inf  # a NaN or infinity in the wrong place is never allowed
+    ratio = np.where(counts, ratio, 0.0)
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+    if ratio[worst] <= 1.0:
+        return float(ratio[worst]), None
+    wrong, total = int((ratio > 1.0).sum()), int(counts.sum())
+    message = (
+        f"{name} differs in {wrong} of {total} elements ({100 * wrong / total:.3g} %), worst at "
+        f"[{', '.join(map(str, worst))}]: got {array[worst]:.17g}, expected {wanted[worst]:.17g}, "
+        f"error {error[worst]:.3g}, allowed {allowed[worst]:.3g}"
+    )
+    return float(ratio[worst]), Mismatch(
+        name,
+        message,
+        worst,
+        float(array[worst]),
+        float(wanted[worst]),
+        float(error[worst]),
+        float(allowed[worst]),
+        wrong,
+        total,
+    )
+
+
+def _distance(array: NDArray, wanted: NDArray) -> NDArray:
+    """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(array - wanted)
+    alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
+    both_finite = np.isfinite(array) & np.isfinite(wanted)
+    return np.where(alike, 0.0, np.where(both_finite, error, np.inf))

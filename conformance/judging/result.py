@@ -1,0 +1,72 @@
+"""What came of one case on one subject."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from conformance.judging.compare import Mismatch
+
+Status = Literal["equal", "deviates", "different", "failed", "unsupported"]
+"""What came of a case: equal to the reference, different as the table of deviations lists it, different, no answer,
+or the subject can't express it.
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one case on one subject.
+
+    Attributes:
+        ratios: worst error / allowed error of every stage and gradient; at most 1 where equal.
+        recorded: for trained weights, the worst absolute difference from what the original
+            implementation computed, per recorded stage.
+        mismatches: every array that differs.
+        message: one line for a subject that failed to run, can't express the case, or deviates as known.
+        judged: the stages and "gradients.NAME" that the subject exposes, which were compared.
+        gradients_asked: whether the case asks for gradients.
+        selector: the options of `mha check` that choose the subject.
+        deviations: the ids of the listed deviations that were seen.
+        gone: the ids of those that should have been and were not.
+    """
+
+    case: str
+    subject: str
+    dtype: str
+    device: str
+    status: Status
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    recorded: Mapping[str, float] = field(default_factory=dict)
+    mismatches: tuple[Mismatch, ...] = ()
+    message: str = ""
+    seconds: float = 0.0
+    judged: tuple[str, ...] = ()
+    gradients_asked: bool = False
+    selector: str = ""
+    deviations: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+    @property
+    def rerun(self) -> str:
+        """The command that runs this case alone again."""
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        selector = self.selector or f"--backend {self.subject}{device}"
+        if self.case.startswith("onnx:"):  # its vectors have a dtype of their own
+            return f"mha check --suite onnx {selector} --case {shlex.quote(self.case.partition('/')[0])}"
+        return f"mha check {selector} --case {shlex.quote(self.case)} --dtype {self.dtype}"
+
+    @property
+    def stale(self) -> bool:
+        """Whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
+        return 0 < len(self.gone) == len(self.mismatches)
+
+    @property
+    def wrong_at_once(self) -> bool:
+        """Whether something was wrong when the subject was asked for the first time, and is not merely gone."""
+        return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it, with `rerun`."""
+        return {**asdict(self), "rerun": self.rerun}

@@ -1,0 +1,1 @@
+"""ONNX's own test vectors of its Attention operator as a suite."""

@@ -1,0 +1,124 @@
+"""The suite "onnx": every backend, and ONNX's own expected numbers, judged on ONNX's test vectors.
+
+The reference and its computed bounds judge both sides, so that what agrees with the reference agrees
+with each other. A vector counts once, in the dtype that it has; a backend that does not compute in
+that dtype is given the same numbers in float32, which holds them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from conformance.bounds.precision import Precision
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.onnx.vectors import Vector, load_vectors
+from conformance.subjects.backend import BackendSubject, paths_to_check
+from conformance.subjects.function import OtherDtype
+from conformance.subjects.load import load_subject
+from conformance.subjects.subject import Subject
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core.backend import Backend, Run
+from mha_core.dtypes import round_to
+from mha_core.reference import pipeline as reference
+from mha_core.weights import Weights
+
+SUITE = "onnx"
+
+
+@dataclass(frozen=True)
+class VectorSubject:
+    """ONNX's expected outputs as a subject of one case: it gives what was recorded."""
+
+    problem: Problem
+    dtype: str
+    name: str = "onnx"
+    device: str = "cpu"
+    recorded: ClassVar[bool] = True
+
+    @property
+    def precision(self) -> Precision:
+        # ONNX's evaluator computes every step in the dtype of the inputs.
+        return replace(Precision.of(self.dtype), softmax=self.dtype)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            recorded: dict[str, Any] = dict(self.problem.recorded)
+            if "output" not in recorded:
+                # ONNX recorded scores alone: the reference's output stands in for the one that it has not.
+                recorded["output"] = reference.run(config, weights, inputs).output
+            rounded: dict[str, Any] = {name: round_to(array, self.dtype) for name, array in recorded.items()}
+            return Trace(**rounded)
+
+        return run
+
+
+@dataclass(frozen=True)
+class VectorCase:
+    """One problem of one vector."""
+
+    vector: Vector
+    case: Case
+    problem: Problem
+
+
+def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
+    """Every vector's problems as cases, with ids "onnx:NAME"; only those of `names`, if any are given.
+
+    Raises:
+        SpecError: onnx is not installed; a vector is not known, or can't be translated.
+    """
+    vectors = load_vectors()
+    known = {f"{SUITE}:{vector.name}" for vector in vectors}
+    for name in names:
+        if name not in known:
+            raise SpecError(f"case {name!r} is not known; `mha cases --suite onnx` lists them")
+    found = []
+    for vector in vectors:
+        if names and f"{SUITE}:{vector.name}" not in names:
+            continue
+        for part, problem in vector.problems().items():
+            found.append(VectorCase(vector, _case(f"{SUITE}:{vector.name}{part}", problem), problem))
+    return found
+
+
+def _case(id: str, problem: Problem) -> Case:
+    sizes = problem.inputs.check(problem.config)
+    return Case(
+        id,
+        "what ONNX's test vector of this name tests",
+        problem.config,
+        batch=sizes.batch,
+        query_len=sizes.query_len,
+        key_len=sizes.key_len,
+        same_sizes="ONNX's choice",
+        trivial_mask="ONNX's choice",
+        source=lambda: problem,
+    )
+
+
+def runs(
+    cases: Sequence[VectorCase], backends: Sequence[Backend], specs: Sequence[str] = (), path: str | None = None
+) -> list[tuple[Case, Subject]]:
+    """The vectors themselves, every backend on `path` or its default ones, and every subject of one's own
+    (package.module:factory), on each case.
+    """
+    made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
+    made += [partial(_backend_subject, backend, one) for backend in backends for one in paths_to_check(backend, path)]
+    made += [partial(_own_subject, spec) for spec in specs]
+    return [(one.case, make(one)) for make in made for one in cases]
+
+
+def _backend_subject(backend: Backend, path: str | None, one: VectorCase) -> Subject:
+    dtype = one.vector.dtype if one.vector.dtype in backend.dtypes("cpu") else "float32"
+    return BackendSubject(backend, dtype, "cpu", path)
+
+
+def _own_subject(spec: str, one: VectorCase) -> Subject:
+    try:
+        return load_subject(spec, one.vector.dtype)
+    except OtherDtype:
+        return load_subject(spec, "float32")

@@ -1,0 +1,202 @@
+"""ONNX's own test vectors of its Attention operator, as problems of this definition.
+
+The operator has no projections: its inputs are the heads, merged (rank 3) or split (rank 4). Every
+other attribute has a counterpart; `translate` is the whole of the translation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.heads import merge_heads
+
+PREFIX = "test_attention_"
+
+SIMILARITY, CAPPED, WITH_MASK, WEIGHTS = range(4)
+"""What qk_matmul_output_mode asks for: the scaled product, that under the softcap, that with the mask
+(excluded keys at -inf), or the weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """One test case of the `onnx` package.
+
+    Attributes:
+        name: without its common prefix.
+        dtype: of its inputs.
+        attributes, inputs, outputs: of the node, by ONNX's names.
+    """
+
+    name: str
+    dtype: str
+    attributes: Mapping[str, Any]
+    inputs: Mapping[str, NDArray]
+    outputs: Mapping[str, NDArray]
+
+    def problems(self) -> dict[str, Problem]:
+        """The problem that this vector poses; and another one if it asks for scores that stand before
+        the bias or the softcap, which are the stage `scores` of a layer without these.
+        """
+        problem = translate(self)
+        found = {"": problem}
+        if "qk_matmul_output" in self.outputs and self.attributes.get("qk_matmul_output_mode", 0) in (
+            SIMILARITY,
+            CAPPED,
+        ):
+            found["/qk"] = _before_mask(self, problem)
+        return found
+
+
+def load_vectors() -> list[Vector]:
+    """Every base case of the operator that the installed `onnx` ships; its "_expanded" twins have the same numbers.
+
+    Raises:
+        SpecError: onnx is not installed.
+    """
+    try:
+        from onnx import helper
+        from onnx.backend.test.case.node import collect_testcases
+    except ModuleNotFoundError as error:
+        raise SpecError(f"the suite 'onnx' needs the package {error.name!r}: pip install onnx") from error
+    # Generating the cases of all operators warns and prints; that is none of ours.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        found = [case for case in collect_testcases("Attention") if not case.name.endswith("_expanded")]
+    vectors = []
+    for case in found:
+        if case.model is None or not case.data_sets:
+            continue
+        node = case.model.graph.node[0]
+        if node.op_type != "Attention":
+            continue
+        arrays, outputs = case.data_sets[0]
+        inputs = dict(zip((value.name for value in case.model.graph.input), arrays, strict=True))
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        names = [name for name in node.output if name]
+        vectors.append(
+            Vector(
+                case.name.removeprefix(PREFIX),
+                str(inputs["Q"].dtype),
+                attributes,
+                inputs,
+                dict(zip(names, outputs, strict=True)),
+            )
+        )
+    return vectors
+
+
+KNOWN_ATTRIBUTES = {
+    "is_causal",
+    "q_num_heads",
+    "kv_num_heads",
+    "scale",
+    "softcap",
+    "softmax_precision",
+    "qk_matmul_output_mode",
+    "left_window_size",
+    "right_window_size",
+}
+
+
+def translate(vector: Vector) -> Problem:
+    """The vector as a layer without projections and one call of it, with ONNX's outputs as what was recorded.
+
+    Raises:
+        SpecError: it has an attribute or an input that is not known here.
+    """
+    _check_known(vector)
+    attributes, given = vector.attributes, vector.inputs
+    q, k, v = (as_numpy(given[name]) for name in "QKV")
+    if q.ndim == 4:
+        heads, groups, head_dim, value_head_dim = q.shape[1], k.shape[1], q.shape[3], v.shape[3]
+    else:
+        heads, groups = attributes["q_num_heads"], attributes["kv_num_heads"]
+        head_dim, value_head_dim = q.shape[2] // heads, v.shape[2] // groups
+    config = AttentionConfig(
+        heads * head_dim,
+        heads,
+        num_kv_heads=groups,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        scale=float(attributes["scale"]) if "scale" in attributes else None,
+        softcap=float(attributes["softcap"]) if attributes.get("softcap") else None,
+        projections=False,
+    )
+    past_keys, past_values = (as_numpy(given[name]) if name in given else None for name in ("past_key", "past_value"))
+    past_len = 0 if past_keys is None else past_keys.shape[2]
+    mask = _mask(vector, query_len=q.shape[-2], key_len=past_len + k.shape[-2], past_len=past_len)
+    inputs = AttentionInputs(q, k, v, mask, past_keys=past_keys, past_values=past_values)
+    return Problem(config, {}, inputs, _recorded(vector))
+
+
+def _check_known(vector: Vector) -> None:
+    unknown = sorted(set(vector.attributes) - KNOWN_ATTRIBUTES)
+    if unknown:
+        raise SpecError(f"ONNX vector {vector.name!r} has the attribute {unknown[0]!r}, which is not known here")
+    known = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
+    unknown = sorted(set(vector.inputs) - known)
+    if unknown:
+        raise SpecError(f"ONNX vector {vector.name!r} has the input {unknown[0]!r}, which is not known here")
+
+
+def _mask(vector: Vector, *, query_len: int, key_len: int, past_len: int) -> AttentionMask:
+    attributes, given = vector.attributes, vector.inputs
+    sources: dict[str, Any] = {"causal": bool(attributes.get("is_causal", 0))}
+    reach = [attributes.get(f"{side}_window_size", -1) for side in ("left", "right")]
+    if reach != [-1, -1]:
+        sources["window"] = tuple(None if size == -1 else int(size) for size in reach)
+    if "nonpad_kv_seqlen" in given:
+        # The queries end where each item's valid keys do.
+        sources["valid_lens"] = given["nonpad_kv_seqlen"]
+        sources["query_offset"] = given["nonpad_kv_seqlen"] - query_len
+    else:
+        sources["query_offset"] = past_len
+    if "attn_mask" in given:
+        attn_mask = as_numpy(given["attn_mask"])
+        short = key_len - attn_mask.shape[-1] if attn_mask.shape[-1] > 1 else 0
+        is_bool = attn_mask.dtype == np.bool_
+        padding = [(0, 0)] * (attn_mask.ndim - 1) + [(0, short)]
+        # A mask that is shorter than the keys excludes the rest.
+        attn_mask = np.pad(attn_mask, padding, constant_values=False if is_bool else -np.inf)
+        sources["allowed" if is_bool else "bias"] = attn_mask
+    return AttentionMask(**sources)
+
+
+def _recorded(vector: Vector) -> dict[str, NDArray]:
+    """ONNX's outputs as stages."""
+    outputs = {name: as_numpy(array) for name, array in vector.outputs.items()}
+    y = outputs["Y"]
+    recorded = {"heads": y, "output": merge_heads(y)} if y.ndim == 4 else {"output": y}
+    for name, stage in (("present_key", "keys"), ("present_value", "values")):
+        if name in outputs:
+            recorded[stage] = outputs[name]
+    if "qk_matmul_output" in outputs:
+        mode = vector.attributes.get("qk_matmul_output_mode", 0)
+        if mode == WITH_MASK:
+            recorded["scores"] = outputs["qk_matmul_output"]
+        elif mode == WEIGHTS:
+            recorded["weights"] = outputs["qk_matmul_output"]
+    return recorded
+
+
+def _before_mask(vector: Vector, problem: Problem) -> Problem:
+    """The layer whose `scores` are what modes 0 and 1 ask for: without mask, and in mode 0 without softcap."""
+    mode = vector.attributes.get("qk_matmul_output_mode", 0)
+    config = replace(problem.config, softcap=None) if mode == SIMILARITY else problem.config
+    inputs = replace(problem.inputs, mask=AttentionMask())
+    return Problem(config, {}, inputs, {"scores": as_numpy(vector.outputs["qk_matmul_output"])})
+
+
+def as_numpy(array: NDArray) -> NDArray:
+    """The same numbers in a dtype of NumPy, which has no bfloat16: float32 holds each of them."""
+    return array.astype(np.float32) if str(array.dtype) == "bfloat16" else array

@@ -1,0 +1,1 @@
+"""Relations between cases: what must hold of two calls, whatever each gives."""

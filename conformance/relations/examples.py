@@ -1,0 +1,250 @@
+"""The examples that the relations are tried on: a first problem, changed ones, and what must agree.
+
+Every function here draws an example from a random generator, for a dtype; `relations.py` says in
+words what each of them is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.cases.case import Rng
+from conformance.cases.problem import Problem
+from conformance.judging.expected import answer
+from conformance.subjects.items import take_items
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask
+from mha_core.heads import merge_heads, split_heads
+from mha_core.weights import Weights
+
+HUGE = {"float16": 1e3}
+"""What stands in masked places instead of 1e30 where a dtype does not reach that far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """One drawn example of a relation. Heads are (B, H, Lq, dv).
+
+    Attributes:
+        problem: what is run first.
+        changed: what is run next.
+        wanted: heads of `problem` -> what must come again.
+        given: heads of every changed problem -> that. Both maps are linear, so they map bounds too.
+        known: what the heads of `problem` must be, where no second run is needed to tell.
+    """
+
+    problem: Problem
+    changed: tuple[Problem, ...] = ()
+    wanted: Callable[[NDArray], NDArray] = lambda heads: heads
+    given: Callable[[list[NDArray]], NDArray] = lambda heads: heads[0]
+    known: NDArray | None = None
+
+
+def attention_alone(num_heads: int, head_dim: int, value_head_dim: int) -> tuple[AttentionConfig, Weights]:
+    """A layer whose projections change nothing: identity matrices, no biases."""
+    width, value_width = num_heads * head_dim, num_heads * value_head_dim
+    config = AttentionConfig(
+        width, num_heads, value_head_dim=value_head_dim, value_dim=value_width, output_dim=value_width
+    )
+    same, same_values = np.eye(width), np.eye(value_width)
+    names = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight")
+    return config, dict(zip(names, (same, same, same_values, same_values), strict=True))
+
+
+def _draw(rng: Rng, *, masked: bool = True, key_len: int | None = None) -> Problem:
+    """Three items, of which the first is loud; its mask and bias are (B, H, Lq, Lk), whole."""
+    batch, heads, query_len = 3, int(rng.integers(2, 4)), int(rng.integers(3, 7))
+    key_len = int(rng.integers(4, 10)) if key_len is None else key_len
+    head_dim, value_head_dim = int(rng.integers(2, 14)), int(rng.integers(2, 14))
+    config, weights = attention_alone(heads, head_dim, value_head_dim)
+    queries = rng.normal(size=(batch, query_len, config.query_dim))
+    queries[0] *= 30.0  # so that a maximum over more than a row leaves the others nothing
+    mask = AttentionMask()
+    if masked:
+        shape = (batch, heads, query_len, key_len)
+        lens = rng.integers(1, key_len + 1, size=(batch, 1, 1, 1))
+        lens[int(rng.integers(1, batch))] = 0  # an item without a key
+        mask = AttentionMask(
+            allowed=(rng.random(shape) < 0.8) & (np.arange(key_len) < lens), bias=rng.normal(size=shape)
+        )
+    keys = rng.normal(size=(batch, key_len, config.key_dim))
+    values = rng.normal(size=(batch, key_len, config.value_dim))
+    return Problem(config, weights, AttentionInputs(queries, keys, values, mask))
+
+
+def _with(problem: Problem, **inputs: Any) -> Problem:
+    return replace(problem, inputs=replace(problem.inputs, **inputs))
+
+
+def _mapped(problem: Problem, function: Callable[[NDArray], NDArray]) -> AttentionMask:
+    """The mask with a function applied to its arrays (B, H, Lq, Lk)."""
+    return problem.inputs.mask.map_arrays(lambda _, array: function(array))
+
+
+def rerun(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    return Instance(problem, (problem,))
+
+
+def _masked_keys(rng: Rng, fill: Callable[[tuple[int, ...]], NDArray]) -> Instance:
+    """In each item some keys are excluded by -inf in the bias alone, so that they are not padding."""
+    problem = _draw(rng)
+    inputs = problem.inputs
+    closed = rng.random((3, inputs.keys.shape[1])) < 0.4
+    closed[:, 1] = True
+    bias = np.where(closed[:, None, None], -np.inf, inputs.mask.bias)
+    problem = _with(problem, mask=replace(inputs.mask, bias=bias))
+    keys = np.where(closed[..., None], fill(inputs.keys.shape), inputs.keys)
+    values = np.where(closed[..., None], fill(inputs.values.shape), inputs.values)
+    return Instance(problem, (_with(problem, keys=keys, values=values),))
+
+
+def masked_keys_random(rng: Rng, dtype: str) -> Instance:
+    return _masked_keys(rng, lambda shape: rng.normal(size=shape))
+
+
+def masked_keys_huge(rng: Rng, dtype: str) -> Instance:
+    return _masked_keys(rng, lambda shape: np.full(shape, HUGE.get(dtype, 1e30)))
+
+
+def _items(rng: Rng, chosen: NDArray) -> Instance:
+    problem = _draw(rng)
+    changed = replace(problem, inputs=take_items(problem.inputs, chosen))
+    return Instance(problem, (changed,), wanted=lambda heads: heads[chosen])
+
+
+def batch_permuted(rng: Rng, dtype: str) -> Instance:
+    return _items(rng, np.array([2, 0, 1]))
+
+
+def item_alone(rng: Rng, dtype: str) -> Instance:
+    return _items(rng, rng.integers(3, size=1))
+
+
+def _heads(rng: Rng, choose: Callable[[int], NDArray]) -> Instance:
+    problem = _draw(rng)
+    inputs, config = problem.inputs, problem.config
+    chosen = choose(config.num_heads)
+    arrays = {
+        name: merge_heads(split_heads(getattr(inputs, name), config.num_heads)[:, chosen])
+        for name in ("queries", "keys", "values")
+    }
+    mask = _mapped(problem, lambda array: array[:, chosen])
+    changed = Problem(*attention_alone(len(chosen), config.head_dim, config.value_head_dim), inputs)
+    return Instance(problem, (_with(changed, **arrays, mask=mask),), wanted=lambda heads: heads[:, chosen])
+
+
+def heads_permuted(rng: Rng, dtype: str) -> Instance:
+    return _heads(rng, lambda num_heads: np.roll(np.arange(num_heads), 1))
+
+
+def head_alone(rng: Rng, dtype: str) -> Instance:
+    return _heads(rng, lambda num_heads: rng.integers(num_heads, size=1))
+
+
+def _values_times(rng: Rng, factor: float) -> Instance:
+    problem = _draw(rng)
+    return Instance(problem, (_with(problem, values=problem.inputs.values * factor),), lambda heads: heads * factor)
+
+
+def values_times_1024(rng: Rng, dtype: str) -> Instance:
+    return _values_times(rng, 1024.0)
+
+
+def values_negated(rng: Rng, dtype: str) -> Instance:
+    return _values_times(rng, -1.0)
+
+
+def queries_doubled(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    inputs = problem.inputs
+    return Instance(problem, (_with(problem, queries=2.0 * inputs.queries, keys=inputs.keys / 2.0),))
+
+
+def one_open_key(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    batch, heads, query_len, key_len = problem.allowed().shape
+    chosen = rng.integers(key_len, size=(batch, heads, query_len))
+    problem = _with(problem, mask=AttentionMask(allowed=np.arange(key_len) == chosen[..., None]))
+    rows = split_heads(problem.rounded(dtype).inputs.values, heads)
+    return Instance(problem, known=np.take_along_axis(rows, chosen[..., None], axis=2).astype(np.float64))
+
+
+def one_key(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng, masked=False, key_len=1)
+    rows = split_heads(problem.rounded(dtype).inputs.values, problem.config.num_heads)
+    query_len = problem.inputs.queries.shape[1]
+    return Instance(problem, known=np.repeat(rows, query_len, axis=2).astype(np.float64))
+
+
+def causal_prefix(rng: Rng, dtype: str) -> Instance:
+    problem = _with(_draw(rng, masked=False), mask=AttentionMask(causal=True))
+    inputs = problem.inputs
+    prefix = int(rng.integers(1, min(inputs.queries.shape[1], inputs.keys.shape[1])))
+    changed = {}
+    for name in ("queries", "keys", "values"):
+        changed[name] = getattr(inputs, name).copy()
+        changed[name][:, prefix:] = rng.normal(size=changed[name][:, prefix:].shape)
+    return Instance(
+        problem, (_with(problem, **changed),), lambda heads: heads[:, :, :prefix], lambda all_: all_[0][:, :, :prefix]
+    )
+
+
+def _keys_taken(problem: Problem, chosen: NDArray) -> Problem:
+    """The problem with these keys, in this order."""
+    inputs = problem.inputs
+    mask = _mapped(problem, lambda array: array[..., chosen])
+    return _with(problem, keys=inputs.keys[:, chosen], values=inputs.values[:, chosen], mask=mask)
+
+
+def keys_permuted(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    return Instance(problem, (_keys_taken(problem, rng.permutation(problem.inputs.keys.shape[1])),))
+
+
+def keys_duplicated(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    return Instance(problem, (_keys_taken(problem, np.repeat(np.arange(problem.inputs.keys.shape[1]), 2)),))
+
+
+def scores_shifted(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    bias = problem.inputs.mask.bias
+    shift = 16.0 * rng.normal(size=(*bias.shape[:-1], 1))
+    return Instance(problem, (_with(problem, mask=replace(problem.inputs.mask, bias=bias + shift)),))
+
+
+def query_alone(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    row = slice(-1, None)
+    mask = _mapped(problem, lambda array: array[:, :, row])
+    changed = _with(problem, queries=problem.inputs.queries[:, row], mask=mask)
+    return Instance(problem, (changed,), lambda heads: heads[:, :, row])
+
+
+def constant_values(rng: Rng, dtype: str) -> Instance:
+    problem = _draw(rng)
+    values = problem.inputs.values[:, :1].repeat(problem.inputs.values.shape[1], axis=1)
+    problem = _with(problem, values=values)
+    row = split_heads(problem.rounded(dtype).inputs.values[:, :1], problem.config.num_heads)  # (B, H, 1, dv)
+    return Instance(problem, known=np.where(problem.allowed().any(axis=-1, keepdims=True), row, 0.0))
+
+
+def chunks_merged(rng: Rng, dtype: str) -> Instance:
+    """Each chunk counts by its share of the sum of exponentials, from the reference's scores."""
+    problem = _draw(rng).rounded(dtype)
+    key_len = problem.inputs.keys.shape[1]
+    cut = int(rng.integers(1, key_len))
+    chunks = [np.arange(cut), np.arange(cut, key_len)]
+    weights = answer(problem, Precision.of("float64")).trace.weights
+    shares = [weights[..., chunk].sum(axis=-1, keepdims=True) for chunk in chunks]  # type: ignore[index]  # it is there
+    return Instance(
+        problem,
+        tuple(_keys_taken(problem, chunk) for chunk in chunks),
+        given=lambda heads: shares[0] * heads[0] + shares[1] * heads[1],
+    )

@@ -1,0 +1,1 @@
+"""What a run found, as text and as a page."""

@@ -1,0 +1,226 @@
+"""Results as tables for a terminal and as JSON for a program."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance.deviations.known import Deviations
+from conformance.judging.result import Result
+from mha_core import STAGES
+from mha_core.stages import is_gradient
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; a change that readers would notice raises it."""
+
+
+def print_results(console: Console, results: Sequence[Result]) -> None:
+    """The parity table, the comparison with trained recordings, every failure, and a last line."""
+    console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
+    console.print(parity_table(results))
+    if any(result.recorded for result in results):
+        console.print(
+            "\nTrained weights: largest difference from what the original implementation computed", style="bold"
+        )
+        console.print(recorded_table(results))
+    console.print()
+    for result in results:
+        if result.status in ("different", "failed"):
+            console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
+    for line in (
+        *repeat_lines(results),
+        *gradient_lines(results),
+        *deviation_lines(results),
+        *unsupported_lines(results),
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
+
+
+def parity_table(results: Sequence[Result]) -> Table:
+    """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
+
+    What deviates as known is counted in a column of its own, and its arrays are not among the worst.
+    """
+    table = _table()
+    known = any(result.status == "deviates" for result in results)
+    for name in ("", "equal", *(("known",) if known else ()), *STAGES, "gradients"):
+        # A long name wraps in its own column before it squeezes the others.
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name), min_width=len(name))
+    for group in _grouped(results):
+        equal = sum(result.status == "equal" for result in group)
+        deviating = sum(result.status == "deviates" for result in group)
+        judged = sum(result.status != "unsupported" for result in group)
+        ratios = [_ratio(_worst(group, name)) for name in (*STAGES, "gradients")]
+        style = "green" if equal + deviating == judged else "bold red"
+        counts = [f"[{style}]{equal}/{judged}[/]", *([f"{deviating}/{judged}"] if known else [])]
+        table.add_row(escape(_subject(group[0])), *counts, *ratios)
+    return table
+
+
+def recorded_table(results: Sequence[Result]) -> Table:
+    """One row per subject, dtype and device: how far from what the original implementation computed."""
+    table = _table()
+    recorded = sorted(
+        {(result.case, stage) for result in results for stage in result.recorded},
+        key=lambda pair: (pair[0], STAGES.index(pair[1])),
+    )
+    table.add_column("")
+    for case, stage in recorded:
+        layer = case.removeprefix("trained-").removesuffix("-layer")
+        table.add_column(f"{layer}\n{stage}", justify="right", no_wrap=True, min_width=7)
+    for group in _grouped(results):
+        by_case = {result.case: result.recorded for result in group}
+        cells = [by_case.get(case, {}).get(stage) for case, stage in recorded]
+        table.add_row(escape(_subject(group[0])), *("-" if cell is None else f"{cell:.1e}" for cell in cells))
+    return table
+
+
+def failure_text(result: Result) -> str:
+    """What is wrong with one result, since which stage, and how to run it again."""
+    head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
+    if result.status == "failed":
+        lines = [f"{head} did not run", f"  {result.message}"]
+    else:
+        first = result.mismatches[0]
+        since = (
+            f"different since stage {first.stage!r}" if not first.call else "right at first, different when asked again"
+        )
+        what = "not as listed" if result.stale else since
+        lines = [f"{head} {what}"]
+        lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
+    return "\n".join([*lines, f"  rerun: {result.rerun}"])
+
+
+def repeat_lines(results: Sequence[Result]) -> list[str]:
+    """What is right when it is asked once and not when it is asked again: one line for each subject."""
+    return [
+        f"{subject} {dtype} {text} in {len(names)} of its cases: {', '.join(names)}"
+        for (subject, dtype, text), names in _cases_by(
+            (result, "keeps something from one call to the next, or mixes the items of a batch,")
+            for result in results
+            if result.mismatches and result.mismatches[0].call
+        ).items()
+    ]
+
+
+def gradient_lines(results: Sequence[Result]) -> list[str]:
+    """Where a subject that shows gradients shows none although they were asked for: one line for each subject."""
+    lines = []
+    for group in _grouped(results):
+        answered = [result for result in group if result.judged and result.gradients_asked]
+        without = [result.case for result in answered if not any(map(is_gradient, result.judged))]
+        if without and len(without) < len(answered):
+            counted = f"{len(answered) - len(without)} of {len(answered)}"
+            lines.append(f"{_subject(group[0])} shows gradients in {counted} cases, and none in: {', '.join(without)}")
+    return lines
+
+
+def deviation_lines(results: Sequence[Result]) -> list[str]:
+    """What deviates as known, one line for each subject and listed deviation."""
+    return [
+        f"{subject} {dtype} deviates as known in {len(names)} (mha deviations {identifier}): {', '.join(names)}"
+        for (subject, dtype, identifier), names in _cases_by(
+            (result, identifier) for result in results for identifier in result.deviations
+        ).items()
+    ]
+
+
+def unsupported_lines(results: Sequence[Result]) -> list[str]:
+    """What could not be expressed, one line for each subject and reason."""
+    return [
+        f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
+        for (subject, dtype, message), names in _cases_by(
+            (result, result.message) for result in results if result.status == "unsupported"
+        ).items()
+    ]
+
+
+def _cases_by(pairs: Iterable[tuple[Result, str]]) -> dict[tuple[str, str, str], list[str]]:
+    """Subject, dtype and a text -> the cases of which it is said."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for result, text in pairs:
+        cases.setdefault((result.subject, result.dtype, text), []).append(result.case)
+    return cases
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """One line for all of it."""
+    counts = Counter(result.status for result in results)
+    total = len(results) - counts["unsupported"]
+    if not total:
+        return "Nothing could be judged."
+    left_out = f" {counts['unsupported']} more could not be expressed." if counts["unsupported"] else ""
+    known = counts["deviates"]
+    if counts["equal"] + known == total:
+        listed = f", but for {known} that deviate{'s' * (known == 1)} as known" if known else ""
+        return f"All {total} results are equal to the reference{listed}.{left_out}"
+    differ = f"{counts['different']} of {total} results differ from the reference, {counts['failed']} did not run."
+    return differ + (f" {known} deviate{'s' * (known == 1)} as known." if known else "") + left_out
+
+
+def to_json(
+    results: Iterable[Result], versions: dict[str, dict[str, str]], known: Deviations | None = None
+) -> dict[str, Any]:
+    """The report as JSON can hold it.
+
+    Args:
+        results: every Result.
+        versions: backend -> package -> version.
+        known: the table that the results were judged with; the report holds the entries that they name.
+    """
+    found = list(results)
+    named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}
+    entries = () if known is None else known.entries
+    return {
+        "schema": SCHEMA_VERSION,
+        "environment": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "backends": versions,
+        },
+        "results": [result.to_dict() for result in found],
+        "deviations": [entry.to_dict() for entry in entries if entry.id in named],
+    }
+
+
+def _table() -> Table:
+    """A table that fits into 80 columns."""
+    return Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
+
+
+def _subject(result: Result) -> str:
+    device = "" if result.device == "cpu" else f" {result.device}"
+    return f"{result.subject} {result.dtype}{device}"
+
+
+def _grouped(results: Sequence[Result]) -> list[list[Result]]:
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.subject, result.dtype, result.device), []).append(result)
+    return list(groups.values())
+
+
+def _worst(group: list[Result], name: str) -> float | None:
+    """The worst ratio of a stage, or of all "gradients.*"; None if nobody has it."""
+    ratios = [
+        ratio
+        for result in group
+        for array, ratio in result.ratios.items()
+        if array.split(".")[0] == name and not (result.status == "deviates" and ratio > 1.0)
+    ]
+    return max(ratios, default=None)
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if ratio <= 1.0 else f"[bold red]{ratio:.3g}[/]"

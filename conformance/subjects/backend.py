@@ -1,0 +1,63 @@
+"""The subjects that this project brings: each backend on each of its paths, and the reference itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.bounds.precision import Precision
+from mha_core import AttentionConfig, AttentionInputs, Trace
+from mha_core.backend import Backend, Run
+from mha_core.reference import pipeline as reference
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True)
+class BackendSubject:
+    """One backend in one dtype on one device, as a subject.
+
+    `path` is the way in which the framework runs the layer, such as "compiled"; None is its usual one.
+    """
+
+    backend: Backend
+    dtype: str
+    device: str
+    path: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.backend.name if self.path is None else f"{self.backend.name} {self.path}"
+
+    @property
+    def selector(self) -> str:
+        path = "" if self.path is None else f" --path {self.path}"
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        return f"--backend {self.backend.name}{path}{device}"
+
+    @property
+    def precision(self) -> Precision:
+        path = self.backend.paths()[0] if self.path is None else self.path
+        return Precision.of(self.dtype).with_kernel(self.backend.softmax_kernel(self.device, path))
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        path = {} if self.path is None else {"path": self.path}
+        return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device, **path)
+
+
+def paths_to_check(backend: Backend, path: str | None) -> tuple[str | None, ...]:
+    """`path` alone, or the default ones: None, which is the backend's usual path, and the others."""
+    return (None, *backend.default_paths()[1:]) if path is None else (path,)
+
+
+class ReferenceSubject:
+    """The reference as a subject: it goes through the suite as if it were a backend."""
+
+    name = "reference"
+    dtype = "float64"
+    device = "cpu"
+    precision = Precision.of("float64")
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            return reference.run(config, weights, inputs)
+
+        return run

@@ -1,0 +1,291 @@
+"""Subjects: anybody's own layer behind the door through which backends are judged.
+
+A subject is an object with `prepare(config, weights) -> run(inputs) -> Trace`; everything else that
+it may say of itself has a default. A plain function `f(weights, queries, keys, values, mask)` is made
+into one. `load_subject("package.module:factory", dtype)` finds either. docs/subjects.md has the whole rule.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.bounds.precision import Precision
+from conformance.subjects.ask import CannotExpress, place
+from conformance.subjects.function import (
+    DEFAULT_DTYPES,
+    RULE,
+    FunctionSubject,
+    OtherDtype,
+    check_dtypes,
+    check_member,
+    is_plain,
+    parameters_of,
+    subject_from_function,
+)
+from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.backend import Run
+from mha_core.dtypes import check_dtype
+from mha_core.errors import one_line, shown
+from mha_core.files.shadow import HOME, OURS
+from mha_core.weights import Weights
+
+__all__ = [
+    "CannotExpress",
+    "FunctionSubject",
+    "LoadedSubject",
+    "check_time_limit",
+    "load_subject",
+    "load_subjects",
+    "subject_from_function",
+]
+
+DEFAULT_TIME_LIMIT = 60.0
+"""Seconds that a subject may take for one case."""
+
+
+@dataclass(frozen=True)
+class LoadedSubject:
+    """Somebody's subject in one dtype, with a default for everything that it does not say of itself.
+
+    Attributes:
+        spec: where it was found, package.module:factory.
+        original: the object with `prepare`.
+        name, dtype, device, precision: as reports show it, and how it computes in this run.
+        time_limit: seconds that it may take for one case.
+    """
+
+    spec: str
+    original: Any
+    name: str
+    dtype: str
+    device: str
+    precision: Precision
+    time_limit: float = DEFAULT_TIME_LIMIT
+
+    @property
+    def selector(self) -> str:
+        """The options of `mha check` that choose this subject."""
+        limit = "" if self.time_limit == DEFAULT_TIME_LIMIT else f" --time-limit {self.time_limit:g}"
+        return f"--subject {shlex.quote(self.spec)}{limit}"
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        """None, or what the subject can't express of a case."""
+        asked = getattr(self.original, "supports", None)
+        return None if asked is None else asked(config, inputs)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        return self.original.prepare(config, weights)
+
+
+def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMIT) -> LoadedSubject:
+    """The subject that `package.module:name` names, in one dtype.
+
+    The name is a subject, a plain function, or a factory: anything that can be called without
+    arguments, or with `dtype` alone, and returns one of the two. The current folder is searched too.
+
+    Raises:
+        SpecError: the spec is malformed, nothing is there, importing or making it fails, it is no
+            subject, or it does not compute in this dtype. The message says which.
+
+    >>> load_subject("mine", "float64")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: subject 'mine' must read package.module:factory, such as mine.layers:attention
+    """
+    check_dtype(dtype)
+    check_time_limit(time_limit)
+    module_name, path = _parse(spec)
+    where = f"subject {spec!r}"
+    named = _find(where, module_name, path)
+    try:
+        return _loaded(spec, where, named, path.split(".")[-1], dtype, time_limit)
+    except SpecError:
+        raise
+    except (Exception, SystemExit) as error:  # what it says of itself is its own code, which may raise anything
+        raise SpecError(f"{where}: what it says of itself raised {one_line(error)}{place(error)}") from error
+
+
+def _loaded(spec: str, where: str, named: Any, name: str, dtype: str, time_limit: float) -> LoadedSubject:
+    if isinstance(getattr(named, "dtypes", None), tuple):  # a class that would refuse others when it is made
+        check_member(where, dtype, check_dtypes(where, named.dtypes))
+    original = _make(where, named, name, dtype)
+    check_member(where, dtype, _dtypes_of(where, original))
+    if isinstance(original, FunctionSubject):
+        original = replace(original, dtype=dtype)
+    return LoadedSubject(
+        spec=spec,
+        original=original,
+        name=_text(where, original, "name", name),
+        dtype=dtype,
+        device=_text(where, original, "device", "cpu"),
+        precision=_precision_of(where, original, dtype),
+        time_limit=time_limit,
+    )
+
+
+def load_subjects(
+    spec: str, dtypes: Sequence[str], *, time_limit: float = DEFAULT_TIME_LIMIT
+) -> tuple[list[LoadedSubject], list[str]]:
+    """The subject in every dtype of `dtypes` that it computes in; and a line for each of the others.
+
+    Raises:
+        SpecError: as `load_subject`, or it computes in none of them.
+    """
+    subjects, left_out = [], []
+    for dtype in dtypes:
+        try:
+            subjects.append(load_subject(spec, dtype, time_limit=time_limit))
+        except OtherDtype as error:
+            left_out.append(f"left out: {error}")
+    if not subjects:
+        raise SpecError("\n".join(["nothing to run:", *left_out]))
+    return subjects, left_out
+
+
+def check_time_limit(seconds: float) -> float:
+    """Return `seconds` if it is a limit that a thread can wait for; raise SpecError otherwise."""
+    if not 0.0 < seconds <= 1e6:  # also NaN
+        raise SpecError(f"the time limit must be a positive number of seconds, at most 1e6. Got {seconds!r}.")
+    return seconds
+
+
+def _parse(spec: str) -> tuple[str, str]:
+    """The module and the name in it."""
+    module_name, colon, path = spec.partition(":")
+    names = [*module_name.split("."), *path.split(".")]
+    if not colon or not all(name.isidentifier() for name in names):
+        hint = "; name the module, not its file" if "/" in spec or spec.endswith(".py") else ""
+        raise SpecError(f"subject {spec!r} must read package.module:factory, such as mine.layers:attention{hint}")
+    return module_name, path
+
+
+def _find(where: str, module_name: str, path: str) -> Any:
+    """Import the module, from the current folder too as `python -m` does, and get what is named in it."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        found = _imported(module_name)
+    except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else ""
+            raise SpecError(
+                f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages{hint}"
+            ) from error
+        if missing and missing.split(".")[0] in OURS:
+            package = missing.split(".")[0]
+            raise SpecError(
+                f"{where}: importing {module_name} found no module {missing!r}: here {package!r} is the package "
+                f"of mha-parity in {HOME}. Give yours another name{place(error)}."
+            ) from error
+        raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}") from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
+            raise SpecError(f"{where}: {module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})")
+        found = getattr(found, name)
+    return found
+
+
+def _imported(module_name: str) -> Any:
+    """The module; one in the current folder comes first, even where a package of this project has its name.
+
+    That one gets another name when it is imported, as ours is in use.
+    """
+    first, *rest = module_name.split(".")
+    here = Path.cwd().joinpath(first, *rest)
+    own = [file for file in (here.with_name(f"{here.name}.py"), here / "__init__.py") if file.is_file()]
+    if first not in OURS or not own or Path.cwd() == HOME:
+        return importlib.import_module(module_name)
+    alias = f"_own_{first}"
+    top = Path.cwd() / first
+    file = top / "__init__.py" if rest and (top / "__init__.py").is_file() else own[0]
+    locations = [str(top)] if rest or file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(alias, file, submodule_search_locations=locations)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    try:
+        spec.loader.exec_module(module)
+        return importlib.import_module(".".join([alias, *rest])) if rest else module
+    except BaseException:
+        sys.modules.pop(alias, None)
+        raise
+
+
+def _make(where: str, named: Any, name: str, dtype: str) -> Any:
+    """The subject that the named object is, or makes."""
+    subject = _as_subject(named, name)
+    if subject is not None:
+        return subject
+    if not callable(named):
+        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}")
+    parameters = parameters_of(where, named)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if set(required) - {"dtype"}:
+        raise SpecError(
+            f"{where} has the parameters ({', '.join(map(str, parameters))}); {RULE}, "
+            "and a factory of one is called without arguments, or with dtype"
+        )
+    takes_dtype = any(parameter.name == "dtype" for parameter in parameters)
+    try:
+        made = named(dtype=dtype) if takes_dtype else named()
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{where}: {name}() raised {one_line(error)}{place(error)}") from error
+    subject = _as_subject(made, name)
+    if subject is None:
+        raise SpecError(f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}")
+    return subject
+
+
+def _as_subject(thing: Any, name: str) -> Any:
+    """`thing` if it is a subject, a plain function as one, or None."""
+    if inspect.isclass(thing) or not callable(getattr(thing, "prepare", thing)):
+        return None
+    if hasattr(thing, "prepare"):
+        return thing
+    try:
+        takes_arguments = is_plain(parameters_of(name, thing))
+    except SpecError:
+        return None
+    return subject_from_function(thing, name=name) if takes_arguments else None
+
+
+# What a subject says of itself ---------------------------------------------------------------------------
+
+
+def _dtypes_of(where: str, original: Any) -> tuple[str, ...]:
+    """Its `dtypes`, else its `dtype` alone, else the default."""
+    if hasattr(original, "dtypes"):
+        return check_dtypes(where, original.dtypes)
+    return check_dtypes(where, (original.dtype,)) if hasattr(original, "dtype") else DEFAULT_DTYPES
+
+
+def _text(where: str, original: Any, attribute: str, default: str) -> str:
+    value = getattr(original, attribute, default)
+    if not isinstance(value, str) or not value:
+        raise SpecError(f"{where}: its {attribute} must be a text. Got {value!r}.")
+    return shown("".join((value, "")))  # a str, and no subclass with methods of its own
+
+
+def _precision_of(where: str, original: Any, dtype: str) -> Precision:
+    """Its `precision`, or what it gives for `dtype` if it is a function; by default what backends promise."""
+    precision = getattr(original, "precision", None)
+    if precision is None:
+        return Precision.of(dtype)
+    if callable(precision):
+        precision = precision(dtype)
+    if not isinstance(precision, Precision) or precision.storage != dtype:
+        raise SpecError(f"{where}: its precision must be a Precision with storage={dtype!r}. Got {precision!r}.")
+    return precision

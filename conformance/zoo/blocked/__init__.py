@@ -1,0 +1,1 @@
+"""Bugs of attention in blocks of queries and keys."""

@@ -1,0 +1,140 @@
+"""Bug: one way of getting attention wrong, as a few steps of the reference pipeline replaced; and a bug as a subject.
+
+The registry stands in `bugs.py`, the bugs themselves by topic in `zoo/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.subjects.ask import CannotExpress
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core.backend import Run
+from mha_core.dtypes import round_to
+from mha_core.reference import pipeline as reference
+from mha_core.reference.backward import BACKWARD
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State, Step
+from mha_core.weights import Weights
+
+GRADIENTS = "gradients"
+"""What `Bug.stage` says of a bug that leaves every stage right."""
+
+
+class DoesNotApply(CannotExpress, ValueError):
+    """The bug can't be made in a problem of these sizes: transposing a matrix that is not square, for one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bug:
+    """One bug.
+
+    Args:
+        id: its name, in kebab-case.
+        sentence: what is wrong.
+        stage: the first place where it shows: a stage's name, or "gradients".
+        fix: what to change.
+        forward, backward: steps in place of those of `forward.FORWARD` and `backward.BACKWARD`,
+            by name. A step raises DoesNotApply where sizes make the bug impossible.
+        seen_in: where the public has met it.
+        equivalent: why nothing can tell it from the right thing. Empty: the suite must find it.
+
+    >>> from mha_core import reference
+    >>> bug = Bug("heads-doubled", "Every head counts twice.", "heads", "Add each head once.",
+    ...           forward={"heads": lambda state: 2 * forward.heads(state)})
+    >>> sorted(bug.steps)
+    ['heads']
+    """
+
+    id: str
+    sentence: str
+    stage: str
+    fix: str
+    forward: Mapping[str, Step] = field(default_factory=dict)
+    backward: Mapping[str, Step] = field(default_factory=dict)
+    seen_in: str = ""
+    equivalent: str = ""
+
+    @property
+    def steps(self) -> frozenset[str]:
+        """The names of the steps that it replaces."""
+        return frozenset(self.forward) | frozenset(self.backward)
+
+    def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
+        """`reference.run_state` with this bug's steps. Raises DoesNotApply where the bug can't be made."""
+        forward, backward = pipelines(self)
+        return reference.run_state(config, weights, inputs, forward=forward, backward=backward)
+
+
+def compatible(a: Bug, b: Bug) -> bool:
+    """Whether both can be made at once: they replace no step in common."""
+    return not a.steps & b.steps
+
+
+def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
+    """The forward and the backward pipeline with the steps of all `bugs`; SpecError if two replace the same one."""
+    for a, b in combinations(bugs, 2):
+        if not compatible(a, b):
+            shared = ", ".join(sorted(a.steps & b.steps))
+            raise SpecError(f"bugs {a.id!r} and {b.id!r} can't be made at once: both replace {shared}")
+    forward, backward = dict(FORWARD), dict(BACKWARD)
+    for bug in bugs:
+        forward.update({name: _where_weights_are(step) for name, step in bug.forward.items()})
+        backward.update({name: _where_weights_are(step) for name, step in bug.backward.items()})
+    return forward, backward
+
+
+def _where_weights_are(step: Step) -> Step:
+    """The step, which raises DoesNotApply in a layer without the weight that it does something to."""
+
+    def guarded(state: State) -> Any:
+        try:
+            return step(state)
+        except KeyError as error:
+            if error.args[0] in state.weights or not str(error.args[0]).endswith((".weight", ".bias", ".vector")):
+                raise
+            raise DoesNotApply(f"this layer has no {error.args[0]}") from error
+
+    return guarded
+
+
+class BuggySubject:
+    """The reference with bugs, as a subject. Without any it is the reference.
+
+    Steps run in float64; every array of the Trace is rounded to `dtype` at the end, which stands
+    for an implementation in that dtype. Its run raises DoesNotApply where a bug can't be made.
+    """
+
+    device = "cpu"
+
+    def __init__(self, *bugs: Bug, dtype: str = "float64") -> None:
+        self.bugs = bugs
+        self.dtype = dtype
+        self.precision = Precision.of(dtype)
+        self.name = "+".join(bug.id for bug in bugs) or "reference"
+        self._forward, self._backward = pipelines(*bugs)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            trace = reference.run(config, weights, inputs, forward=self._forward, backward=self._backward)
+            return rounded(trace, self.dtype)
+
+        return run
+
+
+def rounded(trace: Trace, dtype: str) -> Trace:
+    """Every array of the trace rounded to `dtype`."""
+    if dtype == "float64":
+        return trace
+    with np.errstate(invalid="ignore"):
+        gradients = trace.gradients
+        if gradients is not None:
+            gradients = {name: round_to(array, dtype) for name, array in gradients.items()}
+        stages = {name: round_to(array, dtype) for name, array in trace.stages()}
+    return Trace(**stages, gradients=gradients)

@@ -1,0 +1,192 @@
+"""Kill: run the suite over the bug zoo. Which case finds which bug, and the fewest cases that find all.
+
+A bug is killed by a case in a dtype if any stage or gradient leaves its allowed error there. Nothing
+else counts: a bug that can't be made in a case's sizes is neither killed nor alive there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from conformance.bounds.precision import Precision
+from conformance.cases.case import Case
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, expected
+from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines, rounded
+from conformance.zoo.rerun import rerun
+from mha_core import STAGES, Trace
+from mha_core.reference import pipeline as reference
+from mha_core.reference.state import State
+
+DTYPES = ("float64", "float32")
+
+SMALLEST_SET = (
+    "window",
+    "every-source",
+    "dropout-off",
+    "dot",
+    "scale",
+    "additive",
+    "square-bias-per-head",
+    "square-dropout",
+    "scores-shifted",
+    "nan-in-open-key",
+    "softcap",
+    "heads-given-split",
+    "blocks-of-uneven-lengths",
+    "decoding-step-in-parts",
+)
+"""The fewest cases that kill every bug, as `KillTable.smallest_set` found them.
+
+A test keeps them enough, and each of them needed.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class KillTable:
+    """What came of every bug on every case.
+
+    Attributes:
+        bugs, cases, dtypes: what was run.
+        first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients".
+            Absent where nothing differs.
+        impossible: (bug id, case id) where the bug can't be made.
+    """
+
+    bugs: tuple[Bug, ...]
+    cases: tuple[Case, ...]
+    dtypes: tuple[str, ...]
+    first_stages: Mapping[str, Mapping[str, Mapping[str, str]]]
+    impossible: frozenset[tuple[str, str]]
+
+    def killers(self, bug: Bug) -> list[str]:
+        """The cases that kill the bug, in any dtype, in the order of the table."""
+        return [case.id for case in self.cases if self.first_stages[bug.id].get(case.id)]
+
+    def victims(self, case: Case) -> list[str]:
+        """The bugs that the case kills, in any dtype."""
+        return [bug.id for bug in self.bugs if self.first_stages[bug.id].get(case.id)]
+
+    def alone(self, case: Case) -> list[str]:
+        """The bugs that only this case kills."""
+        return [bug.id for bug in self.bugs if self.killers(bug) == [case.id]]
+
+    def must_die(self) -> list[Bug]:
+        """Every bug that something can tell from the right thing."""
+        return [bug for bug in self.bugs if not bug.equivalent]
+
+    def survivors(self) -> list[Bug]:
+        """The bugs that should have been killed and were not."""
+        return [bug for bug in self.must_die() if not self.killers(bug)]
+
+    def killed_equivalents(self) -> list[Bug]:
+        """The bugs that are said to be equivalent and are not."""
+        return [bug for bug in self.bugs if bug.equivalent and self.killers(bug)]
+
+    def stages(self, bug: Bug, dtype: str) -> set[str]:
+        """Where the bug shows first, over all cases, in one dtype."""
+        return {stages[dtype] for stages in self.first_stages[bug.id].values() if dtype in stages}
+
+    def smallest_set(self) -> tuple[str, ...]:
+        """The fewest cases that kill every bug that some case kills; cheap cases are preferred."""
+        by_cost = sorted(self.cases, key=lambda case: case.expensive)
+        killers = [frozenset(self.killers(bug)) for bug in self.must_die()]
+        return smallest_cover([case.id for case in by_cost], killers)
+
+
+def kill(
+    bugs: Sequence[Bug],
+    cases: Sequence[Case],
+    dtypes: Sequence[str] = DTYPES,
+    progress: Callable[[Case], None] = lambda case: None,
+) -> KillTable:
+    """Run every bug on every case in every dtype; `progress` sees each case when it is done."""
+    first_stages: dict[str, dict[str, dict[str, str]]] = {bug.id: {} for bug in bugs}
+    impossible = set()
+    for case in cases:
+        for bug in bugs:
+            try:
+                found = {dtype: first_difference(bug, case, dtype) for dtype in dtypes}
+            except DoesNotApply:
+                impossible.add((bug.id, case.id))
+                continue
+            first_stages[bug.id][case.id] = {dtype: stage for dtype, stage in found.items() if stage is not None}
+        progress(case)
+    return KillTable(tuple(bugs), tuple(cases), tuple(dtypes), first_stages, frozenset(impossible))
+
+
+def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
+    """The first stage of the bug's run that leaves its allowed error, "gradients", or None.
+
+    Raises DoesNotApply where the bug can't be made.
+    """
+    wanted, right = _right_state(case, dtype)
+    forward, backward = pipelines(bug)
+    state, forward_changed = rerun(right, forward, bug.forward)
+    if forward_changed:
+        for stage in STAGES:
+            if _differs(Trace(**{stage: state[stage]}), wanted, dtype):
+                return stage
+    if right.inputs.cotangent is None:
+        return None
+    state, changed = rerun(state, backward, bug.backward, changed=forward_changed)
+    return (
+        GRADIENTS if changed and _differs(Trace(gradients=reference.trace_of(state).gradients), wanted, dtype) else None
+    )
+
+
+@lru_cache(maxsize=256)
+def _right_state(case: Case, dtype: str) -> tuple[Expected, State]:
+    wanted = expected(case, Precision.of(dtype))
+    problem = wanted.problem
+    return wanted, reference.run_state(problem.config, problem.weights, problem.inputs)
+
+
+def _differs(trace: Trace, wanted: Expected, dtype: str) -> bool:
+    try:
+        compare(rounded(trace, dtype), wanted.trace, wanted.allowed_error, wanted.where, dtype)
+    except ParityError:
+        return True
+    return False
+
+
+def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tuple[str, ...]:
+    """The fewest names such that every set that is not empty holds one of them.
+
+    >>> smallest_cover(["a", "b", "c"], [frozenset("ab"), frozenset("bc"), frozenset("c"), frozenset()])
+    ('a', 'c')
+    """
+    distinct = {found for found in sets if found}
+    # Whoever hits a set hits every set that contains it.
+    minimal = [found for found in distinct if not any(other < found for other in distinct)]
+    rank = {name: position for position, name in enumerate(names)}
+    minimal.sort(key=lambda found: (len(found), sorted(rank[name] for name in found)))
+    for size in range(len(names) + 1):
+        chosen = _cover(minimal, size, rank)
+        if chosen is not None:
+            return tuple(sorted(chosen, key=rank.__getitem__))
+    raise AssertionError("all names together hold one of every set")  # unreachable
+
+
+def _cover(sets: list[frozenset[str]], size: int, rank: Mapping[str, int]) -> tuple[str, ...] | None:
+    """`size` names or fewer that hit every set, or None. `sets` is sorted by size."""
+    if not sets:
+        return ()
+    if _disjoint(sets) > size:  # each of these needs a name of its own
+        return None
+    for name in sorted(sets[0], key=rank.__getitem__):
+        rest = _cover([found for found in sets if name not in found], size - 1, rank)
+        if rest is not None:
+            return (name, *rest)
+    return None
+
+
+def _disjoint(sets: Sequence[frozenset[str]]) -> int:
+    """How many sets without a common name the first ones make up."""
+    count, seen = 0, frozenset[str]()
+    for found in sets:
+        if not found & seen:
+            count, seen = count + 1, seen | found
+    return count

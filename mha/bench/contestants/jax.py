@@ -1,0 +1,204 @@
+"""JAX's contestants: flax.linen's and flax.nnx's layers, jax.nn.dot_product_attention, the seed's; all under jit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from backends.jax.native.convert import to_linen, to_nnx, to_seed
+from backends.jax.ops import framework
+from backends.jax.ops.framework import JAX_DTYPES, to_numpy
+from backends.jax.weights import from_weights
+from mha.bench.contestants.contestant import Contestant, Prepared, Task, unable
+from mha.bench.problem import Answer
+
+Told = Mapping[str, Any]
+"""Arrays by name that a contestant is given beside x."""
+
+Forward = Callable[[Any, Array, Told], Any]
+"""(parameters, x, told) -> output."""
+
+
+def set_threads(count: int) -> str:
+    return f"XLA's threads, one for each of the process's {count} processors"
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("jax", "jaxlib", "flax")}
+
+
+def devices() -> tuple[str, ...]:
+    return framework.devices()
+
+
+def dtypes(device: str) -> tuple[str, ...]:
+    return framework.dtypes(device)
+
+
+def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
+    with framework.scope(dtype, framework.device_of(device)), _full_precision():
+        a = jnp.ones((size, size), JAX_DTYPES[dtype])
+        program = jax.jit(jnp.matmul).lower(a, a).compile()
+    return lambda: jax.block_until_ready(program(a, a))
+
+
+# Ours ----------------------------------------------------------------------------------------------------
+
+
+def _ours(task: Task) -> Prepared:
+    problem = task.problem
+    with _scope(task):
+        layer, variables = from_weights(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+    static: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
+    told = {"past_keys": problem.past_keys, "past_values": problem.past_values, "valid_lens": problem.valid_lens}
+
+    def forward(params: Any, x: Array, told: Told) -> Any:
+        return layer.apply({"params": params}, x, x, x, **told, **static)
+
+    return _prepared(variables["params"], forward, task, told)
+
+
+# Peers ---------------------------------------------------------------------------------------------------
+
+
+def _linen(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem)
+    with _scope(task):
+        layer, variables = to_linen(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+
+    def forward(params: Any, x: Array, told: Told) -> Any:
+        return layer.apply({"params": params}, x, x, x, deterministic=True, **told)
+
+    return _prepared(variables["params"], forward, task, {"mask": _mask(task)})
+
+
+def _nnx(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem)
+    with _scope(task):
+        layer = to_nnx(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+        graph, params, *rest = nnx.split(layer, nnx.Param, ...)
+
+    def forward(params: Any, x: Array, told: Told) -> Any:
+        return nnx.merge(graph, params, *rest)(x, x, x, deterministic=True, **told)
+
+    return _prepared(params, forward, task, {"mask": _mask(task)})
+
+
+def _dot_product_attention(task: Task) -> Prepared:
+    problem = task.problem
+    heads, kv_heads, _ = problem.heads
+    with _scope(task):
+        params = {name: _array(array.T, task) for name, array in problem.weights.items()}
+
+    def project(params: Any, name: str, x: Array) -> Array:
+        return x @ params[f"{name}.weight"] + params[f"{name}.bias"]
+
+    def forward(params: Any, x: Array, told: Told) -> Array:
+        queries, keys, values = (
+            project(params, name, x).reshape(*x.shape[:2], count, -1)
+            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+        )
+        if "past_keys" in told:
+            keys = jnp.concatenate([told["past_keys"], keys], axis=1)
+            values = jnp.concatenate([told["past_values"], values], axis=1)
+        lens = told.get("valid_lens")
+        summed = jax.nn.dot_product_attention(
+            queries, keys, values, is_causal=problem.setting.causal, key_value_seq_lengths=lens
+        )
+        return project(params, "out_proj", summed.reshape(*x.shape[:2], -1))
+
+    past = {
+        name: array.swapaxes(1, 2)  # (B, Lp, G, d)
+        for name, array in (("past_keys", problem.past_keys), ("past_values", problem.past_values))
+        if array is not None
+    }
+    return _prepared(params, forward, task, {**past, "valid_lens": problem.valid_lens})
+
+
+def _seed(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem, causal=False)
+    with _scope(task):
+        layer, variables = to_seed(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+
+    def forward(params: Any, x: Array, told: Told) -> Any:
+        found: Any = layer.apply({"params": params}, x, x, x, told.get("valid_lens"))
+        return found[0]
+
+    return _prepared(variables["params"], forward, task, {"valid_lens": problem.valid_lens})
+
+
+CONTESTANTS = (
+    Contestant("ours", "ours", _ours),
+    Contestant("linen.MultiHeadDotProductAttention", "peer", _linen),
+    Contestant("nnx.MultiHeadAttention", "peer", _nnx),
+    Contestant("matmul, jax.nn.dot_product_attention", "peer", _dot_product_attention),
+    Contestant("the seed's", "peer", _seed),
+)
+
+
+# What they share -----------------------------------------------------------------------------------------
+
+
+def _prepared(params: Any, forward: Forward, task: Task, told: Mapping[str, Any]) -> Prepared:
+    def compute(params: Any, x: Array, cotangent: Array, told: Told) -> tuple[Array, ...]:
+        if not task.differentiates:
+            return (forward(params, x, told),)
+        output, pull_back = jax.vjp(lambda params, x: forward(params, x, told), params, x)
+        d_params, d_x = pull_back(cotangent)
+        return output, d_x, d_params
+
+    with _scope(task), _full_precision():
+        given = (
+            params,
+            _array(task.problem.x, task),
+            _array(task.problem.cotangent, task),
+            {name: _array(array, task) for name, array in told.items() if array is not None},
+        )
+        program = jax.jit(compute).lower(*given).compile()
+
+    def call() -> Any:
+        return jax.block_until_ready(program(*given))
+
+    def planned() -> int | None:
+        analysis = program.memory_analysis()
+        return None if analysis is None else analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+
+    return Prepared(
+        call,
+        lambda found: Answer(*map(to_numpy, found[:2])),
+        # The device's own counter can't be reset, so XLA's plan of the program tells.
+        extra_memory=None if task.device == "cpu" else planned,
+    )
+
+
+def _scope(task: Task) -> Any:
+    return framework.scope(task.dtype, framework.device_of(task.device))
+
+
+def _full_precision() -> Any:
+    """No TF32, for anyone."""
+    return jax.default_matmul_precision("highest")
+
+
+def _array(array: Any, task: Task) -> Array:
+    return jnp.asarray(array, JAX_DTYPES[task.dtype] if array.dtype.kind == "f" else None)
+
+
+def _mask(task: Task) -> Any:
+    """Bool, True = may attend: (1, 1, Lq, Lk) or (B, 1, 1, Lk); None if all is allowed."""
+    problem = task.problem
+    keys = jnp.arange(problem.setting.key_len)
+    if problem.setting.causal:
+        return (keys <= keys[:, None])[None, None]
+    if problem.valid_lens is not None:
+        return (keys < jnp.asarray(problem.valid_lens)[:, None])[:, None, None]
+    return None

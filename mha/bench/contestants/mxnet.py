@@ -1,0 +1,221 @@
+"""MXNet's contestants: the interleaved operators between Gluon Dense layers, and the seed's; imperative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends.mxnet.native.cells import LARGE, legacy
+from backends.mxnet.native.convert import to_native
+from backends.mxnet.ops import framework
+from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
+from backends.mxnet.ops.heads import merge_heads, split_heads
+from backends.mxnet.weights import from_weights
+from mha.bench.contestants.contestant import CannotExpress, Contestant, Prepared, Task, unable
+from mha.bench.problem import Answer
+
+Forward = Callable[[Any], Any]
+
+
+def set_threads(count: int) -> str:
+    return f"OMP_NUM_THREADS={count}"
+
+
+def versions() -> dict[str, str]:
+    return {"mxnet": mx.__version__}
+
+
+def devices() -> tuple[str, ...]:
+    return framework.devices()
+
+
+def dtypes(device: str) -> tuple[str, ...]:
+    return MXNET_DTYPES
+
+
+def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
+    ctx = framework.context_of(device)
+    a = mx.nd.ones((size, size), dtype=dtype, ctx=ctx)
+
+    @legacy
+    def call() -> Any:
+        # Not `dot`: on a CPU this one reaches oneDNN.
+        found = mx.nd.FullyConnected(a, a, num_hidden=size, no_bias=True, flatten=False)
+        mx.nd.waitall()
+        return found
+
+    return call
+
+
+# Ours ----------------------------------------------------------------------------------------------------
+
+
+@mx.util.use_np
+def _ours(task: Task) -> Prepared:
+    problem, ctx = task.problem, framework.context_of(task.device)
+    layer = from_weights(problem.config, problem.weights, dtype=task.dtype, ctx=ctx)
+    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
+    if problem.valid_lens is not None:
+        masks["valid_lens"] = mx.np.array(problem.valid_lens, dtype="int64", ctx=ctx)
+    if problem.setting.past:
+        masks |= {name: to_array(getattr(problem, name), task.dtype, ctx) for name in ("past_keys", "past_values")}
+    return _prepared(lambda x: layer(x, x, x, **masks), task, mx.util.use_np)
+
+
+# Peers ---------------------------------------------------------------------------------------------------
+
+
+@legacy
+def _selfatt(task: Task) -> Prepared:
+    unable(task.problem)
+    block = _native(task, "mxnet-selfatt")
+    lengths, bias = _masks(task)
+
+    def forward(x: Any) -> Any:
+        output = block(x, lengths, bias)
+        block.shown = {}  # it would keep them beyond its call
+        return output
+
+    return _prepared(forward, task, legacy, time_major=True)
+
+
+@legacy
+def _encdec(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem, past=True)
+    if problem.past_keys is None or problem.past_values is None:
+        raise CannotExpress("without a past, the operators for self-attention are the ones to take")
+    block = _native(task, "mxnet-encdec")
+    past = np.stack([problem.past_keys, problem.past_values], axis=3)  # (B, H, Lp, 2, d)
+    past = past.transpose(2, 0, 1, 3, 4).reshape(problem.setting.past, problem.setting.batch, -1)
+    cache = _legacy_array(past, task)
+
+    def forward(x: Any) -> Any:
+        output = block.attend(block.ff_q(x), mx.nd.concat(cache, block.ff_kv(x), dim=0), None, None)
+        block.shown = {}
+        return output
+
+    return _prepared(forward, task, legacy, time_major=True)
+
+
+@mx.util.use_np
+def _seed(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem, causal=False)
+    block = _native(task, "d2l-mxnet")
+    ctx = framework.context_of(task.device)
+    lens = None if problem.valid_lens is None else to_array(problem.valid_lens, task.dtype, ctx)
+
+    def forward(x: Any) -> Any:
+        output = block(x, x, x, lens)
+        block.shown = {}
+        return output
+
+    return _prepared(forward, task, mx.util.use_np)
+
+
+@mx.util.use_np
+def _batch_dot(task: Task) -> Prepared:
+    """The seed's formulation for what its layer has no arguments for."""
+    problem = task.problem
+    setting, (heads, kv_heads, width) = problem.setting, problem.heads
+    if not setting.past and heads == kv_heads:
+        raise CannotExpress("without a past and grouped heads it is the seed's formulation")
+    ctx = framework.context_of(task.device)
+    layers = {}
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        rows, columns = problem.weights[f"{name}.weight"].shape
+        layers[name] = mx.gluon.nn.Dense(rows, in_units=columns, flatten=False, dtype=task.dtype)
+        for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):
+            parameter.initialize(init=mx.init.Zero(), ctx=ctx)
+            parameter.set_data(to_array(problem.weights[f"{name}.{part}"], task.dtype, ctx))
+    past = [to_array(array, task.dtype, ctx) for array in (problem.past_keys, problem.past_values) if array is not None]
+
+    def forward(x: Any) -> Any:
+        queries = split_heads(layers["q_proj"](x), heads)
+        keys, values = (split_heads(layers[name](x), kv_heads) for name in ("k_proj", "v_proj"))
+        if past:
+            keys = mx.np.concatenate([past[0], keys], axis=2)
+            values = mx.np.concatenate([past[1], values], axis=2)
+        if heads != kv_heads:
+            keys, values = (mx.np.repeat(part, heads // kv_heads, axis=1) for part in (keys, values))
+        queries, keys, values = (part.reshape(-1, part.shape[2], width) for part in (queries, keys, values))
+        weights = mx.npx.softmax(mx.npx.batch_dot(queries, keys, transpose_b=True) / width**0.5)
+        summed = mx.npx.batch_dot(weights, values).reshape(setting.batch, heads, setting.length, width)
+        return layers["out_proj"](merge_heads(summed))
+
+    return _prepared(forward, task, mx.util.use_np)
+
+
+CONTESTANTS = (
+    Contestant("ours", "ours", _ours),
+    Contestant("Dense, interleaved_matmul_selfatt", "peer", _selfatt),
+    Contestant("Dense, interleaved_matmul_encdec", "peer", _encdec),
+    Contestant("the seed's", "peer", _seed),
+    Contestant("Dense, batch_dot", "peer", _batch_dot),
+)
+
+
+# What they share -----------------------------------------------------------------------------------------
+
+
+def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = False) -> Prepared:
+    """With x as the contestant takes it; the parameters' gradients stand in the parameters."""
+
+    def array(numbers: Any) -> Any:
+        ordered = numbers.swapaxes(0, 1) if time_major else numbers
+        return _legacy_array(ordered, task) if semantics is legacy else _np_array(ordered, task)
+
+    x, cotangent = array(task.problem.x), array(task.problem.cotangent)
+    if task.differentiates:
+        x.attach_grad()
+
+    @semantics
+    def call() -> list[Any]:
+        if task.differentiates:
+            with mx.autograd.record():
+                output = forward(x)
+            output.backward(cotangent)
+            found = [output.detach(), x.grad]
+        else:
+            with mx.autograd.pause():
+                found = [forward(x)]
+        mx.nd.waitall()
+        return found
+
+    def read(found: list[Any]) -> Answer:
+        arrays = map(to_numpy, found)
+        return Answer(*(part.swapaxes(0, 1) if time_major else part for part in arrays))
+
+    # MXNet has no counters of a GPU's memory.
+    return Prepared(call, read, extra_memory=None if task.device == "cpu" else lambda: None)
+
+
+def _native(task: Task, layer: str) -> Any:
+    config, weights = task.problem.config, task.problem.weights
+    return to_native(config, weights, layer, dtype=task.dtype, ctx=framework.context_of(task.device))
+
+
+def _np_array(array: Any, task: Task) -> Any:
+    return to_array(array, task.dtype, framework.context_of(task.device))
+
+
+def _legacy_array(array: Any, task: Task) -> Any:
+    return _np_array(array, task).as_nd_ndarray()
+
+
+def _masks(task: Task) -> tuple[Any, Any]:
+    """Sockeye's: lengths int32 (B * H, Lq) for the softmax, and what is added to (B * H, Lq, Lk)."""
+    problem, ctx = task.problem, framework.context_of(task.device)
+    setting, (heads, _, _) = problem.setting, problem.heads
+    lengths = bias = None
+    if problem.valid_lens is not None:
+        per_head = np.repeat(problem.valid_lens, heads)[:, None]
+        whole = np.broadcast_to(per_head, (len(per_head), setting.length))
+        lengths = to_array(whole, "int32", ctx).as_nd_ndarray()
+    if setting.causal:
+        above = np.triu(np.ones((1, setting.length, setting.key_len), np.float32), 1)
+        bias = _legacy_array(-LARGE * above, task)
+    return lengths, bias

@@ -1,0 +1,206 @@
+"""TensorFlow's contestants: Keras's layers, keras.ops.dot_product_attention, the seed's; under tf.function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from backends.tf.native.convert import to_native
+from backends.tf.ops import framework
+from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
+from backends.tf.weights import from_weights
+from mha.bench.contestants.contestant import CannotExpress, Contestant, Kind, Prepared, Task, unable
+from mha.bench.problem import Answer
+from mha_core.config import PROJECTIONS
+
+Forward = Callable[[tf.Tensor], tf.Tensor]
+
+Wrap = Callable[[Any], Any]
+"""What a computation is run by: tf.function, or nothing."""
+
+PLAIN: Wrap = partial(tf.function, autograph=False)
+XLA: Wrap = partial(tf.function, autograph=False, jit_compile=True)
+
+
+def EAGER(function: Any) -> Any:
+    """As it is, operation by operation."""
+    return function
+
+
+def set_threads(count: int) -> str:
+    tf.config.threading.set_intra_op_parallelism_threads(count)
+    tf.config.threading.set_inter_op_parallelism_threads(count)
+    return f"tf.config.threading: intra_op {count}, inter_op {count}"
+
+
+def versions() -> dict[str, str]:
+    return {"tensorflow": tf.__version__, "keras": keras.__version__}
+
+
+def devices() -> tuple[str, ...]:
+    return framework.devices()
+
+
+def dtypes(device: str) -> tuple[str, ...]:
+    return tuple(TF_DTYPES)
+
+
+def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
+    with tf.device(framework.device_of(device)):
+        a = tf.ones((size, size), TF_DTYPES[dtype])
+
+    def call() -> tf.Tensor:
+        with tf.device(framework.device_of(device)):
+            found = tf.matmul(a, a)
+        _wait(device)
+        return found
+
+    return call
+
+
+# Ours ----------------------------------------------------------------------------------------------------
+
+
+def _ours(task: Task, wrap: Wrap) -> Prepared:
+    problem = task.problem
+    layer = from_weights(problem.config, problem.weights, dtype=task.dtype)
+    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
+    if problem.valid_lens is not None:
+        masks["valid_lens"] = tf.constant(problem.valid_lens)
+    if problem.setting.past:
+        masks |= {"past_keys": _tensor(problem.past_keys, task), "past_values": _tensor(problem.past_values, task)}
+    return _prepared(layer.weights, lambda x: layer(x, x, x, **masks, training=task.differentiates), task, wrap)
+
+
+# Peers ---------------------------------------------------------------------------------------------------
+
+
+def _multi_head_attention(task: Task, wrap: Wrap) -> Prepared:
+    unable(task.problem)
+    return _keras_layer(task, wrap, "keras")
+
+
+def _group_query_attention(task: Task, wrap: Wrap) -> Prepared:
+    unable(task.problem, grouped=True)
+    heads, kv_heads, _ = task.problem.heads
+    if heads == kv_heads:
+        raise CannotExpress("without grouped heads it is keras.layers.MultiHeadAttention")
+    return _keras_layer(task, wrap, "keras-gqa")
+
+
+def _keras_layer(task: Task, wrap: Wrap, layout: str) -> Prepared:
+    problem = task.problem
+    layer = to_native(problem.config, problem.weights, layout, dtype=task.dtype)
+    options: dict[str, Any] = {"use_causal_mask": problem.setting.causal, "training": task.differentiates}
+    if problem.valid_lens is not None:
+        options["attention_mask"] = _allowed(task)[:, None]  # (B, 1, Lk)
+    return _prepared(layer.weights, lambda x: layer(query=x, value=x, key=x, **options), task, wrap)
+
+
+def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
+    problem = task.problem
+    setting, (heads, kv_heads, _) = problem.setting, problem.heads
+    variables = {name: tf.Variable(_tensor(array.T, task)) for name, array in problem.weights.items()}
+    past = [
+        _tensor(array.swapaxes(1, 2), task)  # (B, Lp, G, d)
+        for array in (problem.past_keys, problem.past_values)
+        if array is not None
+    ]
+    mask = None if problem.valid_lens is None else _allowed(task)[:, None, None]  # (B, 1, 1, Lk)
+
+    def project(name: str, x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, variables[f"{name}.weight"]) + variables[f"{name}.bias"]
+
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        queries, keys, values = (
+            tf.reshape(project(name, x), (setting.batch, setting.length, count, -1))
+            for name, count in zip(PROJECTIONS, (heads, kv_heads, kv_heads), strict=False)
+        )
+        if past:
+            keys, values = tf.concat([past[0], keys], axis=1), tf.concat([past[1], values], axis=1)
+        summed = keras.ops.dot_product_attention(queries, keys, values, mask=mask, is_causal=setting.causal)
+        return project("out_proj", tf.reshape(summed, (setting.batch, setting.length, -1)))
+
+    return _prepared(list(variables.values()), forward, task, wrap)
+
+
+def _seed(task: Task, wrap: Wrap) -> Prepared:
+    problem = task.problem
+    unable(problem, causal=False)
+    layer = to_native(problem.config, problem.weights, "d2l-tf", dtype=task.dtype)
+    lens = None if problem.valid_lens is None else tf.constant(problem.valid_lens)
+    return _prepared(layer.weights, lambda x: layer(x, x, x, lens, training=task.differentiates), task, wrap)
+
+
+def _contestant(name: str, kind: Kind, make: Callable[[Task, Wrap], Prepared], wrap: Wrap = PLAIN) -> Contestant:
+    def on_device(task: Task) -> Prepared:
+        with tf.device(framework.device_of(task.device)):
+            return make(task, wrap)
+
+    return Contestant(name, kind, on_device)
+
+
+CONTESTANTS = (
+    _contestant("ours", "ours", _ours),
+    _contestant("ours, eager", "variant", _ours, EAGER),
+    _contestant("ours, jit_compile", "variant", _ours, XLA),
+    _contestant("keras.layers.MultiHeadAttention", "peer", _multi_head_attention),
+    _contestant("keras.layers.MultiHeadAttention, jit_compile", "peer", _multi_head_attention, XLA),
+    _contestant("keras.layers.GroupQueryAttention", "peer", _group_query_attention),
+    _contestant("keras.layers.GroupQueryAttention, jit_compile", "peer", _group_query_attention, XLA),
+    _contestant("matmul, keras.ops.dot_product_attention", "peer", _dot_product_attention),
+    _contestant("the seed's", "peer", _seed),
+)
+
+
+# What they share -----------------------------------------------------------------------------------------
+
+
+def _prepared(variables: list[Any], forward: Forward, task: Task, wrap: Wrap) -> Prepared:
+    x, cotangent = _tensor(task.problem.x, task), _tensor(task.problem.cotangent, task)
+    leaves = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+
+    def compute(x: tf.Tensor, cotangent: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        if not task.differentiates:
+            return (forward(x),)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = forward(x)
+        return output, *tape.gradient(output, [x, *leaves], cotangent)
+
+    computed = wrap(compute)
+
+    def call() -> Any:
+        with framework.full_precision(), tf.device(framework.device_of(task.device)):
+            found = computed(x, cotangent)
+        _wait(task.device)
+        return found
+
+    on_gpu = (lambda: _gpu_memory(call, task.device)) if task.device != "cpu" else None
+    return Prepared(call, lambda found: Answer(*map(to_numpy, found[:2])), extra_memory=on_gpu)
+
+
+def _tensor(array: Any, task: Task) -> tf.Tensor:
+    return to_tensor(array, TF_DTYPES[task.dtype])
+
+
+def _allowed(task: Task) -> tf.Tensor:
+    """Bool (B, Lk), True = may attend."""
+    return tf.range(task.problem.setting.key_len)[None] < tf.cast(task.problem.valid_lens, tf.int32)[:, None]
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        tf.test.experimental.sync_devices()
+
+
+def _gpu_memory(call: Callable[[], Any], device: str) -> int:
+    name = device.upper()
+    tf.config.experimental.reset_memory_stats(name)
+    before = tf.config.experimental.get_memory_info(name)["current"]
+    call()
+    return tf.config.experimental.get_memory_info(name)["peak"] - before

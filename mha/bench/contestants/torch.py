@@ -1,0 +1,220 @@
+"""PyTorch's contestants: nn.MultiheadAttention, four Linear layers and scaled_dot_product_attention, the seed's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from backends.torch.native.convert import to_native
+from backends.torch.ops import framework
+from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
+from backends.torch.ops.heads import merge_heads, split_heads
+from backends.torch.weights import from_weights
+from mha.bench.contestants.contestant import CannotExpress, Contestant, Prepared, Task, unable
+from mha.bench.problem import Answer
+from mha_core.config import PROJECTIONS
+from mha_core.dtypes import DTYPES
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def set_threads(count: int) -> str:
+    torch.set_num_threads(count)
+    return f"torch.set_num_threads({count})"
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__}
+
+
+def devices() -> tuple[str, ...]:
+    return framework.devices()
+
+
+def dtypes(device: str) -> tuple[str, ...]:
+    return DTYPES
+
+
+def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
+    place: Any = {"dtype": TORCH_DTYPES[dtype], "device": framework.device_of(device)}
+    a, b, out = torch.ones(size, size, **place), torch.ones(size, size, **place), torch.empty(size, size, **place)
+
+    def call() -> Tensor:
+        torch.mm(a, b, out=out)
+        _wait(device)
+        return out
+
+    return call
+
+
+# Ours ----------------------------------------------------------------------------------------------------
+
+
+def _ours(task: Task) -> Prepared:
+    problem, place = task.problem, _place(task)
+    layer = from_weights(problem.config, problem.weights, **place).train(task.differentiates)
+    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
+    if problem.valid_lens is not None:
+        masks["valid_lens"] = torch.tensor(problem.valid_lens, device=place["device"])
+    if problem.setting.past:
+        masks |= {"past_keys": _tensor(problem.past_keys, task), "past_values": _tensor(problem.past_values, task)}
+    return _prepared(layer, lambda x: layer(x, x, x, **masks), task)
+
+
+# Peers ---------------------------------------------------------------------------------------------------
+
+
+def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
+    def make(task: Task) -> Prepared:
+        problem = task.problem
+        unable(problem)
+        if task.differentiates and not training:
+            raise CannotExpress("with gradients it does as in train()")
+        layer = to_native(problem.config, problem.weights, **_place(task)).train(training)
+        masks: dict[str, Any] = {"need_weights": False, "key_padding_mask": _padding(task)}
+        if problem.setting.causal:
+            length = problem.setting.length
+            upper = torch.ones(length, length, dtype=torch.bool, device=_place(task)["device"]).triu(1)
+            masks |= {"attn_mask": upper, "is_causal": True}
+        return _prepared(layer, lambda x: layer(x, x, x, **masks)[0], task)
+
+    return make
+
+
+def _scaled_dot_product(task: Task) -> Prepared:
+    past = [_tensor(array, task) for array in (task.problem.past_keys, task.problem.past_values) if array is not None]
+
+    def after_past(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if not past:
+            return keys, values
+        return torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+
+    return _with_linear(task, after_past)
+
+
+def _cache_in_place(task: Task) -> Prepared:
+    """The same with a cache that has room for the new keys and values, which are written into it."""
+    problem = task.problem
+    if problem.past_keys is None or problem.past_values is None:
+        raise CannotExpress("without a past there is no cache")
+    if task.differentiates:
+        raise CannotExpress("what is written in place has no gradients")
+    room = [(0, 0), (0, 0), (0, problem.setting.length), (0, 0)]
+    caches = [_tensor(np.pad(array, room), task) for array in (problem.past_keys, problem.past_values)]
+
+    def after_past(*new: Tensor) -> tuple[Tensor, Tensor]:
+        for cache, part in zip(caches, new, strict=True):
+            cache[:, :, problem.setting.past :] = part
+        return caches[0], caches[1]
+
+    return _with_linear(task, after_past)
+
+
+def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Prepared:
+    """Four Linear layers around the operator, which is given all keys and values by `after_past`."""
+    problem = task.problem
+    heads, kv_heads, _ = problem.heads
+    layers: Any = nn.ModuleDict()
+    for name in PROJECTIONS:
+        rows, columns = problem.weights[f"{name}.weight"].shape
+        layers[name] = nn.Linear(columns, rows, device="meta")
+    layers.load_state_dict({name: _tensor(array, task) for name, array in problem.weights.items()}, assign=True)
+    padding = _padding(task)
+    mask = None if padding is None else ~padding[:, None, None, :]
+
+    def forward(x: Tensor) -> Tensor:
+        queries, keys, values = (
+            split_heads(layers[name](x), count)
+            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+        )
+        keys, values = after_past(keys, values)
+        summed = F.scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=problem.setting.causal, enable_gqa=heads != kv_heads
+        )
+        return layers["out_proj"](merge_heads(summed))
+
+    return _prepared(layers, forward, task)
+
+
+def _seed(task: Task) -> Prepared:
+    problem = task.problem
+    unable(problem, causal=False)
+    place = _place(task)
+    layer: Any = to_native(problem.config, problem.weights, "d2l-torch", **place).train(task.differentiates)
+    lens = None if problem.valid_lens is None else torch.tensor(problem.valid_lens, device=place["device"])
+
+    def forward(x: Tensor) -> Tensor:
+        output = layer(x, x, x, lens)
+        layer.attention.attention_weights = None  # it would keep them beyond its call
+        return output
+
+    return _prepared(layer, forward, task)
+
+
+CONTESTANTS = (
+    Contestant("ours", "ours", _ours),
+    Contestant("nn.MultiheadAttention, eval()", "peer", _multihead_attention(training=False)),
+    Contestant("nn.MultiheadAttention, train()", "peer", _multihead_attention(training=True)),
+    Contestant("Linear, scaled_dot_product_attention", "peer", _scaled_dot_product),
+    Contestant("Linear, scaled_dot_product_attention, cache in place", "peer", _cache_in_place),
+    Contestant("the seed's", "peer", _seed),
+)
+
+
+# What they share -----------------------------------------------------------------------------------------
+
+
+def _prepared(layer: nn.Module, forward: Forward, task: Task) -> Prepared:
+    x, cotangent = _tensor(task.problem.x, task), _tensor(task.problem.cotangent, task)
+    leaves = [x.requires_grad_(), *layer.parameters()]
+
+    def output() -> list[Tensor]:
+        with torch.no_grad():
+            found = [forward(x)]
+        _wait(task.device)
+        return found
+
+    def both() -> list[Tensor]:
+        found = forward(x)
+        gradients = torch.autograd.grad(found, leaves, cotangent)
+        _wait(task.device)
+        return [found.detach(), *gradients]
+
+    call = both if task.differentiates else output
+    on_gpu = (lambda: _gpu_memory(call, task.device)) if task.device != "cpu" else None
+    return Prepared(call, lambda found: Answer(*map(to_numpy, found[:2])), extra_memory=on_gpu)
+
+
+def _place(task: Task) -> dict[str, Any]:
+    return {"device": framework.device_of(task.device), "dtype": TORCH_DTYPES[task.dtype]}
+
+
+def _tensor(array: Any, task: Task) -> Tensor:
+    return to_tensor(array, TORCH_DTYPES[task.dtype], framework.device_of(task.device))
+
+
+def _padding(task: Task) -> Tensor | None:
+    """Bool (B, Lk), True = ignore."""
+    lens = task.problem.valid_lens
+    if lens is None:
+        return None
+    padding = torch.arange(task.problem.setting.key_len) >= torch.tensor(lens)[:, None]
+    return padding.to(framework.device_of(task.device))
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(framework.device_of(device))
+
+
+def _gpu_memory(call: Callable[[], Any], device: str) -> int:
+    place = framework.device_of(device)
+    torch.cuda.reset_peak_memory_stats(place)
+    before = torch.cuda.memory_allocated(place)
+    call()
+    return torch.cuda.max_memory_allocated(place) - before

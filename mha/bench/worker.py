@@ -1,0 +1,233 @@
+"""One framework, measured in a process of its own: `python -m mha.bench.worker`, started by `mha.bench.run`.
+
+It reads one request on stdin, and writes one event a line on stdout: "ready" (or "absent", with the reason),
+then "row" for each row as soon as it is there. Both are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mha.bench import machine
+from mha.bench.contestants.contestant import CannotExpress, Contestant, Framework, Prepared, Task, load
+from mha.bench.measure import Timing, measure, timed
+from mha.bench.memory import extra_peak
+from mha.bench.problem import BOUNDS, Answer, difference, expected, flops, make_problem
+from mha.bench.settings import DIRECTIONS, Direction, Setting
+from mha_core.errors import BackendError, SpecError, one_line
+
+PRODUCT_SIZES, PRODUCT_CALLS = (1024, 2048), 5
+"""The matrix products whose best is called the peak."""
+
+
+WARM = 1.1
+"""A first call that takes at most so many times as long as the second is a sample too, where samples are dear."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker is asked for; None of dtypes: each setting's own, of devices: all.
+
+    Args:
+        framework: a name in `mha.bench.contestants.contestant.PACKAGES`.
+        settings, directions, dtypes, devices: what is measured: every combination that there is.
+        seconds: for each contestant of a row.
+        threads: that the framework may use.
+        measures: what is measured of "time" and "memory".
+    """
+
+    framework: str
+    settings: tuple[Setting, ...]
+    directions: tuple[Direction, ...] = DIRECTIONS
+    dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    seconds: float = 0.4
+    threads: int = 1
+    measures: tuple[str, ...] = ("time", "memory")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        fields: dict[str, Any] = json.loads(text)
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return cls(**{**fields, "settings": tuple(map(Setting.from_dict, fields["settings"]))})
+
+
+@dataclass
+class Entry:
+    """What is known of one contestant in one row."""
+
+    contestant: Contestant
+    prepared: Prepared | None = None
+    left_out: str | None = None
+    failed: bool = False
+    difference: float | None = None
+    extra_memory: int | None = None
+    samples: list[float] = field(default_factory=list)
+    timing: Timing | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a results file has it; times in seconds, memory in bytes."""
+        return {
+            "name": self.contestant.name,
+            "kind": self.contestant.kind,
+            "left_out": self.left_out,
+            "failed": self.failed,
+            "difference": self.difference,
+            "time": None if self.timing is None else asdict(self.timing),
+            "extra_memory": self.extra_memory,
+        }
+
+
+def main() -> None:
+    """Read the request, measure, report."""
+    # Frameworks may print: what this process says goes through a copy of stdout, what they say to stderr.
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def report(kind: str, **content: Any) -> None:
+        print(json.dumps({"event": kind, **content}), file=events, flush=True)
+
+    request = Request.from_json(sys.stdin.read())
+    machine.hold_to(request.threads)
+    try:
+        framework = load(request.framework)
+    except BackendError as error:
+        report("absent", reason=str(error))
+        return
+    threads = framework.set_threads(request.threads)
+    report("ready", versions=framework.versions(), threads=threads, devices=framework.devices())
+    for row in measure_framework(request, framework):
+        report("row", row=row)
+
+
+def measure_framework(request: Request, framework: Framework) -> Iterator[dict[str, Any]]:
+    """Each row, as a results file has it."""
+    for device in framework.devices() if request.devices is None else request.devices:
+        if device not in framework.devices():
+            continue
+        peaks: dict[str, float] = {}
+        for setting in request.settings:
+            for dtype in _dtypes(request, setting, framework, device):
+                if dtype not in peaks:
+                    peaks[dtype] = product_peak(framework, dtype, device)
+                problem = make_problem(setting, dtype)
+                for direction in request.directions:
+                    task = Task(problem, direction, dtype, device)
+                    entries = measure_row(framework.CONTESTANTS, task, request.seconds, request.measures)
+                    yield {
+                        "framework": request.framework,
+                        "device": device,
+                        "setting": asdict(setting),
+                        "dtype": dtype,
+                        "direction": direction,
+                        "flops": flops(problem, direction),
+                        "peak": peaks[dtype],
+                        "contestants": [entry.to_dict() for entry in entries],
+                    }
+
+
+def _dtypes(request: Request, setting: Setting, framework: Framework, device: str) -> list[str]:
+    """The dtypes that were asked for, or those of the setting: bfloat16 then only where there is hardware for it."""
+    known = framework.dtypes(device)
+    if request.dtypes is not None:
+        return [dtype for dtype in request.dtypes if dtype in known]
+    hardware = device != "cpu" or machine.has_bfloat16()
+    return [dtype for dtype in setting.dtypes if dtype in known and (dtype != "bfloat16" or hardware)]
+
+
+def measure_row(
+    contestants: tuple[Contestant, ...], task: Task, seconds: float, measures: tuple[str, ...] = ("time", "memory")
+) -> list[Entry]:
+    """Everybody in one setting: first the answer, then memory, then time."""
+    wanted = expected(task.problem, task.direction)
+    entries = [Entry(contestant) for contestant in contestants]
+    for entry in entries:
+        _prepare(entry, task)
+        _try_out(entry, task, wanted, memory="memory" in measures)
+    if "time" not in measures:
+        return entries
+    there = {entry.contestant.name: entry for entry in entries if entry.prepared is not None}
+    timings = measure(
+        {name: entry.prepared.call for name, entry in there.items() if entry.prepared is not None},
+        {name: entry.samples for name, entry in there.items()},
+        seconds,
+    )
+    for name, entry in there.items():
+        entry.timing = timings[name]
+    return entries
+
+
+def _prepare(entry: Entry, task: Task) -> None:
+    try:
+        entry.prepared = entry.contestant.make(task)
+    except (CannotExpress, SpecError) as error:
+        entry.left_out = str(error)
+    except Exception as error:
+        _fail(entry, error)
+
+
+def _try_out(entry: Entry, task: Task, wanted: Answer, memory: bool) -> None:
+    """The first calls: is its answer right, how much memory does it take, how long about?"""
+    if entry.prepared is None:
+        return
+    try:
+        _first_calls(entry, entry.prepared, task, wanted, memory)
+    except Exception as error:  # a framework may raise anything; the others still run
+        _fail(entry, error)
+
+
+def _first_calls(entry: Entry, prepared: Prepared, task: Task, wanted: Answer, memory: bool) -> None:
+    first, result = timed(prepared.call)
+    entry.difference, bound = difference(task.problem, prepared.read(result), wanted), BOUNDS[task.dtype]
+    del result
+    if not entry.difference <= bound:
+        entry.left_out = f"refused: it is {entry.difference:.2g} from the reference, more than {bound:g}"
+        entry.failed, entry.prepared = True, None
+        return
+    seconds: list[float] = []
+
+    def call() -> object:
+        taken, result = timed(prepared.call)
+        seconds.append(taken)
+        return result
+
+    if memory:
+        entry.extra_memory = extra_peak(call) if prepared.extra_memory is None else prepared.extra_memory()
+    if not seconds:
+        call()
+    # What compiles first, or is still cold, is no sample.
+    entry.samples = [*([first] if first <= WARM * seconds[0] else []), *seconds]
+
+
+def _fail(entry: Entry, error: Exception) -> None:
+    traceback.print_exception(error, file=sys.stderr)
+    entry.left_out = f"failed: {one_line(error)}"
+    entry.failed, entry.prepared = True, None
+
+
+def product_peak(framework: Framework, dtype: str, device: str) -> float:
+    """The most operations per second that the framework's matrix products were seen to reach."""
+    best = 0.0
+    for size in PRODUCT_SIZES:
+        call = framework.product(size, dtype, device)
+        call()
+        deadline = time.perf_counter() + 1.0
+        for _ in range(PRODUCT_CALLS):
+            best = max(best, 2 * size**3 / timed(call)[0])
+            if time.perf_counter() > deadline:
+                break
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""How the program ends: with one of three exit statuses, in one line, whatever happens.
+
+0 is equal, or done; 1 is different, and nothing else; 2 is everything that kept a command from its work: a wrong
+option, a file that can't be read, a full disk, a closed pipe, an interrupt, a bug of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from conformance.subjects.in_time import idle_threads
+from conformance.subjects.surroundings import spare_streams
+from mha.cli.common import COULD_NOT_RUN, EQUAL
+
+TRACEBACK = "MHA_TRACEBACK"
+"""Set in the environment, it shows where an error of ours comes from."""
+
+
+class Program(click.Group):
+    """A group of commands whose every accident ends with exit status 2 and a message of one line."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click's own: it ends the process, unless `standalone_mode` is off."""
+
+        def run_within() -> Any:
+            return super(Program, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
+
+        if not standalone_mode:
+            return run_within()
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII or Latin-1 lacks characters
+        try:
+            status = run_within()
+            sys.stdout.flush()
+        except SystemExit as end:
+            # For a closed pipe rich exits with 1, and so does click, which wraps this stream.
+            closed = hasattr(sys.stdout, "wrapped") or isinstance(end.__context__, BrokenPipeError)
+            status = COULD_NOT_RUN if closed else _status_of(end)
+        except BaseException as error:
+            status = COULD_NOT_RUN
+            _say(error)
+        sys.exit(_flushed(status if isinstance(status, int) else EQUAL))
+
+
+def run(program: Program) -> NoReturn:
+    """Run the program as a process of its own: a request to terminate ends it as an interrupt does."""
+    for request in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(request) == signal.SIG_DFL:  # nohup has one ignored
+            signal.signal(request, signal.default_int_handler)
+    try:
+        _check_streams()
+        program.main()
+        status = EQUAL
+    except SystemExit as end:
+        status = _status_of(end)
+    except BaseException:  # a second interrupt, while the first was being followed
+        status = COULD_NOT_RUN
+    if status == COULD_NOT_RUN or _threads_at_work():
+        # Threads of a framework, or of a subject that hangs, may be at work: taking their modules down could crash,
+        # and waiting for them take forever.
+        os._exit(status)
+    sys.exit(status)
+
+
+def _status_of(end: SystemExit) -> int:
+    """What a process ends with: nothing said is 0, and words are an accident."""
+    return end.code if isinstance(end.code, int) else EQUAL if end.code is None else COULD_NOT_RUN
+
+
+def _check_streams() -> None:
+    """See to it that all three standard streams are there; end the process if nobody could read what it has to say.
+
+    A file that is opened would get the number of a missing one, and whatever is printed would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    if sys.stdout is None:
+        click.echo("Error: the output can't be written: standard output is closed", err=True)
+        sys.exit(COULD_NOT_RUN)
+    spare_streams()
+
+
+def _threads_at_work() -> bool:
+    """Whether any thread is left beside this one, but for those of ours that wait for work."""
+    idle = idle_threads()
+    return any(thread is not threading.main_thread() and thread not in idle for thread in threading.enumerate())
+
+
+def _say(error: BaseException) -> None:
+    """One line on stderr; nothing where nobody reads any more."""
+    from mha_core import BackendError, SpecError
+    from mha_core.errors import LONGEST_MESSAGE, one_line, shown
+
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        return
+    if isinstance(error, click.ClickException):
+        error.show()
+        return
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        text = "interrupted"
+    elif isinstance(error, (SpecError, BackendError)):
+        text = f"Error: {error}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"Error: {error.strerror}" + (f": {shown(error.filename, LONGEST_MESSAGE)}" if error.filename else "")
+    elif isinstance(error, MemoryError):
+        text = f"Error: not enough memory: {error}"
+    else:
+        text = f"Error: this should not have happened: {one_line(error)}; {TRACEBACK}=1 shows where"
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
+    click.echo(text, err=True)
+
+
+def _flushed(status: int) -> int:
+    """The status, or 2 where what was printed can't be written: the pipe is closed, or the disk full."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            # What is left in the buffer must not be tried again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if error.errno != errno.EPIPE and stream is sys.stdout:
+                click.echo(f"Error: the output can't be written: {error.strerror}", err=True)
+            return COULD_NOT_RUN
+    return status

@@ -1,0 +1,46 @@
+"""The `mha` command."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from mha.cli.bench import bench
+from mha.cli.ending import Program
+from mha.cli.ending import run as run_program
+from mha.cli.porter.compare import compare
+from mha.cli.porter.convert import convert
+from mha.cli.porter.infer import infer
+from mha.cli.porter.port import port
+from mha.cli.porter.replay import replay
+from mha.cli.suite.backends import backends
+from mha.cli.suite.bugs import bugs
+from mha.cli.suite.calibrate import calibrate
+from mha.cli.suite.cases import cases
+from mha.cli.suite.check import check
+from mha.cli.suite.determinism import determinism
+from mha.cli.suite.deviations import deviations
+from mha.cli.suite.diagnose import diagnose
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mha-parity")
+def main() -> None:
+    """Multi-head attention, defined once: check implementations against it, and move trained weights between them.
+
+    Exit status of every command: 0 equal, or done; 1 different; 2 could not run, whatever the reason.
+    """
+    # What TensorFlow would log while it runs.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
+    main.add_command(command)
+for command in (backends, cases, bugs, calibrate, determinism):
+    main.add_command(command)
+
+
+def run() -> None:
+    """What the installed script `mha` calls."""
+    run_program(main)

@@ -1,0 +1,111 @@
+"""`mha compare`: the first thing in which a port parts from its original."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, says
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.subjects.subject import Subject
+    from mha.comparison.comparison import Comparison
+
+
+@click.command()
+@click.argument("original", type=click.Path(path_type=Path))
+@click.argument("port", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", "-s", "spec", help="A live port instead of PORT: package.module:factory.")
+@click.option("--dtype", "-d", help="Of the subject. Default: that of each call.")
+@click.option("--case", "-c", "patterns", multiple=True, help="Only calls of this name; wildcards work (repeatable).")
+@click.option(
+    "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
+)
+@click.option(
+    "--strict", is_flag=True, help="Refuse recordings of models with modules that look like attention and are not read."
+)
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
+@click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
+def compare(
+    original: Path,
+    port: Path | None,
+    spec: str | None,
+    dtype: str | None,
+    patterns: tuple[str, ...],
+    by: str | None,
+    strict: bool,
+    time_limit: float,
+    json_path: Path | None,
+    unseen: bool,
+) -> None:
+    """Find the first thing in which PORT parts from ORIGINAL: inputs, mask, settings, weights or outputs.
+
+    Both are files that mha.capture wrote, of the same calls. With --subject, a live port is given the original's
+    settings, weights and inputs instead. What parts outside attention is said as such: the inputs of one layer
+    differ, and the outputs of the layer before agree.
+
+    Exit status: 0 equal, 1 different, 2 could not run.
+    """
+    from rich.console import Console
+
+    from mha.comparison.compare import compare as run
+    from mha.recordings.recording import Recording
+    from mha_core import SpecError
+    from mha_core.dtypes import check_dtype
+    from mha_core.files.writing import write_json
+
+    if (port is None) == (spec is None):
+        raise click.UsageError("Give either PORT or --subject.")
+    if spec is None and dtype is not None:
+        raise click.UsageError("--dtype belongs to --subject; the calls in PORT have their own.")
+    console = Console()
+    try:
+        first = Recording.load(original)
+        second = None if port is None else Recording.load(port)
+        for recording in (first, second):
+            if strict and recording is not None:
+                recording.check_coverage()
+        other = second or subject_in(str(spec), dtype and check_dtype(dtype), time_limit)
+        with Console(stderr=True).status("") as status:
+            found = run(first, other, by=by, patterns=patterns or ("*",), unseen=unseen, progress=says(status))
+    except (SpecError, FileNotFoundError) as error:
+        raise CouldNotRun(str(error)) from error
+    show(console, found)
+    if json_path is not None:
+        coverage = {
+            name: None if one is None or one.coverage is None else one.coverage.to_dict()
+            for name, one in (("original", first), ("port", second))
+        }
+        write_json(json_path, {**found.to_dict(), "coverage": coverage})
+    sys.exit(DIFFERENT if found.different else COULD_NOT_RUN if found.failed else EQUAL)
+
+
+def show(console: Console, found: Comparison) -> None:
+    """Notes on the pairing, the table, and everything else in words."""
+    from mha.comparison.text import lines, table
+
+    def text(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    for note in found.notes:
+        text(note)
+    if found.pairs:
+        console.print("\nDifference / allowance of inputs, worst error / allowed error of outputs", style="bold")
+        console.print(table(found))
+        console.print()
+    for line in lines(found):
+        text(line)
+
+
+def subject_in(spec: str, dtype: str | None, time_limit: float) -> Callable[[str], Subject]:
+    """From the dtype of a call to the subject that is to be run: in that dtype, or in the one that was asked for."""
+    from conformance.subjects.load import load_subject
+
+    return lambda own: load_subject(spec, dtype or own, time_limit=time_limit)

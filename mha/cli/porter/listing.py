@@ -1,0 +1,80 @@
+"""What `mha convert --list` shows of a file: every layer with its whole name, what is incomplete, what is not read."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mha_core.layouts import get
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mha.formats.find import FoundLayer
+    from mha.formats.survey import Survey
+
+BESIDES = 64
+"""Columns of the terminal that everything but the prefix gets at the least."""
+
+SCHEMA_VERSION = 1
+
+
+def show(console: Console, seen: Survey) -> None:
+    """A table as wide as its prefixes need, whatever the terminal: a name that was cut could not be copied."""
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = seen.numbers()
+    prefixes = {prefix: repr(prefix) for prefix in seen.order}
+    table = Table()
+    table.add_column("#", no_wrap=True)
+    table.add_column("prefix", no_wrap=True, min_width=max(map(len, prefixes.values()), default=0))
+    for name in ("layout", "heads", "dtype", "matrices", "biases"):
+        table.add_column(name, overflow="fold")
+    rows = {
+        layer.prefix: (" or ".join(layer.layouts), _heads(layer), ", ".join(layer.dtypes), *_arrays(layer))
+        for layer in seen.layers
+    }
+    rows |= {layer.prefix: ("incomplete", "", "", layer.lacks(), "") for layer in seen.incomplete}
+    for prefix in seen.order:
+        cells = (str(numbers[prefix]), prefixes[prefix], *rows[prefix])
+        table.add_row(*(Text(cell) for cell in cells))
+    width = max(console.width, BESIDES + max(map(len, prefixes.values()), default=0))
+    console.print(table, width=width, crop=False)
+    console.print(seen.line(), markup=False, highlight=False, soft_wrap=True)
+
+
+def as_json(seen: Survey) -> str:
+    """The same for a program."""
+    return json.dumps({"schema": SCHEMA_VERSION, **seen.to_dict()}, indent=2) + "\n"
+
+
+def write_json(seen: Survey, path: Path) -> None:
+    """Into a file, or to standard output where it is called "-"."""
+    if str(path) == "-":
+        import click
+
+        click.echo(as_json(seen), nl=False)
+    else:
+        from mha_core.files.writing import write_whole
+
+        write_whole(path, as_json(seen).encode())
+
+
+def _heads(layer: FoundLayer) -> str:
+    heads = "?" if layer.num_heads is None else str(layer.num_heads)
+    return heads if layer.num_kv_heads in (None, layer.num_heads) else f"{heads} ({layer.num_kv_heads} for keys)"
+
+
+def _arrays(layer: FoundLayer) -> tuple[str, str]:
+    """Matrices by name and shape, only by their number where several in a row have the same; and the biases."""
+    layout = get(layer.layouts[0])
+    parts = []
+    for shape, group in groupby(layout.required, key=layer.shapes.__getitem__):
+        names = list(group)
+        parts.append(f"{names[0] if len(names) == 1 else f'{len(names)} of'} {'x'.join(map(str, shape))}")
+    there = [name for name in layout.optional if name in layer.shapes]
+    biases = "all" if len(there) == len(layout.optional) else ", ".join(there) or "none"
+    return ", ".join(parts), biases

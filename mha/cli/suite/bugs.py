@@ -1,0 +1,132 @@
+"""`mha bugs`: the bug zoo, and which case kills which bug."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from conformance.zoo.bug import Bug
+    from conformance.zoo.kill import KillTable
+
+SCHEMA_VERSION = 1
+"""Of the JSON file; a change that readers would notice raises it."""
+
+SHOWN = 3
+"""How many cases a line names before it counts the rest."""
+
+
+@click.command()
+@click.option("--bug", "-b", "patterns", multiple=True, help="Only bugs of this id; wildcards work (repeatable).")
+@click.option("--kill", "kill_them", is_flag=True, help="Run the suite over them and print which case kills which.")
+@click.option("--case", "-c", "case_patterns", multiple=True, help="With --kill: only these cases (repeatable).")
+@click.option("--json", "json_path", type=OutputFile(), help="With --kill: also write the whole table to this file.")
+def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, ...], json_path: Path | None) -> None:
+    """List the bugs that the suite must catch; with --kill, catch them.
+
+    Exit status: 0, or 1 if a bug survives that is not listed as equivalent, 2 could not run.
+    """
+    from rich.console import Console
+
+    from conformance.cases import table as cases
+    from conformance.zoo import registry
+    from conformance.zoo.kill import kill
+    from mha_core import SpecError
+
+    if not kill_them and (case_patterns or json_path is not None):
+        raise CouldNotRun("--case and --json belong to --kill")
+    try:
+        selected, selected_cases = registry.select(patterns), cases.select(case_patterns)
+    except SpecError as error:
+        raise CouldNotRun(str(error)) from error
+    console, errors = Console(), Console(stderr=True)
+    if not kill_them:
+        console.print(_list(selected))
+        return
+    with errors.status("") as status:
+        table = kill(selected, selected_cases, progress=lambda case: status.update(f"{case.id} is done"))
+    _print(console, table)
+    if json_path is not None:
+        from mha_core.files.writing import write_json
+
+        write_json(json_path, _to_json(table))
+    sys.exit(DIFFERENT if table.survivors() or table.killed_equivalents() else EQUAL)
+
+
+def _list(selected: Sequence[Bug]) -> Table:
+    from rich.table import Table
+
+    table = Table("bug", "what is wrong", "shows in", "what to change")
+    for bug in selected:
+        sentence = f"{bug.sentence} Seen in {bug.seen_in}." if bug.seen_in else bug.sentence
+        table.add_row(bug.id, sentence, bug.stage, f"Equivalent: {bug.equivalent}" if bug.equivalent else bug.fix)
+    return table
+
+
+def _print(console: Any, table: KillTable) -> None:
+    from rich.table import Table
+
+    by_bug = Table("bug", "shows in", "killed by", "cases", title="Bug by bug", title_justify="left")
+    for bug in table.bugs:
+        killers = table.killers(bug)
+        count = "equivalent" if bug.equivalent else str(len(killers)) if killers else "[bold red]survives[/]"
+        by_bug.add_row(bug.id, bug.stage, count, _some(killers))
+    by_case = Table("case", "kills", "which no other case kills", title="\nCase by case", title_justify="left")
+    for case in table.cases:
+        by_case.add_row(case.id, str(len(table.victims(case))), ", ".join(table.alone(case)))
+    console.print(by_bug)
+    console.print(by_case)
+    console.print(_verdict(table), markup=False, highlight=False, soft_wrap=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+
+
+def _verdict(table: KillTable) -> str:
+    must_die, survivors = table.must_die(), table.survivors()
+    lines = [
+        "",
+        f"{len(must_die) - len(survivors)} of {len(must_die)} bugs killed by {len(table.cases)} cases "
+        f"in {' and '.join(table.dtypes)} together.",
+    ]
+    lines += [f"survives: {bug.id}. {bug.sentence}" for bug in survivors]
+    lines += [
+        f"said to be equivalent, but killed by {_some(table.killers(b))}: {b.id}" for b in table.killed_equivalents()
+    ]
+    lines += [f"equivalent: {bug.id}. {bug.equivalent}" for bug in table.bugs if bug.equivalent]
+    smallest = table.smallest_set()
+    lines.append(f"The fewest cases that kill as many: {len(smallest)} ({', '.join(smallest)}).")
+    return "\n".join(lines)
+
+
+def _to_json(table: KillTable) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA_VERSION,
+        "dtypes": list(table.dtypes),
+        "cases": [case.id for case in table.cases],
+        "bugs": [
+            {
+                "id": bug.id,
+                "sentence": bug.sentence,
+                "stage": bug.stage,
+                "fix": bug.fix,
+                "seen_in": bug.seen_in,
+                "equivalent": bug.equivalent,
+                "killed_by": {case: dict(stages) for case, stages in table.first_stages[bug.id].items() if stages},
+                "impossible_in": [case.id for case in table.cases if (bug.id, case.id) in table.impossible],
+            }
+            for bug in table.bugs
+        ],
+        "smallest_set": list(table.smallest_set()),
+    }

@@ -1,0 +1,258 @@
+"""`mha check`: run the cases and compare."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from mha.cli.common import (
+    COULD_NOT_RUN,
+    DIFFERENT,
+    EQUAL,
+    CouldNotRun,
+    OutputFile,
+    backend_subjects,
+    load_backends,
+    progress,
+    says,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.cases.case import Case
+    from conformance.judging.result import Result
+    from conformance.subjects.subject import Subject
+
+
+@click.command()
+@click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
+@click.option("--subject", "-s", "specs", multiple=True, help="Your own layer, package.module:factory (repeatable).")
+@click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
+@click.option("--suite", type=click.Choice(["onnx"]), help="ONNX's own test vectors instead of the table.")
+@click.option("--random", "count", type=click.IntRange(min=1), help="Run this many random cases instead of the table.")
+@click.option("--seed", default=0, show_default=True, help="Of the random cases.")
+@click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
+@click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
+@click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one case.")
+@click.option(
+    "--deviations",
+    "table_path",
+    type=click.Path(path_type=Path),
+    help="Also a table of known deviations of your own, in TOML.",
+)
+@click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
+@click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
+def check(
+    backend_names: tuple[str, ...],
+    specs: tuple[str, ...],
+    patterns: tuple[str, ...],
+    suite: str | None,
+    count: int | None,
+    seed: int,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    path: str | None,
+    time_limit: float,
+    table_path: Path | None,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Compare all stages and gradients with the float64 reference, in every case.
+
+    Without --backend and --subject, every installed backend is checked. A subject that differs is
+    diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.
+
+    Exit status: 0 equal or as listed, 1 different, 2 could not run.
+    """
+    from rich.console import Console
+
+    from conformance.deviations import known as deviations
+    from conformance.reports import text as report
+    from conformance.runner import run_all, until_interrupted
+    from mha_core import BackendError, SpecError
+    from mha_core.dtypes import check_dtype
+    from mha_core.files.writing import write_json
+
+    console, errors = Console(), Console(stderr=True)
+    if suite is not None:
+        if count is not None or dtypes or devices or table_path is not None:
+            raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
+        _check_onnx(console, errors, backend_names, specs, patterns, path, json_path, html_path)
+    try:
+        cases = _selected_cases(patterns, count, seed)
+        known = deviations.load(table_path)
+        chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
+        own, left_out = _own_subjects(specs, chosen_dtypes, time_limit)
+        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
+        ours, skipped = backend_subjects(backends, chosen_dtypes, devices, path)
+    except (SpecError, BackendError) as error:
+        raise CouldNotRun(str(error)) from error
+    for line in (*left_out, *absent, *skipped):
+        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    subjects = [*ours, *own]
+    total = len(cases) * len(subjects)
+    with progress(errors, total=total) as advance:
+        results, interrupted = until_interrupted(run_all(cases, subjects, advance, known))
+    report.print_results(console, results)
+    if interrupted:
+        errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
+    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends}, known)
+    if json_path is not None:
+        write_json(json_path, whole)
+    if html_path is not None:
+        from conformance.reports.html import write_html
+
+        write_html(html_path, whole)
+    if not interrupted:
+        _explain(console, errors, own, cases, results)
+        if count is not None:
+            _show_smallest(console, errors, subjects, results, seed)
+    sys.exit(exit_status(results, interrupted))
+
+
+def _check_onnx(
+    console: Console,
+    errors: Console,
+    backend_names: tuple[str, ...],
+    specs: tuple[str, ...],
+    patterns: tuple[str, ...],
+    path: str | None,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> NoReturn:
+    """Run ONNX's vectors, and end with the exit status."""
+    from conformance.onnx import suite as onnx_suite
+    from conformance.reports import text as report
+    from conformance.runner import run_case, until_interrupted
+    from mha_core import BackendError, SpecError
+    from mha_core.files.writing import write_json
+
+    try:
+        cases = onnx_suite.onnx_cases(patterns)
+        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
+        runs = onnx_suite.runs(cases, backends, specs, path)
+    except (SpecError, BackendError) as error:
+        raise CouldNotRun(str(error)) from error
+    for line in absent:
+        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with progress(errors, total=len(runs)) as advance:
+
+        def run() -> Iterator[Result]:
+            for case, subject in runs:
+                # What ONNX recorded has a row of its own.
+                result = replace(run_case(case, subject), recorded={})
+                advance(result)
+                yield result
+
+        results, interrupted = until_interrupted(run())
+    report.print_results(console, results)
+    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
+    if json_path is not None:
+        write_json(json_path, whole)
+    if html_path is not None:
+        from conformance.reports.html import write_html
+
+        write_html(html_path, whole)
+    sys.exit(exit_status(results, interrupted))
+
+
+def exit_status(results: list[Result], interrupted: bool) -> int:
+    """What the command ends with: 1 if anything is different, 2 if something did not run or nothing was judged."""
+    statuses = {result.status for result in results}
+    nothing_judged = not statuses & {"equal", "deviates", "different"}
+    failed = "failed" in statuses or interrupted or nothing_judged
+    return DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL
+
+
+def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
+    """The cases of the table that match, or random ones."""
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    from conformance.cases import table as cases
+    from conformance.cases.random import case_from_text, is_case_text, random_cases
+
+    if count is not None:
+        # Hypothesis would keep notes in the current folder.
+        set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "mha-hypothesis")
+        drawn = random_cases(count, seed)
+        return [case for case in drawn if not patterns or case.id in patterns]
+    texts = [pattern for pattern in patterns if is_case_text(pattern)]
+    named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
+    return [*map(case_from_text, texts), *(cases.select(named) if named or not texts else [])]
+
+
+def _explain(
+    console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
+) -> None:
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it does.
+
+    Not where it deviates as known: that has its explanation.
+    """
+    from conformance.diagnosis.diagnose import diagnose
+    from conformance.diagnosis.text import describe
+
+    explained: set[str] = set()
+    for subject in subjects:
+        own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
+        listed = {result.case for result in own if result.status == "deviates"}
+        asked = [case for case in cases if case.id not in listed]
+        wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
+        if wrong & {case.id for case in asked} and subject.name not in explained:
+            explained.add(subject.name)
+            with errors.status("") as status:
+                found = diagnose(subject, asked, progress=says(status))
+            console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _own_subjects(specs: tuple[str, ...], dtypes: list[str], time_limit: float) -> tuple[list[Subject], list[str]]:
+    """Somebody's own subjects in every dtype that they compute in; and a line for each of the others."""
+    from conformance.subjects.load import load_subjects
+
+    subjects: list[Subject] = []
+    left_out: list[str] = []
+    for spec in specs:
+        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
+        subjects += found
+        left_out += lines
+    return subjects, left_out
+
+
+def _show_smallest(
+    console: Console, errors: Console, subjects: list[Subject], results: list[Result], seed: int
+) -> None:
+    """Shrink the first random case that each subject fails, and say how to run the small one."""
+    from rich.markup import escape
+
+    from conformance.cases.random import case_from_text, shrink
+    from conformance.reports.text import failure_text
+    from conformance.runner import run_case
+
+    for subject in subjects:
+        wrong = [
+            result
+            for result in results
+            if (result.subject, result.dtype) == (subject.name, subject.dtype) and result.status in FAILING
+        ]
+        if not wrong:
+            continue
+        with errors.status(escape(f"looking for a small case that {subject.name} fails")):
+            small = shrink(
+                case_from_text(wrong[0].case),
+                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023  # called before the loop goes on
+            )
+            result = run_case(small, subject)
+        text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+FAILING = ("different", "failed")

@@ -1,0 +1,141 @@
+"""`mha diagnose`: say which bug a subject has, or a layer that was recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, says
+
+if TYPE_CHECKING:
+    from conformance.diagnosis.diagnose import Diagnosis
+    from mha.comparison.comparison import Comparison
+    from mha.recordings.recording import Recording
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", "-s", "spec", help="What to diagnose, if not FILE: package.module:factory.")
+@click.option("--weights", "-w", type=click.Path(path_type=Path), help="What the layers in FILE were meant to hold.")
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
+)
+@click.option(
+    "--unseen/--no-unseen",
+    default=True,
+    help="Whether to say which bugs the calls in FILE would not have shown, if nothing differs.",
+)
+@click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
+@click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
+def diagnose(
+    file: Path | None,
+    spec: str | None,
+    weights: Path | None,
+    compare: bool,
+    unseen: bool,
+    dtype: str | None,
+    patterns: tuple[str, ...],
+    time_limit: float,
+) -> None:
+    """Name the stage since which a subject differs, and the bug that explains it.
+
+    Of FILE, which mha.capture wrote, every recorded call is explained by one hypothesis. A wrongly ported
+    layer is right by the weights that it holds: --weights names a file with those that it was meant to hold,
+    canonical weights or a recording of the original, and the calls are judged by these. With a recording, both
+    are compared as `mha compare` does as well: inputs, masks and outputs.
+
+    Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
+    """
+    from conformance.diagnosis.text import describe
+    from mha_core import SpecError
+
+    if (file is None) == (spec is None):
+        raise click.UsageError("Give either FILE or --subject.")
+    if file is None and weights is not None:
+        raise click.UsageError("--weights belongs to FILE.")
+    if file is not None and dtype is not None:
+        raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
+    compared: Comparison | None = None
+    try:
+        if file is not None:
+            found, compared = _of_file(file, weights, patterns, compare)
+        else:
+            found = [_of_subject(str(spec), dtype or "float64", patterns, time_limit)]
+    except (SpecError, FileNotFoundError) as error:
+        raise CouldNotRun(str(error)) from error
+    click.echo("\n\n".join(map(describe, found)))
+    if file is not None and unseen and not any(diagnosis.failing for diagnosis in found):
+        click.echo(f"\n{_unseen(file, patterns)}")
+    parted = compared is not None and compared.different
+    if parted and not any(diagnosis.failing for diagnosis in found):
+        click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
+    sys.exit(DIFFERENT if parted or any(diagnosis.failing for diagnosis in found) else EQUAL)
+
+
+def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: float) -> Diagnosis:
+    from rich.console import Console
+
+    from conformance.cases import table as cases
+    from conformance.diagnosis.diagnose import diagnose as find
+    from conformance.subjects.load import load_subject
+
+    subject = load_subject(spec, dtype, time_limit=time_limit)
+    with Console(stderr=True).status("") as status:
+        return find(subject, cases.select(patterns), progress=says(status))
+
+
+def _of_file(
+    file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
+) -> tuple[list[Diagnosis], Comparison | None]:
+    """One diagnosis for each dtype in which calls were recorded; and how they compare with the original's calls."""
+    from rich.console import Console
+
+    from mha.recordings.explain import explain, intended
+    from mha.recordings.recording import Recording
+
+    recording = Recording.load(file)
+    if recording.coverage is not None and recording.coverage.unread:
+        click.echo(f"{recording.coverage.line}.\n")
+    compared = None
+    if weights is not None:
+        if compare:
+            compared = _compared(recording, weights, patterns)
+        recording, lines = intended(recording, weights)
+        click.echo("\n".join([*lines, ""]))
+    with Console(stderr=True).status("") as status:
+        return explain(recording, patterns=patterns or ("*",), progress=says(status)), compared
+
+
+def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
+    """Which bugs the calls in FILE would not have shown, in words."""
+    from mha.recordings.recording import Recording
+    from mha.recordings.replay import selected
+    from mha.recordings.unseen import unseen
+
+    recording = Recording.load(file)
+    return unseen(recording, selected(recording, patterns or ("*",))).text()
+
+
+def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:
+    """The recording beside that of the original, shown; None if `weights` is no recording."""
+    from rich.console import Console
+
+    from mha.cli.porter.compare import show
+    from mha.comparison.compare import compare
+    from mha.recordings.explain import meant_by
+
+    original = meant_by(weights)
+    if isinstance(original, tuple):
+        return None
+    console = Console()
+    with Console(stderr=True).status("") as status:
+        found = compare(original, recording, patterns=patterns or ("*",), progress=says(status))
+    show(console, found)
+    console.print()
+    return found

@@ -1,0 +1,1 @@
+"""Two recordings of one layer, or a recording and an implementation, compared."""

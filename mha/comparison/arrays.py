@@ -1,0 +1,179 @@
+"""Two arrays that should be the same numbers: how far apart they are, and how far rounding may have moved them.
+
+The weights of two layers are the same numbers or they are not. What flows between layers is rounded on its way, in
+each framework in its own order: see `Allowance`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.bounded import LAMBDA
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha_core.dtypes import DTYPES, round_to
+
+PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
+"""What two calls can part in, in the order in which it is told."""
+
+SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""The distance of neighbours below the smallest normal number."""
+
+LOCAL = 16.0
+"""Roundoffs by which the numbers between two attention layers may differ, relative to their root mean square: those
+of a matrix product, an activation and a normalisation, as `docs/compare.md` measures them, several times over."""
+
+GROWTH = 4.0
+"""How many times larger a relative difference may come out of what lies between two attention layers."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two calls part.
+
+    Attributes:
+        part: one of PARTS.
+        message: in words.
+        name: of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
+        difference: the largest one, where there are numbers.
+        allowed: what was allowed there.
+        moves: how far it alone moves the original's output, in the reference.
+        follows: whether it is what an earlier difference leads to.
+    """
+
+    part: str
+    message: str
+    name: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    moves: float | None = None
+    follows: bool = False
+
+
+def narrower(dtype: str, other: str) -> str:
+    """The dtype with the larger roundoff.
+
+    >>> narrower("float32", "bfloat16"), narrower("float64", "float32")
+    ('bfloat16', 'float32')
+    """
+    return max(dtype, other, key=UNIT_ROUNDOFF.__getitem__)
+
+
+def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
+    """Whether two arrays are equal after rounding to `dtype`; NaN equals NaN.
+
+    A number in the middle of two of that dtype may have been rounded to either, if it was rounded before.
+
+    >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
+    True
+    """
+    if a.shape != b.shape:
+        return False
+    one, other = round_to(a, dtype), round_to(b, dtype)
+    if np.array_equal(one, other, equal_nan=True):
+        return True
+    wide = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(all="ignore"):
+        size = np.maximum(np.abs(wide[0]), np.abs(wide[1]))
+        half = np.maximum(UNIT_ROUNDOFF[dtype] * np.ldexp(0.5, np.frexp(size)[1]), 0.5 * SMALLEST[dtype])
+        close = np.abs(wide[0] - wide[1]) <= half
+    return bool((close | (one == other) | (np.isnan(one) & np.isnan(other))).all())
+
+
+def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
+    """The widest dtype that makes `b` of `a`, if rounding to one does.
+
+    >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
+    'float16'
+    """
+    for dtype in DTYPES:
+        if np.array_equal(round_to(a, dtype), b.astype(round_to(a, dtype).dtype)) and not np.array_equal(a, b):
+            return dtype
+    return None
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far two arrays are apart.
+
+    Attributes:
+        size: the root mean square of the first.
+        mean: the root mean square of the difference, relative to `size`.
+        worst: the largest difference, relative to the element and `size` together.
+        difference: the largest difference.
+        index: where `worst` is.
+    """
+
+    size: float
+    mean: float
+    worst: float
+    difference: float
+    index: tuple[int, ...]
+
+
+def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
+    """How far `b` is from `a` in the elements that count. A NaN or infinity is infinitely far from all but its like."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    counts = np.ones(a.shape, dtype=bool) if counts is None else np.broadcast_to(counts, a.shape)
+    with np.errstate(all="ignore"):
+        distance = np.abs(a - b)
+        distance[(a == b) | (np.isnan(a) & np.isnan(b)) | ~counts] = 0.0
+        distance[np.isnan(distance)] = np.inf
+        finite = np.abs(a[counts & np.isfinite(a)])
+        size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+        relative = np.where(distance > 0.0, distance / (np.where(np.isfinite(a), np.abs(a), 0.0) + size), 0.0)
+        count = max(1, int(counts.sum()))
+        mean = float(np.sqrt(np.square(distance).sum() / count))
+    if not a.size:
+        return Apart(0.0, 0.0, 0.0, 0.0, ())
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(relative), relative.shape))
+    if mean > 0.0:
+        mean = mean / size if size else np.inf
+    return Apart(size, mean, float(relative[index]), float(distance.max()), index)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How far what a layer is given may lie from what the other one is given, relative to its size.
+
+    Nobody knows what stands between two attention layers. What can be known is how far apart the calls before were,
+    and that rounding is blind: its errors spread over all elements, few of which are much larger than most.
+
+    Attributes:
+        unit: the roundoffs of both dtypes together.
+        carried: the largest relative difference (root mean square) of the calls before, their inputs and outputs.
+    """
+
+    unit: float
+    carried: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Of the root mean square of the difference."""
+        return LOCAL * self.unit + GROWTH * self.carried
+
+    @property
+    def worst(self) -> float:
+        """Of any one element."""
+        return LAMBDA * self.mean
+
+    def ratio(self, found: Apart) -> float:
+        """The difference over what is allowed, of the mean or of the worst element, whichever is more."""
+        return max(found.mean / self.mean, found.worst / self.worst)
+
+    @classmethod
+    def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:
+        """For two dtypes."""
+        return cls(UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)
+
+
+def number(x: float) -> str:
+    """A number as the findings show it."""
+    return f"{x:.2g}" if np.isfinite(x) else "infinity"
+
+
+def place(index: tuple[int, ...]) -> str:
+    """[1, 2, 3]."""
+    return f"[{', '.join(map(str, index))}]"

@@ -1,0 +1,315 @@
+"""Two calls side by side: in what they part, and how far the outputs may be apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.judging.expected import Expected
+from mha.comparison.arrays import Allowance, Apart, Difference, apart, narrower, number, place, same_numbers
+from mha.comparison.masks import mask_differences, padded_keys, padded_queries
+from mha.recipes.judge import Judgement
+from mha.recipes.judge import judge as judge_trace
+from mha_core import SpecError, Trace
+from mha_core.call.inputs import AttentionInputs
+from mha_core.reference import pipeline as reference
+
+GIVEN = ("queries", "keys", "values")
+PAST = ("past_keys", "past_values")
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One call of one recording, with the answer to it and how what was recorded stands to that."""
+
+    name: str
+    dtype: str
+    problem: Problem
+    wanted: Expected
+
+    @property
+    def output(self) -> NDArray:
+        """What was recorded."""
+        return self.problem.recorded["output"]
+
+    def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
+        """The recorded arrays by this call's own inputs, mask and weights; only of the queries in `rows` (B, Lq)."""
+        stages: dict[str, Any] = dict(self.problem.recorded)
+        if rows is not None:
+            for name, array in stages.items():
+                counts = rows[..., None] if name == "output" else rows[:, None, :, None]
+                stages[name] = np.where(counts, array, getattr(self.wanted.trace, name)).astype(array.dtype)
+        return judge_trace(Trace(**stages), self.wanted, self.dtype)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """In what two calls part, of what depends on the call alone.
+
+    Attributes:
+        inputs: the largest difference over its allowance; None where shapes differ.
+        drift: the largest relative difference (root mean square) of inputs within the allowance.
+        differences, notes: in words.
+        rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
+    """
+
+    inputs: float | None
+    drift: float
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    rows: NDArray[np.bool_] | None
+
+
+def calls_part(a: Side, b: Side, allowance: Allowance) -> Parted:
+    """Inputs, mask and past of two calls."""
+    shapes = _other_shapes(a.problem.inputs, b.problem.inputs)
+    if shapes:
+        return Parted(None, 0.0, (Difference("inputs", shapes, "shapes"),), (), None)
+    if a.wanted.where.shape != b.wanted.where.shape:  # another number of heads, which is said where settings are
+        rows = np.ones(a.output.shape[:2], dtype=bool)
+    else:
+        rows = ~padded_queries(a.wanted, b.wanted)
+    ratio, drift, found, notes = _inputs(a, b, allowance, rows)
+    dtype = narrower(a.dtype, b.dtype)
+    if a.wanted.where.shape == b.wanted.where.shape:
+        masks, more = mask_differences(a.wanted, b.wanted, dtype, allowance, rows)
+        found += masks
+        notes += more
+    found += _keeps(a.problem.inputs, b.problem.inputs)
+    past, ratio_of_past = _past(a, b, allowance)
+    found += past
+    return Parted(max(ratio, ratio_of_past), drift, tuple(found), tuple(notes), rows)
+
+
+def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
+    """What shapes differ, in words; "" if none do."""
+    names = [name for name in GIVEN if getattr(a, name).shape != getattr(b, name).shape]
+    if not names:
+        return ""
+    one, other = getattr(a, names[0]).shape, getattr(b, names[0]).shape
+    found = f"{', '.join(names)}: the original was given {one}, the port {other}"
+    if len(one) != len(other):
+        return f"{found}: only one is split into heads"
+    if one[0] != other[0]:
+        return f"{found}: another batch, so these are not the same calls"
+    if one[-1] != other[-1]:
+        return f"{found}: another width"
+    return f"{found}: another length. Record both with the same padding"
+
+
+def _inputs(
+    a: Side, b: Side, allowance: Allowance, rows: NDArray[np.bool_]
+) -> tuple[float, float, list[Difference], list[str]]:
+    dtype = narrower(a.dtype, b.dtype)
+    counts = {"queries": rows, "keys": _keys_that_count(a, b), "values": _keys_that_count(a, b)}
+    worst, drift, parted, padded = 0.0, 0.0, [], []
+    for name in GIVEN:
+        one, other = getattr(a.problem.inputs, name), getattr(b.problem.inputs, name)
+        if same_numbers(one, other, dtype):
+            continue
+        here = counts[name][:, None, :, None] if one.ndim == 4 else counts[name][:, :, None]
+        found = apart(one, other, here)
+        worst = max(worst, allowance.ratio(found))
+        if allowance.ratio(found) > 1.0:
+            parted.append((name, found, _in_words(one, other, here, found, allowance)))
+        else:
+            drift = max(drift, found.mean)
+        padding = apart(one, other, ~here)
+        if not counts[name].all() and allowance.ratio(padding) > 1.0:
+            padded.append(name)
+    notes = [f"{', '.join(padded)} differ in rows of padding, which reach no other row"] if padded else []
+    return worst, drift, _grouped(parted, allowance, a), notes
+
+
+def _keys_that_count(a: Side, b: Side) -> NDArray[np.bool_]:
+    """Bool (B, L): the new keys that somebody attends to in either call."""
+    if a.wanted.where.shape[-1] != b.wanted.where.shape[-1]:  # another past
+        return np.ones((len(a.output), a.problem.inputs.keys.shape[-2]), dtype=bool)
+    length = a.problem.inputs.keys.shape[-2]
+    padded = padded_keys(a.wanted) & padded_keys(b.wanted)
+    counts: NDArray[np.bool_] = ~padded[:, padded.shape[1] - length :]
+    return counts
+
+
+def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: Side) -> list[Difference]:
+    """One Difference for all names whose arrays part alike: of a self-attention, the three are one array."""
+    by_words: dict[str, list[tuple[str, Apart]]] = {}
+    for name, found, words in parted:
+        by_words.setdefault(words, []).append((name, found))
+    differences = []
+    for words, same in by_words.items():
+        names, found = ", ".join(name for name, _ in same), same[0][1]
+        there = getattr(a.problem.inputs, same[0][0])[found.index]
+        allowed = allowance.worst * (abs(float(there)) + found.size)
+        differences.append(Difference("inputs", f"{names} {words}", names, found.difference, allowed))
+    return differences
+
+
+def _in_words(a: NDArray, b: NDArray, counts: NDArray[np.bool_], found: Apart, allowance: Allowance) -> str:
+    """By how much they part, where, and in what manner if that is plain to see."""
+    counts = np.broadcast_to(counts, a.shape)
+    wide = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(all="ignore"):
+        distance = np.where(counts, np.abs(wide[0] - wide[1]), 0.0)
+        off = ~(distance <= allowance.worst * (np.abs(wide[0]) + found.size))
+    rows, total = int((off & counts).any(axis=-1).sum()), int(counts.any(axis=-1).sum())
+    where = f"in {rows} of {total} rows" if rows else "a little in all rows"
+    words = (
+        f"differ {where}, by up to {number(found.difference)} at {place(found.index)}; relative to their size by "
+        f"{number(found.mean)}, where {number(allowance.mean)} is allowed"
+    )
+    shrunk = _shrunk(*(array[counts.any(axis=-1)] for array in wide))
+    if shrunk is not None:
+        words += (
+            f". Each row is drawn towards one and the same vector by a factor of its own, {shrunk[0]:.7g} to "
+            f"{shrunk[1]:.7g}, as another epsilon of a normalisation does"
+        )
+    return words
+
+
+ROUNDS, MOST_ROWS = 40, 1000
+"""Of the search for such a vector: how often it is improved, and by how many rows."""
+
+
+def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
+    """The least and the largest factor f of the rows if b - a = (f - 1) (a - v) with one vector v; else None."""
+    a, b = a[:MOST_ROWS], b[:MOST_ROWS]
+    change = b - a
+    if len(a) < 4 or a.shape[-1] < 4 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    vector = np.zeros(a.shape[-1])
+    with np.errstate(all="ignore"):
+        for _ in range(ROUNDS):
+            centred = a - vector
+            factors = (change * centred).sum(axis=-1, keepdims=True) / np.square(centred).sum(axis=-1, keepdims=True)
+            vector = (factors * (factors * a - change)).sum(axis=0) / np.square(factors).sum()
+        left = np.square(change - factors * (a - vector)).sum() / np.square(change).sum()
+    return (1.0 + float(factors.min()), 1.0 + float(factors.max())) if left < 0.01 else None
+
+
+def _keeps(a: AttentionInputs, b: AttentionInputs) -> list[Difference]:
+    """Dropout's keep-masks."""
+    given = [one.dropout_keep for one in (a, b)]
+    if given[0] is None and given[1] is None:
+        return []
+    if given[0] is None or given[1] is None:
+        whose = "the original" if given[1] is None else "the port"
+        return [Difference("mask", f"only {whose} was given a keep-mask of dropout", "dropout_keep")]
+    if np.array_equal(given[0], given[1]):
+        return []
+    return [Difference("mask", "the keep-masks of dropout differ", "dropout_keep")]
+
+
+def _past(a: Side, b: Side, allowance: Allowance) -> tuple[list[Difference], float]:
+    found: list[Difference] = []
+    worst = 0.0
+    for name in PAST:
+        one, other = getattr(a.problem.inputs, name), getattr(b.problem.inputs, name)
+        if one is None and other is None:
+            continue
+        if one is None or other is None or one.shape != other.shape:
+            shapes = ["none" if array is None else str(array.shape) for array in (one, other)]
+            found.append(Difference("past", f"{name}: the original has {shapes[0]}, the port {shapes[1]}", name))
+            continue
+        if same_numbers(one, other, narrower(a.dtype, b.dtype)):
+            continue
+        distance = apart(one, other)
+        ratio = allowance.ratio(distance)
+        worst = max(worst, ratio)
+        if ratio > 1.0:
+            message = f"{name} differ by up to {number(distance.difference)} at {place(distance.index)}"
+            allowed = allowance.worst * (abs(float(one[distance.index])) + distance.size)
+            found.append(Difference("past", message, name, distance.difference, allowed))
+    return found, worst
+
+
+# Outputs ---------------------------------------------------------------------------------------------
+
+
+def mixed(a: Problem, b: Problem, parts: Mapping[str, bool]) -> Problem:
+    """The original's problem with the port's inputs, mask and layer where `parts` says so. Sizes may contradict."""
+    given: dict[str, object] = {}
+    if parts["inputs"]:
+        given.update({name: getattr(b.inputs, name) for name in (*GIVEN, *PAST)})
+    if parts["mask"]:
+        given.update(mask=b.inputs.mask, dropout_keep=b.inputs.dropout_keep)
+    inputs = replace(a.inputs, **given)  # type: ignore[arg-type]  # the fields of the same class
+    layer = b if parts["layer"] else a
+    return Problem(layer.config, layer.weights, inputs)
+
+
+def moves(a: Side, b: Side, rows: NDArray[np.bool_], **parts: bool) -> NDArray | None:
+    """(B, Lq, Do): how far these parts of the port's call move the original's output; None if they don't fit it."""
+    problem = mixed(a.wanted.problem, b.wanted.problem, {"inputs": False, "mask": False, "layer": False, **parts})
+    try:
+        output = reference.run(problem.config, problem.weights, problem.inputs).output
+    except SpecError:
+        return None
+    own = np.asarray(a.wanted.trace.output)
+    if output is None or output.shape != own.shape:
+        return None
+    with np.errstate(invalid="ignore"):
+        moved = np.abs(output - own)
+    moved[(output == own) | (np.isnan(output) & np.isnan(own)) | ~rows] = 0.0
+    return np.where(np.isnan(moved), np.inf, moved)
+
+
+def outputs_apart(a: Side, b: Side, rows: NDArray[np.bool_], drift: NDArray | None) -> tuple[float, float, float]:
+    """(largest difference, what is allowed there, ratio), where the difference is largest relative to that.
+
+    Allowed are both bounds and `drift` (B, Lq, Do), what differences that are none make of it.
+    """
+    slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
+    one, other = a.output.astype(np.float64), b.output.astype(np.float64)
+    with np.errstate(all="ignore"):
+        distance = np.abs(one - other)
+        distance[(one == other) | (np.isnan(one) & np.isnan(other)) | ~rows] = 0.0
+        distance[np.isnan(distance)] = np.inf
+        ratio = np.where(distance > 0.0, distance / slack, 0.0)
+    ratio[np.isinf(distance)] = np.inf
+    if not ratio.size:
+        return 0.0, 0.0, 0.0
+    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+    return float(distance[worst]), float(slack[worst]), float(ratio[worst])
+
+
+def own_differences(
+    a: Side, b: Side, rows: NDArray[np.bool_] | None
+) -> tuple[list[Difference], list[str], tuple[float, float]]:
+    """Outputs that are not what a call's own inputs, mask and weights give."""
+    found, notes, ratios = [], [], []
+    for side, whose in ((a, "original"), (b, "port")):
+        judged = side.judged()
+        if not judged.equal and rows is not None and not rows.all():
+            among = side.judged(rows)
+            if among.equal:
+                count = int((~rows).sum())
+                notes.append(
+                    f"the {whose}'s own output is another in {count} rows of padding, which reach no other row"
+                )
+                judged = among
+        ratios.append(judged.worst)
+        for mismatch in judged.mismatches:
+            message = f"the {whose}'s own {mismatch.message}; it is not what its inputs, mask and weights give"
+            found.append(Difference("outputs", message, mismatch.stage, mismatch.error, mismatch.allowed))
+    return found, notes, (ratios[0], ratios[1])
+
+
+def with_moves(
+    differences: list[Difference], a: Side, b: Side, rows: NDArray[np.bool_], parts: Mapping[str, str]
+) -> list[Difference]:
+    """Each difference with how far its part alone moves the original's output. `parts`: part -> argument of `moves`."""
+    known: dict[str, float | None] = {}
+    found = []
+    for difference in differences:
+        keyword = parts.get(difference.part)
+        if keyword is not None and keyword not in known:
+            moved = moves(a, b, rows[:, :, None], **{keyword: True})
+            known[keyword] = None if moved is None else float(moved.max(initial=0.0))
+        found.append(difference if keyword is None else replace(difference, moves=known[keyword]))
+    return found

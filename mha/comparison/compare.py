@@ -1,0 +1,258 @@
+"""Compare: the calls of an original and of its port side by side, and the first thing in which they part.
+
+    mha.compare("original.safetensors", "port.safetensors").findings
+
+Each call is first judged for itself: whether its outputs are what its own inputs, mask and weights give. Then the two
+calls of a pair are held against each other. docs/compare.md says what counts as a difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.expected import answer
+from conformance.subjects.subject import Subject
+from mha.comparison.arrays import PARTS, Allowance, Difference, apart
+from mha.comparison.call import Parted, Side, calls_part, moves, outputs_apart, own_differences, with_moves
+from mha.comparison.comparison import Comparison, Pair
+from mha.comparison.live import answered
+from mha.comparison.masks import FINITE
+from mha.comparison.pairs import pair_calls, unpaired_lines
+from mha.comparison.text import findings, other_dtypes
+from mha.comparison.weights import Shelf, layer_differences
+from mha.recordings.explain import items_of
+from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.unseen import unseen as find_unseen
+from mha_core import SpecError
+
+MOST_ITEMS = 64
+"""Items of a batch up to which another order of them is looked for."""
+
+
+def compare(
+    original: Recording | str | os.PathLike[str],
+    port: Recording | str | os.PathLike[str] | Callable[[str], Subject],
+    *,
+    by: str | None = None,
+    patterns: Sequence[str] = ("*",),
+    unseen: bool = False,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Comparison:
+    """Find the first thing in which a port parts from its original.
+
+    Args:
+        original: a recording, or its file.
+        port: another one of the same calls; or a function from a dtype to a subject, which is given the original's
+            config, weights and inputs (its own weights, if it has `own_weights`: see docs/compare.md).
+        by: how calls are paired: "name" or "order". Default: by name if the layers have common ones.
+        patterns: names of calls of either side; wildcards work. The others are not reported.
+        unseen: whether to find out which bugs of the zoo the port's calls would not have shown.
+        progress: is told what is being done.
+
+    Raises:
+        SpecError: a file is no recording, no call has such a name, or pairing is impossible.
+        FileNotFoundError: there is no such file.
+
+    >>> from mha.recordings.recording import RecordedLayer
+    >>> from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> layer = RecordedLayer("encoder.0", "mine.Attention", "float64", config, init_weights(config, seed=0))
+    >>> x = np.random.default_rng(1).normal(size=(2, 5, 6))
+    >>> def recorded(mask):
+    ...     inputs = AttentionInputs(x, x, x, mask)
+    ...     output = reference.run(config, layer.weights, inputs).output
+    ...     return Recording((layer,), (RecordedCall(0, inputs, {"output": output}),))
+    >>> original, port = recorded(AttentionMask(valid_lens=np.array([3, 5]))), recorded(AttentionMask())
+    >>> compare(original, original).equal
+    True
+    >>> pair, difference = compare(original, port).first
+    >>> pair.original, difference.part
+    ('encoder.0', 'mask')
+    """
+    first = _loaded(original)
+    failed: dict[str, str] = {}
+    if isinstance(port, (Recording, str, os.PathLike)):
+        second = _loaded(port)
+        chosen = _chosen((*first.names, *second.names), patterns)
+    else:
+        chosen = _chosen(first.names, patterns)
+        calls = zip(first.names, first.calls, strict=True)
+        first = replace(first, calls=tuple(call for name, call in calls if name in chosen))
+        second, failed = answered(first, port, progress)
+        if not second.calls:
+            return Comparison("name", (), (), (), (), failed)
+        by = "name"
+    pairing = pair_calls(first, second, by)
+    walk = _Walk(first, second)
+    pairs = []
+    for position, partner in pairing.pairs:
+        progress(f"comparing {first.names[position]}")
+        pairs.append(walk.compare(position, partner))
+    pairs = [pair for pair in pairs if {pair.original, pair.port} & chosen]
+    left = tuple(i for i in pairing.left if first.names[i] in chosen - failed.keys())
+    right = tuple(i for i in pairing.right if second.names[i] in chosen)
+    return Comparison(
+        by=pairing.by,
+        pairs=tuple(pairs),
+        unpaired=tuple(unpaired_lines(first, second, replace(pairing, left=left, right=right))),
+        notes=(*_read(first, second), *pairing.notes, *other_dtypes(pairs), *walk.notes),
+        findings=tuple(findings(pairs)),
+        failed=failed,
+        unseen=find_unseen(second, {pair.port for pair in pairs}, progress=progress) if unseen and pairs else None,
+    )
+
+
+def _loaded(source: Recording | str | os.PathLike[str]) -> Recording:
+    return source if isinstance(source, Recording) else Recording.load(source)
+
+
+def _read(original: Recording, port: Recording) -> Iterator[str]:
+    """What was not read of either model."""
+    for recording, whose in ((original, "original"), (port, "port")):
+        if recording.coverage is not None and recording.coverage.unread:
+            yield f"Of the {whose}: {recording.coverage.line}."
+
+
+def _chosen(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
+    """The names that match a pattern; SpecError for a pattern that none matches."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")
+    return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+@dataclass
+class _Walk:
+    """The pairs in their order, and what is known of what came before.
+
+    Attributes:
+        carried: the largest relative difference so far, of inputs and outputs that agree.
+        parted: whether an earlier pair gave other numbers than rounding allows, so that later inputs must differ.
+        order: of the port's batch items, where they stand in another one.
+    """
+
+    original: Recording
+    port: Recording
+    carried: float = 0.0
+    parted: bool = False
+    order: NDArray[np.intp] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shelf = Shelf(self.original.layers)
+        self.called = [layer.name or "layer" for layer in self.original.layers]
+        self.layers = lru_cache(maxsize=None)(self._layers)
+        self.begun = False
+
+    def compare(self, position: int, partner: int) -> Pair:
+        """One pair."""
+        a, b = self._side(self.original, position, None), self._side(self.port, partner, self.order)
+        allowance = Allowance.between(a.dtype, b.dtype, self.carried)
+        found = calls_part(a, b, allowance)
+        if not self.begun and _inputs_part(found):
+            order = _item_order(a, b, allowance)
+            if order is not None:
+                b = self._side(self.port, partner, order)
+                self.order, found = order, calls_part(a, b, allowance)
+                self.notes.append(f"The port's batch has another order: its items {order.tolist()} are the original's.")
+        self.begun = True
+        if FINITE in found.notes:
+            a, b = _with_one_mask(a, b)
+        layer, layer_notes = self.layers(self.original.calls[position].layer, self.port.calls[partner].layer)
+        own, own_notes, ratios = own_differences(a, b, found.rows)
+        differences = [
+            replace(one, follows=self.parted and one.part in ("inputs", "past") and one.name != "shapes")
+            for one in found.differences
+        ]
+        notes = [] if self.parted else found.notes
+        pair = Pair(
+            a.name,
+            b.name,
+            (a.dtype, b.dtype),
+            tuple(sorted([*differences, *layer, *own], key=lambda one: PARTS.index(one.part))),
+            (*notes, *layer_notes, *own_notes),
+            found.inputs,
+            ratios,
+        )
+        if found.rows is None or a.output.shape != b.output.shape:
+            self.parted = True
+            return pair
+        return self._with_outputs(pair, a, b, found)
+
+    def _with_outputs(self, pair: Pair, a: Side, b: Side, found: Parted) -> Pair:
+        """The pair with how far the outputs are apart, and each difference with what it alone moves."""
+        assert found.rows is not None
+        rows = found.rows[:, :, None]
+        parts = {one.part for one in pair.differences}
+        alike = {
+            "inputs": not parts & {"inputs", "past"},
+            "mask": "mask" not in parts,
+            "layer": not parts & {"config", "weights"},
+        }
+        drift = moves(a, b, rows, **alike)
+        distance, allowed, ratio = outputs_apart(a, b, rows, drift)
+        causes = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inputs", "past": "inputs"}
+        differences = with_moves(list(pair.differences), a, b, found.rows, causes)
+        if not alike["inputs"] or ratio > 1.0:
+            self.parted = True
+        if not self.parted:
+            self.carried = max(self.carried, found.drift, apart(a.output, b.output, rows).mean)
+        return replace(pair, differences=tuple(differences), distance=distance, allowed=allowed)
+
+    def _layers(self, position: int, partner: int) -> tuple[list[Difference], list[str]]:
+        return layer_differences(self.original.layers[position], self.port.layers[partner], self.shelf, self.called)
+
+    def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> Side:
+        call: RecordedCall = recording.calls[position]
+        layer = recording.layers[call.layer]
+        problem = recording.problems[position]
+        if order is not None and len(order) == len(call.inputs.queries):
+            moved = items_of(call, order)
+            problem = replace(problem, inputs=moved.inputs, recorded=moved.outputs)
+        return _side_of(recording.names[position], layer.dtype, problem)
+
+
+def _side_of(name: str, dtype: str, problem: Problem) -> Side:
+    return Side(name, dtype, problem, answer(problem, Precision.of(dtype)))
+
+
+def _with_one_mask(a: Side, b: Side) -> tuple[Side, Side]:
+    """Both with the mask of the one that excludes more: a bias of -1e9 would make the bounds useless."""
+    fewer = a if a.wanted.where.sum() <= b.wanted.where.sum() else b
+    mask = fewer.problem.inputs.mask
+    changed = [
+        one
+        if one is fewer
+        else _side_of(one.name, one.dtype, replace(one.problem, inputs=replace(one.problem.inputs, mask=mask)))
+        for one in (a, b)
+    ]
+    return changed[0], changed[1]
+
+
+def _inputs_part(found: Parted) -> bool:
+    return found.inputs is not None and any(one.part == "inputs" for one in found.differences)
+
+
+def _item_order(a: Side, b: Side, allowance: Allowance) -> NDArray[np.intp] | None:
+    """The order in which the port's batch items are the original's, if it is another one."""
+    one, other = a.problem.inputs.queries, b.problem.inputs.queries
+    if not 1 < len(one) <= MOST_ITEMS:
+        return None
+    rows = a.wanted.where.any(axis=(1, 3))
+    order: list[int] = []
+    for item in range(len(one)):
+        counts = np.broadcast_to(rows[item][..., None], one[item].shape)
+        left = (i for i in range(len(other)) if i not in order)
+        order += [next((i for i in left if allowance.ratio(apart(one[item], other[i], counts)) <= 1.0), len(other))]
+    if sorted(order) != list(range(len(one))) or order == sorted(order):
+        return None
+    return np.array(order)

@@ -1,0 +1,96 @@
+"""A live port: a subject that is given what was recorded of the original, and what it answers as a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.subject import Subject
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha_core import SpecError
+from mha_core.dtypes import round_to, storage_dtype
+from mha_core.stages import stage_shapes
+from mha_core.weights import Weights, check_weights
+
+OWN = "own_weights"
+"""What a subject with weights of its own has: canonical weights, or a mapping of them by the name of the layer."""
+
+
+class Answers(Recording):
+    """The calls that a subject answered: none at all, perhaps."""
+
+    def __post_init__(self) -> None:
+        if self.calls:
+            super().__post_init__()
+
+
+def answered(
+    original: Recording, subject_in: Callable[[str], Subject], progress: Callable[[str], None]
+) -> tuple[Recording, dict[str, str]]:
+    """Every call of the original, answered by a subject; and why it gave no answer that can be compared, by call.
+
+    Args:
+        original: what the subject is given: config, weights and inputs, in its own dtype.
+        subject_in: the subject that computes in a dtype, or in another one where it can't.
+        progress: is told what is being done.
+    """
+    subjects: dict[str, Subject] = {}
+    layers: list[RecordedLayer] = []
+    positions: dict[int, int] = {}
+    calls, failed = [], {}
+    for name, call, problem in zip(original.names, original.calls, original.problems, strict=True):
+        layer = original.layers[call.layer]
+        if layer.dtype not in subjects:
+            subjects[layer.dtype] = subject_in(layer.dtype)
+        subject = subjects[layer.dtype]
+        progress(f"{subject.name}: {name}")
+        if call.layer not in positions:
+            weights = _weights_of(subject, layer)
+            positions[call.layer] = len(layers)
+            layers.append(replace(layer, kind=subject.name, dtype=subject.dtype, weights=weights))
+        own = layers[positions[call.layer]]
+        given = replace(problem, weights=own.weights).rounded(subject.dtype)
+        try:
+            outputs = _answer(subject, given)
+        except (CannotExpress, SubjectFailed) as reason:
+            failed[name] = f"it can't express the call: {reason}" if isinstance(reason, CannotExpress) else str(reason)
+            continue
+        calls.append(RecordedCall(positions[call.layer], given.inputs, outputs))
+    return Answers(tuple(layers), tuple(calls)), failed
+
+
+def _answer(subject: Subject, given: Problem) -> dict[str, np.ndarray]:
+    """Output, and weights if it shows them; SubjectFailed for an output of another form."""
+    trace = ask(subject, given)
+    sizes = given.inputs.check(given.config)
+    shapes = stage_shapes(given.config, sizes.batch, sizes.query_len, sizes.key_len)
+    outputs = {name: array for name, array in trace.stages() if name in ("output", "weights")}
+    for name, array in outputs.items():
+        wanted = storage_dtype(subject.dtype)
+        if (array.shape, array.dtype) != (shapes[name], wanted):
+            form = f"{array.dtype} {array.shape}; it must be {wanted} {shapes[name]}"
+            raise SubjectFailed(f"its {name} is {form}")
+    return outputs
+
+
+def _weights_of(subject: Subject, layer: RecordedLayer) -> Weights:
+    """Those of the original's layer, or the subject's own, rounded to its dtype."""
+    own: Any = getattr(getattr(subject, "original", subject), OWN, None)
+    if own is None:
+        return _rounded(layer, layer.weights, subject.dtype)
+    if not isinstance(own, Mapping):
+        raise SpecError(f"{OWN} of {subject.name} must be a mapping of weights. Got {type(own).__qualname__}.")
+    if any(isinstance(value, Mapping) for value in own.values()):
+        if layer.name not in own:
+            raise SpecError(f"{OWN} of {subject.name} lacks the layer {layer.name!r} (it has: {', '.join(own)})")
+        own = own[layer.name]
+    return _rounded(layer, {name: np.asarray(array) for name, array in own.items()}, subject.dtype)
+
+
+def _rounded(layer: RecordedLayer, weights: Weights, dtype: str) -> Weights:
+    return check_weights(layer.config, {name: round_to(array, dtype) for name, array in weights.items()})

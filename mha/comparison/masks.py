@@ -1,0 +1,180 @@
+"""Whether two calls have one mask, however each is written, and in words what the other one does instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.judging.expected import Expected
+from mha.comparison.arrays import Allowance, Difference, apart, number, place, same_numbers
+from mha_core import AttentionMask
+from mha_core.call.masks import additive_bias, allowed_keys
+from mha_core.call.sizes import CallSizes
+
+FINITE = "one of both masks excludes by a large finite number, which leaves those keys no weight here"
+"""What is noted of such a mask."""
+
+
+def mask_differences(
+    a: Expected, b: Expected, dtype: str, allowance: Allowance, rows: NDArray[np.bool_]
+) -> tuple[list[Difference], list[str]]:
+    """In what the port's mask is another one than the original's; and what is to be noted though it is the same.
+
+    Two masks are the same if every query may attend to the same keys, with the same bias there: lengths or an
+    array, -inf or False. A large finite number excludes where it leaves the key a weight of exactly 0.
+
+    Args:
+        a, b: the original's call and the port's, of one shape, with what the reference makes of them.
+        dtype: the narrower one of both.
+        allowance: how far biases, which may have been computed, may be apart.
+        rows: bool (B, Lq), the queries that count.
+    """
+    weights = [np.asarray(one.trace.weights) for one in (a, b)]
+    with np.errstate(invalid="ignore"):
+        unseen = (weights[0] == 0.0) & (weights[1] == 0.0)
+    counts = rows[:, None, :, None]
+    parted = (a.where != b.where) & counts
+    finite_numbers = bool((parted & unseen).any())
+    parted &= ~unseen
+    found: list[Difference] = []
+    notes: list[str] = []
+    if parted.any():
+        found.append(Difference("mask", _exclusions(a, b, parted, counts), "allowed"))
+    elif finite_numbers:
+        notes.append(FINITE)
+    bias = _bias_difference(a, b, dtype, allowance, a.where & b.where & ~unseen & counts)
+    if bias is not None:
+        found.append(bias)
+    return found, notes
+
+
+def _exclusions(a: Expected, b: Expected, parted: NDArray[np.bool_], counts: NDArray[np.bool_]) -> str:
+    more = int((parted & a.where).sum())
+    less = int((parted & b.where).sum())
+    places = int(np.broadcast_to(counts, parted.shape).sum())
+    first = place(tuple(int(i) for i in np.argwhere(parted)[0]))
+    changes = [f"attends to {less} (query, key) places that the original excludes"] if less else []
+    changes += [f"excludes {more} that the original attends to"] if more else []
+    why = next((words for words, mask in _variants(a, b) if _same(mask, b.where, counts)), "")
+    return f"the port {' and '.join(changes)}, of {places}, the first at {first}{f': {why}' if why else ''}"
+
+
+def _same(mask: NDArray[np.bool_], other: NDArray[np.bool_], counts: NDArray[np.bool_]) -> bool:
+    return not ((mask != other) & counts).any()
+
+
+def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """What could have become of the original's mask, most likely first, each with the places it would leave open."""
+    mask, where = a.problem.inputs.mask, a.where
+    sizes, heads = a.problem.inputs.check(a.problem.config), a.problem.config.num_heads
+    everything = np.ones_like(where)
+    yield "it forgets the mask", everything
+    yield "its mask is inverted (True and False exchanged)", ~where
+
+    def of(changed: AttentionMask) -> NDArray[np.bool_]:
+        return allowed_keys(changed, sizes, heads)
+
+    for name, words in (("valid_lens", "lengths"), ("allowed", "mask of keys (allowed)"), ("window", "window")):
+        if getattr(mask, name) is not None:
+            forgotten: dict[str, Any] = {name: None}
+            yield f"it forgets the {words}", of(replace(mask, **forgotten))
+    if mask.bias is not None:
+        yield "it forgets the bias, and what that excludes", of(replace(mask, bias=None))
+    if mask.causal:
+        yield "it forgets that the mask is causal", of(replace(mask, causal=False))
+        for shift in (-1, 1):
+            moved = np.asarray(mask.query_offset) + shift
+            yield f"its causal mask is shifted by {shift:+d}", of(replace(mask, query_offset=moved))
+    if mask.allowed is not None:
+        yield (
+            "its mask of keys (allowed) is inverted (True and False exchanged)",
+            of(replace(mask, allowed=~np.asarray(mask.allowed))),
+        )
+    if mask.valid_lens is not None:
+        lens = np.asarray(mask.valid_lens)
+        for shift in (-1, 1):
+            changed = replace(mask, valid_lens=np.clip(lens + shift, 0, sizes.key_len))
+            yield f"its lengths are {'one short' if shift < 0 else 'one too long'}", of(changed)
+        yield (
+            "its lengths are inverted: it keeps the padding and excludes the rest",
+            ~of(AttentionMask(valid_lens=lens)) & of(replace(mask, valid_lens=None)),
+        )
+    offsets = sorted({0, sizes.key_len - sizes.query_len})
+    for offset in offsets:
+        causal = _causal(sizes, heads, offset)
+        if _same(b.where & causal, where, everything):  # the original's may be within an array
+            yield "it forgets that the mask is causal", b.where
+        yield "it is causal in addition", where & causal
+    if sizes.query_len == sizes.key_len:
+        yield "its mask is transposed", where.swapaxes(-1, -2)
+    yield "it has the first item's mask for all items", np.broadcast_to(where[:1], where.shape)
+
+
+def _causal(sizes: CallSizes, heads: int, offset: int) -> NDArray[np.bool_]:
+    return allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
+
+
+def _bias_difference(
+    a: Expected, b: Expected, dtype: str, allowance: Allowance, counts: NDArray[np.bool_]
+) -> Difference | None:
+    """In what the biases part where both attend; a constant for all keys of a query is no difference."""
+    given = [one.problem.inputs.mask.bias is not None for one in (a, b)]
+    if not any(given) or not counts.any():
+        return None
+    first, second = (_whole_bias(one, counts.shape) for one in (a, b))
+    if same_numbers(np.where(counts, first, 0.0), np.where(counts, second, 0.0), dtype):
+        return None
+    found = apart(first, second, counts)
+    centred = apart(_centred(first, counts), _centred(second, counts), counts)
+    if min(allowance.ratio(found), allowance.ratio(centred)) <= 1.0:
+        return None
+    if not all(given):
+        what = (
+            "the port has no bias, the original has one" if given[0] else "the port has a bias, the original has none"
+        )
+    else:
+        what = "the biases differ"
+        if same_numbers(first, -second, dtype):
+            what = "the port's bias has the other sign"
+    where = f"by up to {number(found.difference)} where both attend, worst at {place(found.index)}"
+    allowed = allowance.worst * (abs(first[found.index]) + found.size)
+    return Difference("mask", f"{what}, {where}", "bias", found.difference, float(allowed))
+
+
+def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:
+    mask = one.problem.inputs.mask
+    bias = np.zeros(()) if mask.bias is None else additive_bias(mask)
+    return np.broadcast_to(bias, shape).astype(np.float64)
+
+
+def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
+    """Less the largest of each query, which changes no weight."""
+    highest = np.where(counts, bias, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    return bias - np.where(np.isfinite(highest), highest, 0.0)
+
+
+def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
+    """Bool (B, Lq): queries that are padding: those of a self-attention whose own keys are, by both masks.
+
+    What is there has no influence on any other row: not on what this layer gives, nor on a later one.
+    """
+    return _padded(a) & _padded(b)
+
+
+def _padded(one: Expected) -> NDArray[np.bool_]:
+    inputs = one.problem.inputs
+    own = inputs.queries.shape[1:] == inputs.keys.shape[1:] and inputs.past_keys is None
+    if not own or not np.array_equal(inputs.queries, inputs.keys, equal_nan=True):
+        sizes = inputs.check(one.problem.config)
+        return np.zeros((sizes.batch, sizes.query_len), dtype=bool)
+    return padded_keys(one)
+
+
+def padded_keys(one: Expected) -> NDArray[np.bool_]:
+    """Bool (B, Lk): keys that no query of any head attends to, or that are padding by the mask's own account."""
+    unseen: NDArray[np.bool_] = ~one.where.any(axis=(1, 2))
+    return unseen | one.problem.padding()

@@ -1,0 +1,149 @@
+"""A Comparison in words: the findings, a table of all pairs, and a last line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from mha.comparison.arrays import Difference, number
+from mha.comparison.comparison import Comparison, Pair
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_FINDINGS = 12
+"""How many are written out."""
+
+COLUMNS = ("inputs", "mask", "past", "config", "weights", "outputs")
+
+
+def findings(pairs: Sequence[Pair]) -> Iterator[str]:
+    """What parts, in the order of the calls, alike things once; and what follows from it."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for pair in pairs:
+        for difference in pair.causes:
+            if difference.part != "inputs" or difference.name == "shapes":
+                alike.setdefault((difference.part, difference.message), []).append(pair.original)
+    said = set()
+    following: list[str] = []
+    before: Pair | None = None
+    for pair in pairs:
+        for difference in pair.causes:
+            key = difference.part, difference.message
+            if key not in alike:
+                yield _inputs(pair, difference, before)
+            elif key not in said:
+                said.add(key)
+                yield _other(pair, difference, alike[key])
+        if any(difference.follows for difference in pair.differences):
+            following.append(pair.original)
+        before = pair
+    if following:
+        yield (
+            f"{_some(following)}: given other inputs, as must be after that. What else may part them there, outside "
+            "attention, shows when the first is mended."
+        )
+
+
+def _inputs(pair: Pair, difference: Difference, before: Pair | None) -> str:
+    if before is None:
+        place = "the first call: look before it (embeddings, positions, normalisation, the words themselves)"
+    else:
+        place = f"{before.original}'s outputs agree: look between them"
+    return f"inputs of {pair.original} part, {place}. Its {difference.message}.{_moved(difference, pair)}"
+
+
+def _other(pair: Pair, difference: Difference, names: Sequence[str]) -> str:
+    verb = "parts" if difference.part in ("mask", "past", "config") else "part"
+    return f"{_some(names)}: {difference.part} {verb}: {difference.message}.{_moved(difference, pair)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _moved(difference: Difference, pair: Pair) -> str:
+    """What a difference does to the output."""
+    if difference.moves is None or pair.allowed is None:
+        return ""
+    what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(difference.part, "The port's layer")
+    if difference.moves > pair.allowed:
+        return f" {what} alone moves the original's output by up to {number(difference.moves)}."
+    return f" {what} alone moves the original's output by {number(difference.moves)}: these calls don't show it."
+
+
+def other_dtypes(pairs: Sequence[Pair]) -> Iterator[str]:
+    """That the port computes in another dtype, once for each pair of dtypes."""
+    for original, port in dict.fromkeys(pair.dtypes for pair in pairs):
+        if original != port:
+            yield f"The port computes in {port}, the original in {original}; equal are weights that are after rounding."
+
+
+def table(comparison: Comparison) -> Table:
+    """One row per pair: what is equal, and by how much what is not."""
+    from rich.table import Table
+
+    found = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
+    found.add_column("")
+    past = any(difference.part == "past" for pair in comparison.pairs for difference in pair.differences)
+    columns = [name for name in COLUMNS if name != "past" or past]
+    for name in columns:
+        found.add_column(name, justify="right", no_wrap=True)
+    for name in ("difference", "allowed"):
+        found.add_column(name, justify="right", no_wrap=True)
+    for pair in comparison.pairs:
+        cells = [_cell(pair, name) for name in columns]
+        numbers = ["-" if value is None else f"{value:.1e}" for value in (pair.distance, pair.allowed)]
+        found.add_row(_escaped(pair.name), *cells, *numbers)
+    return found
+
+
+def _cell(pair: Pair, part: str) -> str:
+    state = pair.state(part)
+    if state == "equal":
+        ratios = {"inputs": pair.inputs, "outputs": max(pair.own)}
+        ratio = ratios.get(part)
+        return f"[green]{'equal' if ratio is None else f'{ratio:.2g}'}[/]"
+    if state == "different":
+        return "[bold red]parts[/]"
+    return f"[yellow]{'follows' if state == 'follows' else '-'}[/]"
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def lines(comparison: Comparison) -> Iterator[str]:
+    """Findings, what has no partner, what is to be noted, and the verdict."""
+    for finding in comparison.findings[:MOST_FINDINGS]:
+        yield f"- {finding}"
+    more = len(comparison.findings) - MOST_FINDINGS
+    if more > 0:
+        yield f"- and {more} more"
+    yield from (f"- {line}" for line in comparison.unpaired)
+    yield from (f"- {name}: no answer that can be compared: {reason}" for name, reason in comparison.failed.items())
+    noted: dict[str, list[str]] = {}
+    for pair in comparison.pairs:
+        for note in pair.notes:
+            noted.setdefault(note, []).append(pair.original)
+    for note, names in noted.items():
+        yield f"Note: {_some(names)}: {note}."
+    yield verdict(comparison)
+    if comparison.unseen is not None:
+        yield comparison.unseen.text()
+
+
+def verdict(comparison: Comparison) -> str:
+    """One line for all of it."""
+    pairs = "1 pair of calls" if len(comparison.pairs) == 1 else f"{len(comparison.pairs)} pairs of calls"
+    if comparison.first is not None:
+        pair, difference = comparison.first
+        name = f" ({difference.name})" if difference.name else ""
+        return f"Different: {pair.original} is the first of {pairs} to part, in {difference.part}{name}."
+    if comparison.unpaired:
+        return f"Different: {pairs} agree, and there are calls without a partner."
+    if comparison.failed:
+        return f"Could not be run: {len(comparison.failed)} of {len(comparison.failed) + len(comparison.pairs)} calls."
+    return f"Equal: {pairs}, in inputs, masks, settings, weights and outputs."

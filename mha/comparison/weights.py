@@ -1,0 +1,244 @@
+"""Whether two layers hold the same weights and settings; and if not, whose weights a layer holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha.comparison.arrays import Difference, narrower, number, rounded_to_which, same_numbers
+from mha.recordings.recording import RecordedLayer
+from mha_core import AttentionConfig
+from mha_core.config import PROJECTIONS, ProjectionBias
+from mha_core.dtypes import round_to
+from mha_core.heads import repeat_kv_heads
+from mha_core.weights import Weights, weight_shapes
+
+SETTINGS = (
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "value_head_dim",
+    "query_dim",
+    "key_dim",
+    "value_dim",
+    "output_dim",
+    "score",
+    "softcap",
+    "projections",
+    "dropout",
+)
+"""The settings that must be the same, besides the scale; biases are compared as arrays."""
+
+
+class Shelf:
+    """Every array of the original's layers, to be found by what it holds."""
+
+    def __init__(self, layers: Sequence[RecordedLayer]) -> None:
+        self.layers = layers
+        self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
+
+    def _of(self, dtype: str) -> dict[bytes, list[tuple[int, str]]]:
+        if dtype not in self._by_dtype:
+            found: dict[bytes, list[tuple[int, str]]] = {}
+            for position, layer in enumerate(self.layers):
+                for name, array in layer.weights.items():
+                    found.setdefault(_digest(array, dtype), []).append((position, name))
+            self._by_dtype[dtype] = found
+        return self._by_dtype[dtype]
+
+    def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
+        """(position of the layer, name) of every array with these numbers."""
+        return self._of(dtype).get(_digest(array, dtype), [])
+
+    def whose(self, weights: Weights, dtype: str) -> list[int]:
+        """The layers that hold all of these weights."""
+        held = [
+            {position for position, other in self.holders(array, dtype) if other == name}
+            for name, array in weights.items()
+        ]
+        return sorted(set.intersection(*held)) if held else []
+
+
+def _digest(array: NDArray, dtype: str) -> bytes:
+    wide = round_to(array, dtype).astype(np.float64) + 0.0  # -0 is 0
+    return sha256(repr(wide.shape).encode() + np.ascontiguousarray(wide).tobytes()).digest()
+
+
+def layer_differences(
+    a: RecordedLayer, b: RecordedLayer, shelf: Shelf, called: Sequence[str]
+) -> tuple[list[Difference], list[str]]:
+    """In what the port's layer `b` differs from the original's `a` in settings and weights; and what is to be noted.
+
+    Weights are compared after rounding to the narrower of the two dtypes. A bias that is not there is one of zeros;
+    key heads that are repeated are those that they repeat; a scale may be part of the query weights.
+
+    Args:
+        a, b: the layers.
+        shelf: all of the original's.
+        called: what the original's layers are called, in their order.
+    """
+    dtype = narrower(a.dtype, b.dtype)
+    own, other = _comparable(a), _comparable(b)
+    found, notes = _settings(a, b, dtype)
+    if any(difference.name in ("projections", "score") for difference in found):
+        return found, notes  # they have other arrays
+    if a.config.num_kv_heads != b.config.num_kv_heads and a.config.num_heads == b.config.num_heads:
+        own, other = _repeated(a, own), _repeated(b, other)
+        if all(same_numbers(own[name], other[name], dtype) for name in own if name in other):
+            found = [difference for difference in found if difference.name != "num_kv_heads"]
+            notes.append(f"{b.config.num_kv_heads} key heads for {a.config.num_kv_heads}, repeated: the same layer")
+    if any(difference.name == "scale" for difference in found) and _scale_is_in_weights(a, b, own, other, dtype):
+        found = [difference for difference in found if difference.name != "scale"]
+        notes.append("the scale is part of the query weights on one side: the same layer")
+        other = {**other, **{name: own[name] for name in own if name.startswith("q_proj.")}}
+    parted = [name for name in own if not same_numbers(own[name], other[name], dtype)]
+    if not parted:
+        return found, notes
+    whose = [position for position in shelf.whose(b.weights, dtype) if shelf.layers[position] is not a]
+    if whose:
+        names = " or ".join(dict.fromkeys(called[position] for position in whose))
+        message = f"the port's layer holds the weights of the original's {names}"
+        return [*found, Difference("weights", message)], notes
+    joined = _joined(own, other, parted, dtype)
+    if joined:
+        message = (
+            f"{', '.join(joined)} together hold the original's numbers in another order: a packed weight that was "
+            "read wrongly; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
+        )
+        found.append(Difference("weights", message, ", ".join(joined)))
+    for name in parted:
+        if name in joined:
+            continue
+        if own[name].shape != other[name].shape:
+            message = f"{name} has shape {other[name].shape}; the original's has {own[name].shape}"
+            found.append(Difference("weights", message, name))
+            continue
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(own[name].astype(np.float64) - other[name])
+        message = f"{name} {_what_it_is(name, own, other, a, shelf, called, dtype)}"
+        found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
+    return found, notes
+
+
+def _comparable(layer: RecordedLayer) -> dict[str, NDArray]:
+    """The weights, with zeros for biases that are not there."""
+    biased = replace(layer.config, bias=ProjectionBias.of(True)) if layer.config.projections else layer.config
+    shapes = weight_shapes(biased)
+    return {
+        name: np.asarray(layer.weights[name]) if name in layer.weights else np.zeros(shape, np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def _repeated(layer: RecordedLayer, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """The weights of keys and values once for each query head."""
+    config = layer.config
+
+    def repeat(name: str, array: NDArray) -> NDArray:
+        if not name.startswith(("k_proj.", "v_proj.")):
+            return array
+        rows = array.reshape(1, config.num_kv_heads, array.shape[0] // config.num_kv_heads, -1)
+        return repeat_kv_heads(rows, config.num_heads).reshape(-1, *array.shape[1:])
+
+    return {name: repeat(name, array) for name, array in weights.items()}
+
+
+def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[list[Difference], list[str]]:
+    found, notes = [], []
+    for name in SETTINGS:
+        own, other = getattr(a.config, name), getattr(b.config, name)
+        if own == other or (name == "score" and {own, other} == {"dot", "scaled_dot"}):
+            continue
+        if name == "dropout":
+            notes.append(f"dropout is {other:g}, the original's {own:g}: it is off outside training")
+        else:
+            found.append(Difference("config", f"{name} is {other}; the original's is {own}", name))
+    scales = a.config.softmax_scale, b.config.softmax_scale
+    if abs(scales[0] - scales[1]) > 2 * UNIT_ROUNDOFF[dtype] * abs(scales[0]):
+        message = f"the scale is {scales[1]:.6g}; the original's is {scales[0]:.6g}{_scale_in_words(b.config)}"
+        difference = abs(scales[0] - scales[1])
+        found.append(Difference("config", message, "scale", difference, 2 * UNIT_ROUNDOFF[dtype] * abs(scales[0])))
+    return found, notes
+
+
+def _scale_in_words(config: AttentionConfig) -> str:
+    known = {
+        1.0: "none at all",
+        config.head_dim**-1.0: "1 / head_dim, without the root",
+        config.embed_dim**-0.5: "1 / sqrt(embed_dim)",
+        config.head_dim**0.5: "sqrt(head_dim)",
+        config.head_dim**-0.5: "1 / sqrt(head_dim)",
+    }
+    for value, words in known.items():
+        if np.isclose(config.softmax_scale, value, rtol=1e-6):
+            return f" (the port's is {words})"
+    return ""
+
+
+def _scale_is_in_weights(
+    a: RecordedLayer, b: RecordedLayer, own: Mapping[str, NDArray], other: Mapping[str, NDArray], dtype: str
+) -> bool:
+    scales = a.config.softmax_scale, b.config.softmax_scale
+    for name in own:
+        if name.startswith("q_proj."):
+            if own[name].shape != other[name].shape:
+                return False
+            first, second = own[name] * np.float64(scales[0]), other[name] * np.float64(scales[1])
+            if not np.allclose(first, second, rtol=4 * UNIT_ROUNDOFF[dtype], atol=0.0):
+                return False
+    return any(name.startswith("q_proj.") for name in own)
+
+
+def _joined(
+    own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Sequence[str], dtype: str
+) -> tuple[str, ...]:
+    """The arrays that hold the original's numbers together, but each for itself others or in another order."""
+    names = tuple(name for name in parted if name.endswith(".weight") and name.split(".")[0] in PROJECTIONS[:3])
+    whole = [
+        name for name in names for mine in names if same_numbers(own[mine], other[name], dtype)
+    ]  # these are said to hold that one
+    if len(names) < 2 or whole:
+        return ()
+    both = [np.sort(np.concatenate([side[name].ravel() for name in names])) for side in (own, other)]
+    return names if same_numbers(both[0], both[1], dtype) else ()
+
+
+def _what_it_is(
+    name: str,
+    own: Mapping[str, NDArray],
+    other: Mapping[str, NDArray],
+    a: RecordedLayer,
+    shelf: Shelf,
+    called: Sequence[str],
+    dtype: str,
+) -> str:
+    """What the port's array is, after its name."""
+    ours, theirs = own[name], other[name]
+    if not theirs.any():
+        return "is missing or all zeros"
+    if not ours.any():
+        return "is there; the original has none, or zeros"
+    if ours.ndim == 2 and same_numbers(ours.T, theirs, dtype):
+        return "is the original's transposed"
+    for position, there in shelf.holders(theirs, dtype):
+        whose = "" if shelf.layers[position] is a else f" of {called[position]}"
+        return f"holds the original's {there}{whose}"
+    narrow = rounded_to_which(ours, theirs)
+    if narrow is not None and ours.dtype == theirs.dtype:
+        return f"is the original's rounded to {narrow}"
+    if same_numbers(ours, -theirs, dtype):
+        return "has the other sign"
+    if same_numbers(np.sort(ours.ravel()), np.sort(theirs.ravel()), dtype):
+        return "holds the original's numbers in another order"
+    with np.errstate(all="ignore"):
+        factor = float(np.median(theirs[ours != 0].astype(np.float64) / ours[ours != 0]))
+        if np.isfinite(factor) and np.allclose(theirs, ours * factor, rtol=8 * UNIT_ROUNDOFF[dtype], atol=0.0):
+            return f"is {factor:.6g} times the original's"
+        wrong = int((round_to(ours, dtype) != round_to(theirs, dtype)).sum())
+        most = float(np.abs(ours.astype(np.float64) - theirs).max())
+    return f"differs in {wrong} of {ours.size} elements, by up to {number(most)}"

@@ -1,0 +1,279 @@
+"""Convert attention layers between files and layouts: read, moved, written, read back, run on both sides, kept.
+
+>>> import tempfile
+>>> from mha_core import AttentionConfig, init_weights, save_weights
+>>> with tempfile.TemporaryDirectory() as folder:
+...     source, out = Path(folder) / "layer.safetensors", Path(folder) / "layer.npz"
+...     save_weights(source, AttentionConfig(6, 2), init_weights(AttentionConfig(6, 2), seed=0))
+...     done = convert(source, to_layout="canonical", out=out)
+>>> done.layers[0].config.num_heads, done.layers[0].dtype, done.layers[0].target.engine
+(2, 'float64', 'the reference in NumPy')
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mha.convert.job import Job, command_of, settle
+from mha.convert.recorded import load_recorded, pair
+from mha.convert.verify import Side, verify_sides
+from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
+from mha.formats.checkpoint import bfloat16
+from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
+from mha.formats.layer import Arrays, check_same, read_layer
+from mha.formats.survey import Survey, survey
+from mha.models.standing import MOVED, About, Standing, metadata_of
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import check_dtype
+from mha_core.errors import shown
+from mha_core.files.writing import check_output, written_whole
+from mha_core.layouts import Layout, get
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """What came of one layer.
+
+    Attributes:
+        prefix, to_prefix: where it was, and where it is now.
+        from_layout: the layout that it was read by.
+        config: of the layer, as it was read.
+        dtype: of the arrays written.
+        source, target: who ran either side, and how far each was from the reference.
+        standing: whether the original computes what the layout says: proved, known, or moved (`mha.models.standing`).
+        notes: what a reader should know: biases filled with zeros, arrays that stayed behind.
+    """
+
+    prefix: str
+    to_prefix: str
+    from_layout: str
+    config: AttentionConfig
+    dtype: str
+    source: Side
+    target: Side
+    standing: Standing
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did.
+
+    Attributes:
+        source, out: the files.
+        to_layout: the layout written.
+        layers: every layer, in the order of the model.
+        size: of the file written, in bytes.
+        seconds: that it took.
+        survey: what else there is in `source` that looks like attention.
+    """
+
+    source: Path
+    out: Path
+    to_layout: str
+    layers: tuple[ConvertedLayer, ...]
+    size: int
+    seconds: float
+    survey: Survey
+
+
+def list_layers(source: str | Path) -> list[FoundLayer]:
+    """The attention layers in a file of weights, from its names and shapes alone.
+
+    Raises:
+        SpecError: as `mha.formats.open_checkpoint`.
+    """
+    with open_checkpoint(source) as checkpoint:
+        return find_layers(checkpoint)
+
+
+def convert(
+    source: str | Path,
+    *,
+    to_layout: str,
+    out: str | Path,
+    from_layout: str | None = None,
+    prefix: str | None = None,
+    every: bool = False,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    dtype: str | None = None,
+    to_prefix: str | None = None,
+    recorded: str | Path | None = None,
+    moved: bool = False,
+    leave: Sequence[str] = (),
+    force: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Conversion:
+    """Convert attention layers of one file into another, verified before the file is there.
+
+    A layer is converted if what the original computes of its arrays is proved by a recorded call, or known
+    (`mha.models.standing`); or with `moved`, which says nothing of it. Every array is read back from what was written
+    and must be the same to the bit; and both sides run a random problem and must agree with the reference under
+    the computed bounds, which shows that source and target are the same layer, and nothing of the original.
+    A failure leaves nothing behind.
+
+    Args:
+        source: a file, whose suffix says its format (see `mha.formats.FORMATS`), the index of a model in several
+            files, or the folder of one.
+        out: a file.
+        from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
+        to_layout: a name of the same table.
+        prefix: of the one layer to take. Needed, or `every`, if the file has several.
+        every: take all layers (of `from_layout`, if that is given).
+        num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
+        dtype: cast to this one. Default: arrays stay as they are.
+        to_prefix: what the names in `out` begin with; "{prefix}" in it is the source's prefix, "{index}" the
+            layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
+            "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
+            prefix if `every`, else the top level.
+        recorded: a file of recorded calls of the original: what `mha.capture` wrote, or one call as `mha.infer`
+            takes it.
+        moved: convert what is neither proved nor known as well.
+        leave: patterns of names below a layer's prefix that are no part of its layout, and are to stay behind.
+        force: replace a file that is there.
+        progress: called with what is done, the number of layers done, and of all.
+
+    Raises:
+        SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says what
+            and which choices there are. Also where a layer lacks arrays, unless `prefix` names one that is whole.
+        NotEqual: a layer does not give what was recorded of the original, or a side computes something else than the
+            reference.
+    """
+    start = time.perf_counter()
+    source, out = Path(source), Path(out)
+    target, form = get(to_layout), format_of(out)
+    _check_choices(target, form, from_layout, dtype)
+    out = check_output(out, what="out", force="" if force else "force (--force)")
+    with open_checkpoint(source) as checkpoint:
+        seen = survey(checkpoint, source)
+        seen.refuse_incomplete(prefix, from_layout)
+        found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)
+        if every and from_layout is not None:
+            found = [layer for layer in found if from_layout in layer.layouts] or found
+        chosen = choose(found, str(source), prefix, every=every)
+        about = About(checkpoint, found, leave)
+        calls = {} if recorded is None else pair(load_recorded(recorded), [layer.prefix for layer in chosen])
+        jobs = []
+        for layer in chosen:
+            layouts = settle_layout(layer, from_layout or about.layout_of(layer) or None, framework_of(checkpoint.path))
+            facts = about.facts(layer, layouts[0].name)
+            to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
+            call = calls.get(layer.prefix)
+            jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, facts, call))
+            jobs[-1].check()
+        about.check_leave()
+        _check_distinct(jobs)
+        options = {"prefix": prefix, "all": every, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dtype": dtype}
+        more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}
+        command = command_of(source, to_layout, out, **options, **more)
+        standings = settle(jobs, source, moved=moved, command=command)
+        with written_whole(out) as temporary:
+            _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
+            with open_checkpoint(temporary) as written:
+                layers = []
+                for index, job in enumerate(jobs):
+                    layers.append(_verify(job, written, target, standings[job.to_prefix]))
+                    progress("verified", index + 1, len(jobs))
+    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start, seen)
+
+
+# Writing ------------------------------------------------------------------------------------------------
+
+
+def _write(
+    path: Path,
+    form: Format,
+    target: Layout,
+    jobs: list[Job],
+    metadata: Mapping[str, str],
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Layer by layer, so that no more than one of them is in memory unless the format needs all at once."""
+    configs: dict[str, AttentionConfig] = {}
+    with create(path, form, layout=target.name, configs=configs, metadata=metadata) as add:
+        for index, job in enumerate(jobs):
+            _, config, weights, dtype = job.read()
+            if dtype not in form.dtypes:
+                raise SpecError(
+                    f"{form.name} files can't hold {dtype} (they can: {', '.join(form.dtypes)}); "
+                    "cast it to one of these (--dtype)"
+                )
+            if target.name == "canonical" and form.keeps_config:
+                arrays, configs[job.to_prefix] = dict(weights), config
+            else:
+                arrays = target.write(config, weights)
+                configs[job.to_prefix] = _config_written(config, target, arrays)
+            start = job.to_prefix + target.separator if job.to_prefix else ""
+            for name, array in arrays.items():
+                add(start + name, array.astype(bfloat16()) if dtype == "bfloat16" else array)
+            progress("written", index + 1, len(jobs))
+
+
+def _config_written(config: AttentionConfig, target: Layout, arrays: Arrays) -> AttentionConfig:
+    """The config with the biases that the layout has filled in."""
+    read, _ = target.read(arrays, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    return replace(config, bias=read.bias)
+
+
+def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -> ConvertedLayer:
+    layout, config, weights, dtype = job.read()
+    now, found, found_dtype = read_layer(
+        written, target, job.to_prefix, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+    )
+    if found_dtype != dtype:
+        raise SpecError(f"{job.to_prefix}: what was written reads back as {found_dtype}. It must be {dtype}.")
+    filled = check_same("what was written, read back,", weights, found)
+    source, target_side = verify_sides(job.prefix, (layout, config, weights), (target, now, found))
+    notes = [*caveats(*([layout] if standing.word == MOVED else []), target), *job.facts.notes]
+    notes += [side.note for side in (source, target_side) if side.note]
+    if filled:
+        notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
+    if job.facts.left:
+        left = [shown(name) for name in job.facts.left[:4]]
+        notes.append(f"left behind, no part of the layout: {', '.join(left)}" + ", ..." * (len(job.facts.left) > 4))
+    return ConvertedLayer(
+        job.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, standing, tuple(notes)
+    )
+
+
+# Checks before anything is read -------------------------------------------------------------------------
+
+
+def _check_choices(target: Layout, form: Format, from_layout: str | None, dtype: str | None) -> None:
+    if from_layout is not None:
+        get(from_layout)
+    if dtype is not None:
+        check_dtype(dtype)
+    if form.readable_only:
+        raise SpecError(form.readable_only)
+    if form.layouts and target.name not in form.layouts:
+        raise SpecError(
+            f"layout {target.name!r} has no place in a {form.name} file (those that have: {', '.join(form.layouts)})"
+        )
+
+
+def _to_prefix(prefix: str, layout: Layout, target: Layout, index: int, wish: str | None, *, every: bool) -> str:
+    moved = prefix.replace(layout.separator, target.separator)
+    if wish is None:
+        return moved if every else ""
+    marks = {"{prefix}": moved, "{index}": str(index), "{_index}": f"_{index}" if index else ""}
+    for mark, text in marks.items():
+        wish = wish.replace(mark, text)
+    if wish and not all(wish.split(target.separator)):
+        raise SpecError(f"to_prefix must be names joined by {target.separator!r}, or empty. Got {wish!r}.")
+    return wish
+
+
+def _check_distinct(jobs: list[Job]) -> None:
+    by_prefix: dict[str, str] = {}
+    for job in jobs:
+        other = by_prefix.setdefault(job.to_prefix, job.prefix)
+        if other != job.prefix:
+            raise SpecError(
+                f"the layers at {other!r} and {job.prefix!r} would both go to prefix {job.to_prefix!r}; "
+                "put {prefix} or {index} into to_prefix (--to-prefix)"
+            )

@@ -1,0 +1,158 @@
+"""Job: one layer to convert, with what is known of it; read, and settled as proved, known or moved."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mha.convert.recorded import RecordedLayer, as_recorded, prove
+from mha.formats.checkpoint import Checkpoint
+from mha.formats.find import FoundLayer
+from mha.formats.layer import read_layer
+from mha.models.standing import KNOWN, MOVED, PROVED, LayerFacts, Standing, refusal
+from mha_core import AttentionConfig, SpecError
+from mha_core.layouts import Layout
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer to convert.
+
+    Attributes:
+        checkpoint: the open file.
+        layer: what was found there.
+        layouts: to read it by, best first.
+        to_prefix: where it goes.
+        num_heads, num_kv_heads, dtype: as they were asked for.
+        facts: what stands in the file and beside it.
+        recorded: what was recorded of the original, if anything was.
+    """
+
+    checkpoint: Checkpoint
+    layer: FoundLayer
+    layouts: list[Layout]
+    to_prefix: str
+    num_heads: int | None
+    num_kv_heads: int | None
+    dtype: str | None
+    facts: LayerFacts
+    recorded: RecordedLayer | None
+
+    @property
+    def prefix(self) -> str:
+        """Where the layer stands in the file."""
+        return self.layer.prefix
+
+    @property
+    def at(self) -> str:
+        """The layer in words."""
+        return f"the layer at prefix {self.prefix!r}" if self.prefix else "the layer"
+
+    def check(self) -> None:
+        """SpecError if what was asked for contradicts what stands beside the file."""
+        for label, asked, said in (
+            ("num_heads", self.num_heads, self.facts.num_heads),
+            ("num_kv_heads", self.num_kv_heads, self.facts.num_kv_heads),
+        ):
+            if asked is not None and said is not None and asked != said:
+                where = f" ({self.facts.heads_from})" if label == "num_heads" else ""
+                raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
+
+    def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
+        """The layout that reads it, its config, its canonical weights, and the dtype that they stand for.
+
+        Args:
+            dtype: another than the one that was asked for.
+        """
+        for last, layout in enumerate(self.layouts, start=1):
+            try:
+                config, weights, held = read_layer(
+                    self.checkpoint,
+                    layout,
+                    self.prefix,
+                    num_heads=self._heads(),
+                    num_kv_heads=self.num_kv_heads or self.facts.num_kv_heads,
+                    dtype=dtype or self.dtype,
+                )
+                return layout, self._completed(config), weights, held
+            except SpecError as error:
+                if last == len(self.layouts):
+                    raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
+        raise AssertionError("a found layer has a layout")
+
+    def settle(self) -> Standing | str:
+        """What can be said of it: proved or known; or, in words, why neither.
+
+        Raises:
+            NotEqual: it does not give what was recorded of the original.
+            SpecError: what was recorded does not fit it, or proves nothing.
+        """
+        if self.recorded is not None:
+            _, config, weights, _ = self.read(dtype="float64")  # holds the numbers of every dtype
+            proof = prove(self.recorded, config, weights, self.prefix or "the layer")
+            calls = "1 recorded call" if proof.calls == 1 else f"{proof.calls} recorded calls"
+            mask = f" with the mask {proof.mask!r}" if proof.mask else ""
+            return Standing(
+                PROVED, f"{calls} in {proof.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed"
+            )
+        return Standing(KNOWN, self.facts.known) if self.facts.known else self.facts.unknown
+
+    def _heads(self) -> int | None:
+        recorded = self.recorded.config if self.recorded is not None else None
+        return self.num_heads or self.facts.num_heads or (None if recorded is None else recorded.num_heads)
+
+    def _completed(self, config: AttentionConfig) -> AttentionConfig:
+        """With what no array says: by the model's config, or else as it was recorded."""
+        if self.prefix in self.checkpoint.configs:
+            return config
+        if self.facts.known:
+            return replace(config, scale=self.facts.scale)
+        return config if self.recorded is None else as_recorded(config, self.recorded)
+
+
+def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> dict[str, Standing]:
+    """What can be said of every layer, by where it goes.
+
+    Raises:
+        SpecError: something is neither proved nor known, and bits alone were not asked for.
+        NotEqual: a layer does not give what was recorded of the original.
+    """
+    standings: dict[str, Standing] = {}
+    unsettled: dict[str, str] = {}
+    for job in jobs:
+        standing = job.settle()
+        if isinstance(standing, Standing):
+            standings[job.to_prefix] = standing
+        elif moved:
+            standings[job.to_prefix] = Standing(MOVED, standing)
+        else:
+            unsettled[job.prefix] = standing
+    if unsettled:
+        raise refusal(source, unsettled, command)
+    return standings
+
+
+def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:
+    """The command line that asks for a conversion.
+
+    Args:
+        source, to_layout, out: as given.
+        options: the others by the names that they have on the command line; what is None, False or empty is left out.
+
+    >>> command_of(Path("my model.pt"), "bert", Path("b.npz"), all=True, num_heads=3, leave=["norm.*"], prefix=None)
+    "mha convert 'my model.pt' --to bert --out b.npz --all --num-heads 3 --leave 'norm.*'"
+    """
+    parts = ["mha", "convert", str(source), "--to", to_layout, "--out", str(out)]
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            parts.append(option)
+        elif isinstance(value, str | int) and value is not False:
+            parts += [option, str(value)]
+        else:
+            parts += [part for one in value or () for part in (option, one)]
+    return shlex.join(parts)

@@ -1,0 +1,102 @@
+"""What `mha convert` shows of what it did: a table, lines below it, and the same for a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from mha.models.standing import MEANING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mha.convert.convert import Conversion
+
+COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
+
+
+def print_report(console: Console, done: Conversion) -> None:
+    """Every layer in a row; then what the words and numbers mean, who computed, and what there is to know."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*COLUMNS)
+    for layer in done.layers:
+        table.add_row(
+            escape(layer.prefix) or "(top level)",
+            escape(layer.to_prefix) or "(top level)",
+            str(layer.config.num_heads),
+            layer.dtype,
+            layer.standing.word,
+            f"{layer.source.ratio:.2g}",
+            f"{layer.target.ratio:.2g}",
+        )
+    console.print(table)
+    console.print("\n".join(lines(done)), markup=False, highlight=False, soft_wrap=True)
+
+
+def lines(done: Conversion) -> list[str]:
+    """What stands below the table."""
+    words = Counter(layer.standing.word for layer in done.layers)
+    found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
+    reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
+    found += [f"{count} x {word} by: {why}" for (word, why), count in reasons.items() if word != "moved"]
+    found += [f"{count} x not known: {why}" for (word, why), count in reasons.items() if word == "moved"]
+    found.append(
+        "source and target: worst error / allowed error of both sides on a random problem, against the float64 "
+        "reference; it shows that they are the same layer, and nothing of the original"
+    )
+    for label, sides in (
+        ("source", {(layer.source.engine, layer.source.dtype) for layer in done.layers}),
+        ("target", {(layer.target.engine, layer.target.dtype) for layer in done.layers}),
+    ):
+        found.append(f"{label} run by {' and '.join(f'{engine} in {dtype}' for engine, dtype in sorted(sides))}")
+    notes = Counter(note for layer in done.layers for note in layer.notes)
+    found += [f"{count} x {note}" for note, count in notes.items()]
+    layouts = " or ".join(sorted({layer.from_layout for layer in done.layers}))
+    verdict = ", ".join(word if len(words) == 1 else f"{words[word]} {word}" for word in MEANING if words[word])
+    found.append(
+        f"{len(done.layers)} x {layouts} to {done.to_layout}, {verdict}: {done.out} ({done.size / 1e6:.1f} MB) in "
+        f"{done.seconds:.1f} s; every array reads back the same to the bit"
+    )
+    found.append(done.survey.line([layer.prefix for layer in done.layers]))
+    return found
+
+
+def to_dict(done: Conversion) -> dict[str, Any]:
+    """The same as JSON can hold it.
+
+    `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`.
+    """
+    words = {layer.standing.word for layer in done.layers}
+    return {
+        "source": str(done.source),
+        "out": str(done.out),
+        "to_layout": done.to_layout,
+        "size": done.size,
+        "seconds": done.seconds,
+        "standing": words.pop() if len(words) == 1 else "mixed",
+        "attention_in_source": {
+            "read": len(done.layers),
+            "of": len(done.survey.order) + len(done.survey.unseen),
+            "incomplete": [layer.prefix for layer in done.survey.incomplete],
+            "unseen": list(done.survey.unseen),
+        },
+        "layers": [
+            {
+                "prefix": layer.prefix,
+                "to_prefix": layer.to_prefix,
+                "from_layout": layer.from_layout,
+                "standing": layer.standing.word,
+                "why": layer.standing.why,
+                "config": layer.config.to_dict(),
+                "dtype": layer.dtype,
+                **{
+                    label: {"run_by": side.engine, "dtype": side.dtype, "ratio": side.ratio}
+                    for label, side in (("source", layer.source), ("target", layer.target))
+                },
+                "notes": list(layer.notes),
+            }
+            for layer in done.layers
+        ],
+    }

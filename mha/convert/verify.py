@@ -1,0 +1,230 @@
+"""Verify a converted layer by running it: on either side of a conversion, in the kind of layer that has the layout.
+
+Both sides get one small random problem with a mask, and both are judged against the float64 reference
+under the computed bounds. Both read the arrays by this project's layouts, so this shows that source and
+target are one layer, and proves nothing of the original: `mha.models.standing` has the words for that. Who runs a
+side is tried in this order: the framework's own layer of that layout, this project's layer in that framework,
+and the reference in NumPy.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.deviations import known as deviations
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, answer
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.backend import BackendSubject
+from conformance.subjects.quiet import quiet_stderr
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, BackendError, SpecError, Trace
+from mha_core.backend import Run, load
+from mha_core.layouts import Layout
+from mha_core.reference import pipeline as reference
+from mha_core.weights import Weights
+
+SUBJECTS: Mapping[str, str] = {
+    "torch": "backends.torch.native.subjects:MultiheadAttention",
+    "torch-separate": "backends.torch.native.subjects:MultiheadAttention",
+    "d2l-torch": "backends.torch.native.subjects:SeedMultiHeadAttention",
+    "keras": "backends.tf.native.subjects:MultiHeadAttention",
+    "keras-gqa": "backends.tf.native.subjects:GroupQueryAttention",
+    "d2l-tf": "backends.tf.native.subjects:Seed",
+    "linen": "backends.jax.native.subjects:LinenMultiHeadDotProductAttention",
+    # With sow_weights it computes in its own precision; without, its softmax is in float32 always.
+    "nnx": "backends.jax.native.subjects:NnxMultiHeadAttentionSowed",
+    "d2l-jax": "backends.jax.native.subjects:SeedMultiHeadAttention",
+    "d2l-mxnet": "backends.mxnet.native.subjects:SeedMultiHeadAttention",
+    "mxnet-selfatt": "backends.mxnet.native.subjects:InterleavedSelfAttention",
+    "mxnet-encdec": "backends.mxnet.native.subjects:InterleavedEncDecAttention",
+}
+"""Layout -> the framework's own layer that has it, as a subject."""
+
+SCALE_IN_FLOAT32: Mapping[str, str] = {
+    "backends.tf.native.subjects:MultiHeadAttention": "keras-mha-scale-in-float32",
+    "backends.tf.native.subjects:GroupQueryAttention": "keras-gqa-scale-in-float32",
+}
+"""Layer -> the known deviation that it rounds its scale to float32 in float64: that is no error of a conversion."""
+
+BATCH, QUERY_LEN, KEY_LEN, VALID_LENS = 2, 3, 5, (5, 2)
+"""The problem: few positions, because widths are the layer's own; one item is padded."""
+
+
+class NotEqual(RuntimeError):
+    """A side of a conversion computes something else than the reference does from the same weights."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What came of one side: who ran it, in which dtype, its worst error / allowed error, and what is to be said."""
+
+    engine: str
+    dtype: str
+    ratio: float
+    note: str = ""
+
+
+class _Numpy:
+    """The reference as the last resort: it shows that weights and config are whole, and no more."""
+
+    name = "the reference in NumPy"
+    dtype = "float64"
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            return reference.run(config, weights, inputs)
+
+        return run
+
+
+def verify_sides(
+    where: str, source: tuple[Layout, AttentionConfig, Weights], target: tuple[Layout, AttentionConfig, Weights]
+) -> tuple[Side, Side]:
+    """Run both sides on one problem and judge each against the reference for the source's weights.
+
+    Args:
+        where: the layer's name, which also seeds the problem.
+        source, target: layout, config and canonical weights as they were read from either file.
+
+    Raises:
+        NotEqual: a side differs by more than the bound.
+        SpecError: a layer failed to run.
+    """
+    _, config, weights = source
+    problems = list(_problems(config, weights, where))
+    judged: dict[tuple[int, Precision], Expected] = {}
+    sides = []
+    frameworks = [layout.framework for layout, _, _ in (source, target)]
+    for label, (layout, own_config, own_weights) in (("source", source), ("target", target)):
+        # Canonical weights belong to no framework: this project's layer runs them in that of the other side.
+        framework = layout.framework or "".join(frameworks)
+        name = f"{where or 'the layer'}: the {label}"
+        sides.append(_run_side(name, layout.name, framework, own_config, own_weights, problems, judged))
+    return sides[0], sides[1]
+
+
+def _run_side(
+    where: str,
+    layout: str,
+    framework: str,
+    config: AttentionConfig,
+    weights: Weights,
+    problems: list[Problem],
+    judged: dict[tuple[int, Precision], Expected],
+) -> Side:
+    dtype = "float64" if next(iter(weights.values())).dtype == np.float64 else "float32"
+    for subject in _subjects(layout, framework, dtype):
+        precision = getattr(subject, "precision", None) or Precision.of(subject.dtype)
+        for index, problem in enumerate(problems):
+            key = (index, precision)
+            if key not in judged:
+                judged[key] = answer(problem, precision)
+            wanted = judged[key]
+            own = replace(problem, config=config, weights=weights).rounded(precision.storage)
+            try:
+                trace = ask(subject, own)
+                ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, precision.storage)
+            except CannotExpress:
+                continue
+            except SubjectFailed as error:
+                raise SpecError(f"{where} did not run in {subject.name}: {error}") from error
+            except ParityError as error:
+                rounded = _rounded_scale(subject, problem, precision)
+                if rounded is None:
+                    raise _not_equal(where, subject, error) from error
+                other, note = rounded
+                wanted = answer(other, precision)
+                try:
+                    ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, precision.storage)
+                except ParityError as still:
+                    raise _not_equal(where, subject, still) from error
+            else:
+                note = ""
+            engine = f"backend {subject.name}" if isinstance(subject, BackendSubject) else subject.name
+            return Side(engine, precision.storage, max(ratios.values()), note)
+    raise SpecError(f"{where} can't be run by anything that is installed")
+
+
+def _not_equal(where: str, subject: Any, error: ParityError) -> NotEqual:
+    return NotEqual(f"{where} differs from the reference in {subject.name}: {error.mismatches[0].message}")
+
+
+def _rounded_scale(subject: Any, problem: Problem, precision: Precision) -> tuple[Problem, str] | None:
+    """The problem with the scale that a float64 layer of Keras has, and what to say; None where no entry lists that.
+
+    Only a width whose root float32 does not hold is concerned: widths that are no power of 4.
+    """
+    identifier = SCALE_IN_FLOAT32.get(f"{type(subject).__module__}:{type(subject).__name__}")
+    scale = problem.config.softmax_scale
+    if identifier is None or precision.storage != "float64" or scale == float(np.float32(scale)):
+        return None
+    entry = next(entry for entry in deviations.load().entries if entry.id == identifier)
+    if precision.storage not in entry.dtypes or entry.why_not_here():
+        return None
+    rounded = replace(problem, config=replace(problem.config, scale=float(np.float32(scale))))
+    return rounded, (
+        f"{subject.name} computes with the scale {float(np.float32(scale))!r} where the definition has {scale!r}, and "
+        f"was judged with its own: a float64 layer of Keras rounds it to float32 ({identifier}: mha deviations)"
+    )
+
+
+def _subjects(layout: str, framework: str, dtype: str) -> Iterator[Any]:
+    """Who can run a layout, best first. Each is made when the one before it has been found wanting."""
+    native = _native(SUBJECTS.get(layout, ""), dtype)
+    if native is not None:
+        yield native
+    own = _own_layer(framework, dtype) if framework else None
+    if own is not None:
+        yield own
+    yield _Numpy()
+
+
+@cache
+def _native(spec: str, dtype: str) -> Any:
+    """The framework's own layer in `dtype`, or in float32 if it computes in that alone; None if it is not there."""
+    module, _, name = spec.partition(":")
+    if not spec or _own_layer(module.split(".")[1], "float32") is None:  # also: the framework is not installed
+        return None
+    try:
+        with quiet_stderr():
+            factory = getattr(import_module(module), name)
+    except (ModuleNotFoundError, AttributeError):
+        return None
+    return factory(dtype=dtype if dtype in factory.dtypes else "float32")
+
+
+@cache
+def _own_layer(framework: str, dtype: str) -> BackendSubject | None:
+    try:
+        with quiet_stderr():
+            backend = load(framework)
+    except BackendError:
+        return None
+    return BackendSubject(backend, dtype, "cpu")
+
+
+def _problems(config: AttentionConfig, weights: Weights, seed: str) -> Iterator[Problem]:
+    """Attention from one sequence to another; then self-attention on one array, for layers that do only that."""
+    rng = np.random.default_rng(zlib.crc32(seed.encode()))
+    mask = AttentionMask(valid_lens=np.array(VALID_LENS))
+    inputs = AttentionInputs(
+        queries=rng.normal(size=(BATCH, QUERY_LEN, config.query_dim)),
+        keys=rng.normal(size=(BATCH, KEY_LEN, config.key_dim)),
+        values=rng.normal(size=(BATCH, KEY_LEN, config.value_dim)),
+        mask=mask,
+    )
+    yield Problem(config, weights, inputs)
+    if config.key_dim == config.value_dim:
+        yield Problem(config, weights, replace(inputs, values=inputs.keys))
+    if config.query_dim == config.key_dim == config.value_dim:
+        x = inputs.keys
+        yield Problem(config, weights, AttentionInputs(queries=x, keys=x, values=x, mask=mask))

@@ -1,0 +1,91 @@
+"""Keras 2's .h5 files of weights, as transformers wrote tf_model.h5 with it, through h5py. To read alone.
+
+A group of each layer of the model holds its variables under their own names, which begin with the model's again:
+bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attribute lists them in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.formats.checkpoint import Checkpoint, Entry, collect, not_whole
+from mha.formats.readers.hdf5 import Refused, datasets
+from mha_core import SpecError
+from mha_core.errors import shown
+
+FORM = "Keras 2 weights"
+
+MODEL = "model_weights"
+"""The group that holds the weights where the file is a whole model's."""
+
+NUMBERED = ":0"
+"""How TensorFlow ends the name of a variable."""
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[Checkpoint]:
+    """The variables by their path in the file, without the :0; arrays are read when they are asked for."""
+    try:
+        file = h5py.File(path, "r")
+    except Exception as error:  # OSError of h5py, and others where the tree is damaged
+        raise not_whole(path, FORM, error) from error
+    with file:
+        try:
+            entries = collect(path, _entries(path, file))
+        except SpecError:
+            raise
+        except Refused as error:
+            raise SpecError(f"{path} is refused: {error}") from error
+        except Exception as error:
+            raise not_whole(path, FORM, error) from error
+        if not entries:
+            raise not_whole(path, FORM, "it holds no variables as Keras 2 names them, which end in :0")
+        yield Checkpoint(path, entries)
+
+
+def _entries(path: Path, file: h5py.File) -> Iterator[tuple[str, Entry]]:
+    there = datasets(file, path.stat().st_size, has_list=True)
+    root = file[MODEL] if MODEL in file and isinstance(file[MODEL], h5py.Group) else file
+    start = root.name.strip("/") + "/" if root is not file else ""
+    listed = [start + name for name in _listed(root)]
+    lost = [name for name in listed if name not in there]
+    if lost:
+        raise SpecError(f"{path} lacks {shown(lost[0])}, which its own list has ({len(lost)} of {len(listed)} arrays)")
+    for name in dict.fromkeys((*listed, *there)):
+        if name.endswith(NUMBERED) and name.startswith(start):
+            dataset = there[name]
+            own = name.removeprefix(start).removesuffix(NUMBERED)
+            yield own, Entry(dataset.shape, dataset.dtype.name, partial(_load, dataset))
+
+
+def _listed(root: h5py.Group) -> Iterator[str]:
+    """The paths of all variables below `root`, in the model's order, as the attributes list them."""
+    for layer in _names(root.attrs, "layer_names"):
+        item = root.get(layer)
+        if isinstance(item, h5py.Dataset):  # a shard: its list is of variables
+            yield layer
+        elif item is not None:
+            yield from (f"{layer}/{name}" for name in _names(item.attrs, "weight_names"))
+
+
+def _names(attributes: Mapping[str, Any], key: str) -> Iterator[str]:
+    """A list of names; Keras 2 cuts long ones into key0, key1, ..."""
+    numbered = takewhile(attributes.__contains__, (f"{key}{number}" for number in count()))
+    parts = [key] if key in attributes else list(numbered)
+    for part in parts:
+        for name in np.asarray(attributes[part]).ravel():
+            yield name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _load(dataset: h5py.Dataset) -> NDArray:
+    array = np.asarray(dataset[()])
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,108 @@
+"""safetensors files. The configs stand in the metadata: of a layer at the top level as `save_weights` has it,
+of one with a prefix under "mha_config:PREFIX".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha_core import AttentionConfig
+from mha_core.errors import shown
+from mha_core.files.outside import parse_json_object
+from mha_core.files.tensorfile import SEAL, UNSEALED, read_header, seal_file
+from mha_core.weights import METADATA_KEY
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Name in the file -> name of the definition; others keep the file's."""
+
+KEPT_OPEN = 256 << 20
+"""Bytes that are read before a file is opened again."""
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[Checkpoint]:
+    """What is in the file."""
+    try:
+        # First, since it says best what is wrong with a file that is none.
+        file = safe_open(path, framework="numpy")
+    except Exception as error:  # SafetensorError is one of several
+        raise not_whole(path, "safetensors", error) from error
+    arrays = _Arrays(path)
+    with file:
+        header = read_header(path)
+        entries = collect(path, ((name, arrays.entry(name, file.get_slice(name))) for name in file.keys()))  # noqa: SIM118  # not a dict
+        configs = _configs(path, header.metadata)
+    try:
+        yield Checkpoint(path, entries, configs, metadata=header.metadata)
+    finally:
+        arrays.close()
+
+
+@contextmanager
+def create(
+    path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
+) -> Iterator[Add]:
+    """Write a file: arrays are kept until the end, because the format begins with all their names."""
+    arrays: dict[str, NDArray] = {}
+
+    def add(name: str, array: NDArray) -> None:
+        arrays[name] = np.ascontiguousarray(array)
+
+    yield add
+    texts = {config_key(prefix): json.dumps(config.to_dict()) for prefix, config in configs.items()}
+    save_file(arrays, path, metadata={**texts, **metadata, SEAL: UNSEALED})
+    seal_file(path)
+
+
+class _Arrays:
+    """Reads a file's arrays. What is mapped stays in memory, all that has been read of it, until the file is closed;
+    and to open it takes time for every name in it. So it is opened again after so many bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._open, self._read = path, ExitStack(), KEPT_OPEN
+        self._file: Any = None
+
+    def entry(self, name: str, part: Any) -> Entry:
+        dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
+        return Entry(tuple(part.get_shape()), dtype, partial(self._load, name, dtype))
+
+    def close(self) -> None:
+        self._open.close()
+        self._file = None
+
+    def _load(self, name: str, dtype: str) -> NDArray:
+        if dtype == "bfloat16":
+            bfloat16()  # says what is missing, if it is
+        if self._file is None or self._read >= KEPT_OPEN:
+            self.close()
+            self._file, self._read = self._open.enter_context(safe_open(self._path, framework="numpy")), 0
+        array: NDArray = self._file.get_tensor(name)
+        self._read += array.nbytes
+        return array
+
+
+def config_key(prefix: str) -> str:
+    """Under which metadata key the config of the layer at `prefix` stands."""
+    return f"{METADATA_KEY}:{prefix}" if prefix else METADATA_KEY
+
+
+def _configs(path: Path, metadata: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+    configs: dict[str, Mapping[str, Any]] = {}
+    for key, text in metadata.items():
+        name, _, prefix = key.partition(":")
+        if name != METADATA_KEY:
+            continue
+        configs[prefix] = parse_json_object(text, what=f"{path}: the config {shown(repr(key))} in its metadata")
+    return configs

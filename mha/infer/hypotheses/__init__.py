@@ -1,0 +1,1 @@
+"""What a layer of a file might be: readings of its arrays."""

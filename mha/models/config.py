@@ -1,0 +1,130 @@
+"""The config.json beside a checkpoint: what it says of the attention layers, whatever model it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mha_core import SpecError
+from mha_core.errors import one_line, shown
+from mha_core.files.outside import parse_json_object
+
+FILE = "config.json"
+"""What transformers calls it."""
+
+LARGEST = 10_000_000
+"""Bytes that such a file may have; a real one has some thousands."""
+
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+"""What configs call the number of heads, where all layers have as many."""
+
+SIDES = ("encoder", "decoder")
+"""The parts of a model that may have heads, widths and layers of their own number."""
+
+WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What one config.json says.
+
+    Args:
+        path: where it is.
+        content: the object in it.
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """The family's name in transformers; "" where it says none."""
+        found = self.content.get("model_type")
+        return found if isinstance(found, str) else ""
+
+    def heads(self, prefix: str) -> tuple[str, int] | None:
+        """The key that says how many heads the layer at `prefix` has, and the number; None where none says it.
+
+        Encoder and decoder may each have their own: then the prefix says which it is. A config of several models
+        says it for none of their layers.
+
+        Raises:
+            SpecError: the number is none.
+
+        >>> config = ModelConfig(Path(FILE), {"encoder_attention_heads": 4, "decoder_attention_heads": 2})
+        >>> config.heads("model.decoder.layers.0.self_attn"), config.heads("attention")
+        (('decoder_attention_heads', 2), None)
+        """
+        side = side_of(prefix)
+        if side is not None:
+            for key in (f"{side}_attention_heads", f"{side}_num_attention_heads"):
+                if self.content.get(key) is not None:
+                    return key, self.count(key)
+        elif any(f"{one}_attention_heads" in self.content for one in SIDES):
+            return None
+        if any(isinstance(part, dict) and any(key in part for key in HEAD_KEYS) for part in self.content.values()):
+            return None  # a model of several models: each has its own
+        return self._first(HEAD_KEYS)
+
+    def kv_heads(self) -> tuple[str, int] | None:
+        """The key that says how many key and value heads there are, and the number; None where it says nothing."""
+        return self._first(("num_key_value_heads",))
+
+    def width(self) -> tuple[str, int] | None:
+        """The key of the width of the hidden states, and the width; None where it says nothing."""
+        return self._first(WIDTH_KEYS)
+
+    def depth(self, prefix: str) -> tuple[str, int] | None:
+        """The key that says how many layers there are on this side of the model, and the number; None if none does."""
+        side = side_of(prefix)
+        if side is not None and self.content.get(f"{side}_layers") is not None:
+            return f"{side}_layers", self.count(f"{side}_layers")
+        return self._first(DEPTH_KEYS)
+
+    def count(self, key: str) -> int:
+        """A number of things. SpecError if it is none."""
+        value = self.content[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SpecError(f"{self.path}: {key} must be a positive integer. Got {shown(str(value), 60)}.")
+        return value
+
+    def _first(self, keys: tuple[str, ...]) -> tuple[str, int] | None:
+        """The first key that says a number. A list of them, one for each stage or layer of a model, says none of it."""
+        said = (key for key in keys if self.content.get(key) is not None)
+        key = next((key for key in said if not isinstance(self.content[key], (list, dict))), None)
+        return None if key is None else (key, self.count(key))
+
+
+def contradiction(content: Mapping[str, Any]) -> str:
+    """The keys of a config that say different numbers of heads, in words; "" if all that do agree.
+
+    >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
+    ('num_attention_heads=3 and n_head=6 contradict each other', '')
+    """
+    # Where each side has its own, the other keys are aliases of the encoder's.
+    named = {key: content[key] for key in ("encoder_attention_heads", *HEAD_KEYS) if content.get(key) is not None}
+    if len(set(map(str, named.values()))) < 2:
+        return ""
+    return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+
+
+def side_of(prefix: str) -> str | None:
+    """Which of SIDES the prefix names, if it is one."""
+    named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
+    return named[-1] if len(named) == 1 else None
+
+
+def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
+    """The config of the model that a file, or the files in a folder, belong to; or None, and why there is none."""
+    path = (source if source.is_dir() else source.parent) / FILE
+    if not path.is_file():
+        return None, f"there is no {FILE} beside it"
+    try:
+        if path.stat().st_size > LARGEST:
+            return None, f"{path} has more than {LARGEST} bytes"
+        return ModelConfig(path, parse_json_object(path.read_bytes(), what=str(path))), ""
+    except (OSError, SpecError) as error:
+        return None, str(error) if isinstance(error, SpecError) else f"{path} can't be read: {one_line(error)}"

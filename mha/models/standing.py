@@ -1,0 +1,263 @@
+"""Standing: what is said of a converted layer beyond its bits: proved, known, or moved. One word, one meaning.
+
+Both sides of a conversion are this project's own reading of the arrays, and names are shared by layers that compute
+other things. So what the original computes must be shown by a recorded call of it (proved), or said by somebody who
+knows (known); otherwise bits are moved, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mha.formats.checkpoint import Checkpoint
+from mha.formats.find import FoundLayer
+from mha.models.config import beside_file
+from mha.models.families import MODEL_TYPES, KnownLayer, known_layer, place_of
+from mha.models.keras_archive import archive_layers
+from mha.models.neighbours import Neighbours, refuse_unknown
+from mha_core import AttentionConfig, SpecError, weight_shapes
+from mha_core.errors import shown
+from mha_core.files.outside import parse_json_object
+from mha_core.layouts import get
+
+PROVED, KNOWN, MOVED = "proved", "known", "moved"
+
+MEANING = {
+    PROVED: "a recorded call of the original was reproduced from its arrays within the computed bound",
+    KNOWN: "a config, a class or a file of this project says that it computes what its layout says",
+    MOVED: "the bits were moved and read back; nothing is said of what the original computes",
+}
+"""Each word and its one meaning."""
+
+STANDING_KEY = "mha_standing"
+"""In the metadata of a file that `mha convert` wrote: what it could say of a layer; ":PREFIX" as with configs."""
+
+GENERATORS = ("dropout_layer.seed_generator.*", "_dropout_layer.seed_generator.*")
+"""What a layer of Keras keeps besides: the state of the random numbers that drop weights in training."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One of the three words, and what it rests on."""
+
+    word: str
+    why: str
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What is known of one layer of a file before its arrays are read.
+
+    Attributes:
+        known: what makes its arithmetic known; "" if nothing does.
+        unknown: why it is not, in words; "" if it is.
+        num_heads, num_kv_heads: H and G, where something says them.
+        heads_from: what says H, in words.
+        scale: of the scores, where that is not 1 / sqrt(head width).
+        layout: the layout that its class has; "" where nothing says it.
+        left: names below its prefix that stay behind.
+        notes: what a reader should know.
+    """
+
+    known: str
+    unknown: str
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    heads_from: str = ""
+    scale: float | None = None
+    layout: str = ""
+    left: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class About:
+    """What stands in a file and beside it, of the layers in it.
+
+    Args:
+        checkpoint: the open file.
+        found: every attention layer in it.
+        leave: patterns of names that are to stay behind, of arrays that are no part of a layer's layout.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
+        self.checkpoint, self.found, self.leave, self._left = checkpoint, found, leave, set[str]()
+        self._neighbours = Neighbours([*checkpoint.entries, *checkpoint.others], [layer.prefix for layer in found])
+        self.config, self._no_config = beside_file(checkpoint.path)
+
+    @cached_property
+    def _archive(self) -> tuple[dict[str, Any], str]:
+        return archive_layers(self.checkpoint.path)
+
+    @cached_property
+    def _places(self) -> Counter[str]:
+        """How many layers stand at each place of a model of the config's family."""
+        family = MODEL_TYPES.get(self.config.model_type) if self.config else None
+        return Counter(place_of(family, layer.prefix) for layer in self.found if family is not None)
+
+    def layout_of(self, layer: FoundLayer) -> str:
+        """The layout that the layer's class has, where something names the class; else ""."""
+        return self._facts(layer, "")[0].layout
+
+    def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
+        """What is known of a layer that is read by `layout`.
+
+        Args:
+            layer: one of those found.
+            layout: the name of the layout.
+
+        Raises:
+            SpecError: there are arrays below the prefix that are no part of it, and are not to stay behind; or
+                what stands beside the file contradicts it.
+        """
+        facts, harmless = self._facts(layer, layout)
+        if facts.known and facts.layout not in ("", layout):
+            facts = replace(facts, known="", unknown=f"it is read as {layout}, and its class has layout {facts.layout}")
+        others = self._neighbours.of(layer.prefix, get(layout))
+        stored = self.checkpoint.configs.get(layer.prefix)
+        if stored is not None and layout == "canonical":
+            harmless = (*harmless, *weight_shapes(AttentionConfig.from_dict(dict(stored))))
+        start = layer.prefix + get(layout).separator if layer.prefix else ""
+        for pattern in self.leave:
+            if any(fnmatchcase(name, pattern) or fnmatchcase(start + name, pattern) for name in others):
+                self._left.add(pattern)
+        strange = [name for name in others if not _any(name.replace("/", "."), harmless)]
+        kept = [name for name in strange if not (_any(name, self.leave) or _any(start + name, self.leave))]
+        refuse_unknown(kept, layer.prefix)
+        if strange and facts.known:
+            facts = replace(facts, known="", unknown=f"it has {strange[0]}, which such layers do not have")
+        return replace(facts, left=tuple(name for name in others if stored is None or name not in harmless))
+
+    def check_leave(self) -> None:
+        """SpecError if a pattern of names to leave behind fits no array of the layers that were asked for."""
+        unused = [pattern for pattern in self.leave if pattern not in self._left]
+        if unused:
+            raise SpecError(f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout")
+
+    def _facts(self, layer: FoundLayer, layout: str) -> tuple[LayerFacts, tuple[str, ...]]:
+        """What is known of it, and which names beside it are harmless."""
+        if layer.prefix in self.checkpoint.configs:
+            return self._of_metadata(layer.prefix, layout), ()
+        if self.checkpoint.path.name.endswith(".keras"):
+            return self._of_archive(layer), GENERATORS
+        if layout in ("keras", "keras-gqa"):
+            return LayerFacts("", f"its names fit layers of several classes, and {self._no_config}"), GENERATORS
+        return self._of_model(layer)
+
+    def _of_metadata(self, prefix: str, layout: str) -> LayerFacts:
+        said = self.checkpoint.metadata.get(f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY)
+        if said is None:
+            if layout == "canonical":
+                return LayerFacts("the file's metadata holds its config, in terms of the definition", "")
+            return LayerFacts("", "the file's metadata holds its sizes, and not what was known of it")
+        try:
+            standing = parse_json_object(said, what=STANDING_KEY)
+            word, of, why = (str(standing[key]) for key in ("standing", "layout", "why"))
+        except (SpecError, KeyError):
+            return LayerFacts("", f"{STANDING_KEY!r} in the file's metadata can't be read")
+        if word in (PROVED, KNOWN) and of == layout:
+            return LayerFacts(f"mha convert wrote it and says: {word}, {shown(why, 300)}", "")
+        return LayerFacts("", f"mha convert wrote it and says: {shown(word)}, as layout {shown(of)}")
+
+    def _of_archive(self, layer: FoundLayer) -> LayerFacts:
+        layers, missing = self._archive
+        found = layers.get(layer.prefix)
+        if found is None:
+            return LayerFacts("", missing)
+        if found.changed:
+            return LayerFacts("", found.changed, layout=found.layout)
+        shape = layer.shapes[get(layer.layouts[0]).required[0]]
+        if found.heads != shape[1:]:
+            return LayerFacts("", f"the archive says heads and width {shown(found.heads)}, and its arrays {shape[1:]}")
+        named = "MultiHeadAttention" if found.layout == "keras" else "GroupQueryAttention"
+        return LayerFacts(f"the archive names keras.layers.{named}", "", layout=found.layout)
+
+    def _of_model(self, layer: FoundLayer) -> tuple[LayerFacts, tuple[str, ...]]:
+        config = self.config
+        if config is None:
+            return LayerFacts("", self._no_config), ()
+        heads, groups = config.heads(layer.prefix), config.kv_heads()
+        said: dict[str, Any] = {
+            "num_heads": None if heads is None else heads[1],
+            "num_kv_heads": None if groups is None else groups[1],
+            "heads_from": "" if heads is None else f"{heads[0]} in {config.path}",
+        }
+        rows, inputs = _sizes(layer)
+        found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)
+        if not isinstance(found, KnownLayer):
+            return LayerFacts("", found, **said), ()
+        family = found.family
+        place = place_of(family, layer.prefix)
+        if self._places[place] > 1:
+            several = f"{self._places[place]} layers at ...{place}"
+            return LayerFacts("", f"{config.path} is of one model, and the file has {several}", **said), ()
+        notes = ("masks the future by itself: call it with causal=True",) if family.causal else ()
+        # Its sizes are of the model's other layers if they say fewer key heads: none of these families has them.
+        facts = LayerFacts(
+            f"{config.path} names model type {config.model_type}, of the family {family.name}",
+            "",
+            num_heads=found.num_heads,
+            heads_from=said["heads_from"],
+            scale=found.scale,
+            layout=next(name for name in layer.layouts if name in family.layouts),
+            notes=notes,
+        )
+        return facts, family.beside
+
+
+def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
+    """What `mha convert` writes into the metadata of its file, so that the next one knows no more than it did."""
+    return {
+        f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
+            {"standing": standing.word, "layout": layout, "why": standing.why}
+        )
+        for prefix, standing in standings.items()
+    }
+
+
+def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecError:
+    """What to say of layers that are neither proved nor known: why, and what would prove them.
+
+    Args:
+        source: the file.
+        unsettled: prefix -> why it is not known.
+        command: the one that was given, which more options would complete.
+    """
+    prefix, why = next(iter(unsettled.items()))
+    what = f"the layer at prefix {shown(repr(prefix))}" if prefix else "the layer"
+    if len(unsettled) > 1:
+        what = f"{len(unsettled)} layers, first {what},"
+    verb = "are" if len(unsettled) > 1 else "is"
+    return SpecError(
+        f"{source}: {what} {verb} neither proved nor known: {why}. Layers that compute something else have arrays of "
+        "the same names.\n"
+        "To prove what is computed, record a call where the original runs, and give it:\n"
+        '    with mha.capture(model, "calls.safetensors"): model(...)\n'
+        f"    {command} --recorded calls.safetensors\n"
+        "For a layer that mha.capture does not read, record a call of it yourself: "
+        'numpy.savez("call.npz", queries=x, output=y)\n'
+        "To move the bits alone, with nothing said of what they compute: --moved (docs/convert.md)"
+    )
+
+
+def _sizes(layer: FoundLayer) -> tuple[int, int]:
+    """Rows of the projection of queries, and its inputs, from the shapes; (0, 0) where they say nothing."""
+    layout = get(layer.layouts[0])
+    shape = layer.shapes[layout.required[0]]
+    if len(shape) != 2:
+        return 0, 0
+    if getattr(layout, "transposed", False):
+        shape = shape[::-1]
+    packs = getattr(layout, "packs", {})
+    count = len(packs.get(layout.required[0], ("q_proj",)))
+    return shape[0] // count, shape[1]
+
+
+def _any(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

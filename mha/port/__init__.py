@@ -1,0 +1,1 @@
+"""`mha port`: a model's encoder with every attention layer replaced, and whether its embeddings stay."""

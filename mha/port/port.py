@@ -1,0 +1,314 @@
+"""Port a trained model: its real inputs and outputs, each attention layer in every backend, and the whole model again.
+
+The proof has three links. What the model's own modules computed agrees with the reference, layer by
+layer, within the computed bound. So does every backend, given the same inputs. And with a backend's
+layers in the place of the model's own, the sentence embeddings at the end move no further than errors
+within those bounds can move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.text import describe
+from conformance.judging.expected import Expected, answer
+from conformance.subjects.backend import BackendSubject
+from mha.coverage import Coverage
+from mha.port.arrays import LoadedArrays
+from mha.port.encoder import Encoder
+from mha.recipes import Site, record, replaced, survey
+from mha.recipes.judge import Judgement, judge, judge_original
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha.recordings.unseen import Unseen
+from mha.recordings.unseen import unseen as find_unseen
+from mha_core import SpecError
+from mha_core.backend import Backend, Run
+from mha_core.errors import one_line
+
+ORIGINAL = "original"
+"""The column of the model's own modules."""
+
+DRAWS = 8
+"""How many times the outputs of all layers are moved by their bounds, with other signs each time."""
+
+DIAGNOSED = 6
+"""How many of a backend's differing layers a diagnosis looks at; more tell little and take long."""
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One layer, computed by the model itself or by one backend, against the reference.
+
+    Attributes:
+        layer: its name within the model.
+        by: ORIGINAL, or a backend.
+        equal: whether every stage is within its bound.
+        ratio: worst error / allowed error of all stages.
+        error: largest difference of the output from the reference.
+        messages: every stage that is over its bound, or why nothing was computed.
+    """
+
+    layer: str
+    by: str
+    equal: bool
+    ratio: float
+    error: float
+    messages: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, layer: str, by: str, found: Judgement) -> LayerResult:
+        messages = tuple(mismatch.message for mismatch in found.mismatches)
+        return cls(layer, by, found.equal, found.worst, found.error, messages)
+
+
+@dataclass(frozen=True)
+class EmbeddingResult:
+    """The sentence embeddings with one backend's layers in the model, against the model's own.
+
+    Attributes:
+        by: the backend.
+        difference: largest difference of any number in them.
+        allowed: how far errors within the bounds of all layers move them.
+        cosine: the smallest cosine of a text's two embeddings.
+    """
+
+    by: str
+    difference: float
+    allowed: float
+    cosine: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are as close as the bounds of the layers promise."""
+        return self.difference <= self.allowed
+
+
+@dataclass(frozen=True)
+class PortReport:
+    """Everything that `mha port` found.
+
+    Attributes:
+        tokens: of each text.
+        arrays: parameter of the model -> the array of its files that it equals, bit for bit; what is left out.
+        coverage: which modules that look like attention were read, and which were not.
+        failed: backend -> why it gave no answer.
+        diagnoses: backend that differs -> which stage and which bug explains it, in words.
+        versions: ORIGINAL or backend -> package -> version.
+        unseen: which bugs these calls would not have shown; None if that was not asked.
+    """
+
+    model: str
+    texts: tuple[str, ...]
+    tokens: tuple[int, ...]
+    arrays: LoadedArrays
+    coverage: Coverage
+    dtype: str
+    num_heads: int
+    layers: tuple[LayerResult, ...]
+    embeddings: tuple[EmbeddingResult, ...]
+    failed: dict[str, str]
+    diagnoses: dict[str, str]
+    versions: dict[str, dict[str, str]]
+    unseen: Unseen | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all layers and all embeddings are."""
+        return all(result.equal for result in self.layers) and all(found.equal for found in self.embeddings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it."""
+        fields = asdict(self)
+        fields["embeddings"] = [{**asdict(found), "equal": found.equal} for found in self.embeddings]
+        return {
+            "schema": SCHEMA_VERSION,
+            "equal": self.equal,
+            **fields,
+            "arrays": self.arrays.to_dict(),
+            "coverage": self.coverage.to_dict(),
+            "unseen": None if self.unseen is None else self.unseen.to_dict(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One layer with its recorded call and what must come of it.
+
+    `slack` (B, Lq, Do) is how far the module's own output and a backend's may be apart.
+    """
+
+    site: Site
+    problem: Problem
+    wanted: Expected
+    original: Judgement
+    slack: NDArray
+
+
+def port(
+    encoder: Encoder,
+    texts: Sequence[str],
+    backends: Sequence[Backend],
+    *,
+    dtype: str = "float32",
+    strict: bool = False,
+    unseen: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> PortReport:
+    """Port every attention layer of `encoder` into every backend, on these texts.
+
+    Args:
+        encoder: loaded in `dtype`.
+        texts: what is embedded.
+        backends: where the layers go; on the CPU.
+        dtype: in which model and backends compute.
+        strict: whether modules that look like attention and have no recipe are an error.
+        unseen: whether to find out which bugs of the zoo the layers' outputs would not have shown.
+        progress: sees what is being done.
+
+    Raises:
+        SpecError: the texts or the model can't be used.
+    """
+    progress("embedding the texts")
+    batch = encoder.batch(texts)
+    sites, coverage = survey(encoder.model)
+    if strict:
+        coverage.check()
+    embeddings, calls = record(sites, lambda: encoder.embed(batch))
+    layers = []
+    for site in sites:
+        progress(f"reference: {site.name}")
+        layers.append(_layer(site, calls[site.name], dtype))
+    allowed = _allowed_move(encoder, batch, layers, embeddings)
+    results = [LayerResult.of(layer.site.name, ORIGINAL, layer.original) for layer in layers]
+    ported, failed, diagnoses = [], {}, {}
+    for backend in backends:
+        progress(f"{backend.name}: layers")
+        try:
+            runs = [_prepared(backend, layer.problem, dtype) for layer in layers]
+            found = [
+                judge(run(layer.wanted.problem.inputs), layer.wanted, dtype)
+                for run, layer in zip(runs, layers, strict=True)
+            ]
+            progress(f"{backend.name}: the whole model")
+            with ExitStack() as stack:
+                for layer, run in zip(layers, runs, strict=True):
+                    stack.enter_context(replaced(layer.site, run))
+                again = encoder.embed(batch)
+        except Exception as error:  # whatever a framework raises; the other backends still run
+            failed[backend.name] = one_line(error)
+            continue
+        results += [
+            LayerResult.of(layer.site.name, backend.name, each) for layer, each in zip(layers, found, strict=True)
+        ]
+        ported.append(_compared(backend.name, again, embeddings, allowed))
+        if not all(each.equal for each in found):
+            differing = [layer for layer, each in zip(layers, found, strict=True) if not each.equal]
+            diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
+    return PortReport(
+        model=encoder.name,
+        texts=tuple(texts),
+        tokens=tuple(int(mask.sum()) for mask in batch["attention_mask"]),
+        arrays=encoder.arrays,
+        coverage=coverage,
+        dtype=dtype,
+        num_heads=layers[0].problem.config.num_heads,
+        layers=tuple(results),
+        embeddings=tuple(ported),
+        failed=failed,
+        diagnoses=diagnoses,
+        versions={
+            ORIGINAL: {package: version(package) for package in ("torch", "transformers")},
+            **{backend.name: backend.versions() for backend in backends},
+        },
+        unseen=find_unseen(_recording(layers, dtype), progress=progress) if unseen else None,
+    )
+
+
+def _recording(layers: Sequence[_Layer], dtype: str) -> Recording:
+    """What the model's own modules were given and gave."""
+    held = tuple(
+        RecordedLayer(one.site.name, type(one.site.module).__name__, dtype, one.problem.config, one.problem.weights)
+        for one in layers
+    )
+    calls = (RecordedCall(i, one.problem.inputs, one.problem.recorded) for i, one in enumerate(layers))
+    return Recording(held, tuple(calls))
+
+
+def _layer(site: Site, calls: list[Problem], dtype: str) -> _Layer:
+    if len(calls) != 1:
+        raise SpecError(f"{site.name} must be called once for a batch of texts. It was called {len(calls)} times.")
+    (problem,) = calls
+    precision = site.recipe.precision(site.module, dtype)
+    own = answer(problem, precision)
+    wanted = answer(problem, Precision.of(dtype))
+    slack = own.allowed_error["output"] + wanted.allowed_error["output"]
+    return _Layer(site, problem, wanted, judge_original(problem, precision, own), slack)
+
+
+def _prepared(backend: Backend, problem: Problem, dtype: str) -> Run:
+    return backend.prepare(problem.config, problem.weights, dtype=dtype)
+
+
+def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress: Callable[[str], None]) -> str:
+    """What explains a backend that differs on these layers' real inputs."""
+    cases = [_case(layer) for layer in layers]
+    return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, progress=progress))
+
+
+def _case(layer: _Layer) -> Case:
+    """A layer's recorded call as a case, named after the layer."""
+    config, inputs = layer.problem.config, layer.problem.inputs
+    return Case(
+        layer.site.name,
+        "a layer on its real inputs",
+        config,
+        batch=len(inputs.queries),
+        query_len=inputs.queries.shape[1],
+        key_len=inputs.keys.shape[1],
+        same_sizes="a layer of a trained model",
+        trivial_mask="a layer of a trained model",
+        source=lambda: layer.problem,
+    )
+
+
+def _allowed_move(encoder: Encoder, batch: Any, layers: Sequence[_Layer], embeddings: NDArray) -> float:
+    """How far the embeddings move if every layer's output is off by all that two bounds allow, with random signs.
+
+    The largest move of DRAWS draws of signs: what the layers' bounds mean at the end of the model.
+    """
+    import torch
+
+    rng = np.random.default_rng(0)
+    moved = 0.0
+    for _ in range(DRAWS):
+        with ExitStack() as hooks:
+            for layer in layers:
+                signs = rng.choice([-1.0, 1.0], size=layer.slack.shape)
+                offset = torch.from_numpy(signs * layer.slack)
+                handle = layer.site.out.register_forward_hook(_moving(offset))
+                hooks.callback(handle.remove)
+            moved = max(moved, float(np.abs(encoder.embed(batch) - embeddings).max()))
+    return moved
+
+
+def _moving(offset: Any) -> Callable[[Any, Any, Any], Any]:
+    """A hook that adds `offset` to what a module puts out."""
+    return lambda _module, _args, output: output + offset.to(output.dtype)
+
+
+def _compared(by: str, again: NDArray, embeddings: NDArray, allowed: float) -> EmbeddingResult:
+    cosine = float((again * embeddings).sum(axis=-1).min())
+    return EmbeddingResult(by, float(np.abs(again - embeddings).max()), allowed, cosine)

@@ -1,0 +1,117 @@
+"""What `mha port` shows: one table of layers, one of embeddings, every difference, and a last line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mha.port.arrays import LoadedArrays
+from mha.port.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
+
+
+def print_report(console: Console, report: PortReport) -> None:
+    """All of it."""
+    layers = list(dict.fromkeys(result.layer for result in report.layers))
+    counts = ", ".join(map(str, report.tokens))
+    texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens"
+    _line(
+        console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
+    )
+    _line(console, arrays_line(report.arrays))
+    _line(console, f"{report.coverage.line}.")
+    console.print(
+        "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
+        style="bold",
+        soft_wrap=True,
+    )
+    console.print(layer_table(report))
+    if report.embeddings:
+        console.print("\nSentence embeddings, with each backend's layers in the model", style="bold")
+        console.print(embedding_table(report))
+    console.print()
+    for result in report.layers:
+        if result.by == ORIGINAL and not result.equal:
+            _line(console, f"The model's own {result.layer} is not what its recipe says:")
+            for message in result.messages:
+                _line(console, f"  {message}")
+    for diagnosis in report.diagnoses.values():
+        _line(console, f"{diagnosis}\n")
+    for name, reason in report.failed.items():
+        _line(console, f"{name} did not run: {reason}")
+    _line(console, verdict(report))
+    if report.unseen is not None:
+        _line(console, report.unseen.text())
+
+
+def arrays_line(arrays: LoadedArrays) -> str:
+    """That every number comes from the file, and what does not count.
+
+    >>> arrays_line(LoadedArrays({"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}, ("cls.bias",)))
+    'All 1 arrays that the embeddings depend on are those of the file, bit for bit; left out: cls.bias.'
+    """
+    text = f"All {len(arrays.held)} arrays that the embeddings depend on are those of the file, bit for bit"
+    if arrays.unused:
+        text += f"; left out: {', '.join(arrays.unused)}"
+    if arrays.drawn:
+        text += f"; not in the file, and not needed: {', '.join(arrays.drawn)}"
+    return f"{text}."
+
+
+def layer_table(report: PortReport) -> Table:
+    """One row per layer, one column for the model's own module and for each backend."""
+    by_place = {(result.layer, result.by): result for result in report.layers}
+    columns = list(dict.fromkeys(result.by for result in report.layers))
+    table = _table()
+    for name in ("", *columns):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for layer in dict.fromkeys(result.layer for result in report.layers):
+        table.add_row(escape(layer), *(_ratio(by_place[layer, column]) for column in columns))
+    return table
+
+
+def embedding_table(report: PortReport) -> Table:
+    """One row per backend."""
+    table = _table()
+    for name in ("", "difference", "allowed", "cosine"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for found in report.embeddings:
+        style = "green" if found.equal else "bold red"
+        cells = (f"[{style}]{found.difference:.1e}[/]", f"{found.allowed:.1e}", f"{found.cosine:.12f}")
+        table.add_row(found.by, *cells)
+    return table
+
+
+def verdict(report: PortReport) -> str:
+    """One line for all of it."""
+    wrong_layers = _differing(report.layers)
+    wrong_embeddings = _differing(report.embeddings)
+    if not report.embeddings:
+        return "Nothing was ported."
+    missing = f" {len(report.failed)} did not run." if report.failed else ""
+    if report.equal:
+        ported = sum(result.by != ORIGINAL for result in report.layers)
+        names = ", ".join(found.by for found in report.embeddings)
+        found = f"the model's own layers, {ported} ported ones, and the sentence embeddings through {names}"
+        return f"Equal: {found}.{missing}"
+    return (
+        f"Different: {wrong_layers} of {len(report.layers)} layers, "
+        f"{wrong_embeddings} of {len(report.embeddings)} sets of sentence embeddings.{missing}"
+    )
+
+
+def _differing(results: tuple[LayerResult, ...] | tuple[EmbeddingResult, ...]) -> int:
+    return sum(not result.equal for result in results)
+
+
+def _ratio(result: LayerResult) -> str:
+    style = "green" if result.equal else "bold red"
+    return f"[{style}]{result.ratio:.2g}[/]"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

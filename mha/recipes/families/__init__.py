@@ -1,0 +1,1 @@
+"""One recipe for each family of models."""

@@ -1,0 +1,94 @@
+"""Every recipe, and the one for a module, a model or a config."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mha.coverage import Coverage, Survey, UnreadWarning
+from mha.recipes.families.bart import BartRecipe, WhisperRecipe
+from mha.recipes.families.bert import BertRecipe
+from mha.recipes.families.gpt2 import GPT2Recipe
+from mha.recipes.families.vit import ViTRecipe
+from mha.recipes.live_probe import check_site
+from mha.recipes.recipe import Recipe
+from mha.recipes.site import Site
+from mha_core import SpecError
+
+RECIPES: dict[str, Recipe] = {
+    recipe.family: recipe for recipe in (BertRecipe(), GPT2Recipe(), ViTRecipe(), BartRecipe(), WhisperRecipe())
+}
+"""Every recipe by family."""
+
+
+def recipe_for(module: Any) -> Recipe | None:
+    """The recipe for a live module, or None."""
+    return next((recipe for recipe in RECIPES.values() if recipe.matches(module)), None)
+
+
+def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
+    """Every attention layer of a live model that there is a recipe for, in the model's order.
+
+    Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
+
+    Args:
+        model: a PyTorch module of transformers, or one that contains some; in any mode, dtype and place.
+        strict: whether such others are an error.
+        probe: whether each layer is run, a few small calls in its own dtype, to see that it computes what its
+            recipe reads: a hook, a replaced forward, an adapter (LoRA) may have it compute something else. Hooks
+            are on meanwhile. The model is left as it was. False takes the weights at their word.
+
+    Raises:
+        SpecError: there is none; or, with `strict`, there are others; or, unless probe=False, one computes something
+            else or can't be run (on the meta device, with an attention implementation that is not understood).
+    """
+    sites, found = survey(model, probe=probe)
+    if strict:
+        found.check()
+    if found.unseen:
+        warnings.warn(found.line, UnreadWarning, stacklevel=2)
+    return sites
+
+
+def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
+    """The attention layers of a live model, as `attention_layers` gives them, and what it has beside them.
+
+    Raises:
+        SpecError: there is no layer with a recipe; or one does not compute what it reads, unless probe=False.
+    """
+    from backends.torch.native.capture import parts_of
+
+    sites, met = [], Survey(parts_of)
+    for name, module in model.named_modules():
+        recipe = recipe_for(module)
+        met.meet(name, module, known=recipe is not None)
+        if recipe is not None:
+            sites.append(Site(name, module, recipe))
+    if not sites:
+        raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
+    for site in sites if probe else ():
+        check_site(site)
+    return sites, met.coverage()
+
+
+def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
+    """The recipe for the checkpoints of a model, by the `model_type` of its config.
+
+    >>> recipe_for_config({"model_type": "roberta"}).family
+    'bert'
+    >>> recipe_for_config({"model_type": "t5"})
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: model type 't5' has no recipe (families: bert, gpt2, vit, bart, whisper)
+    """
+    model_type = model_config.get("model_type")
+    for recipe in RECIPES.values():
+        if model_type in recipe.model_types:
+            return recipe
+    raise SpecError(f"model type {model_type!r} has no recipe ({families()})")
+
+
+def families() -> str:
+    """The families, for a message."""
+    return f"families: {', '.join(RECIPES)}"

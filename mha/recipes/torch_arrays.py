@@ -1,0 +1,52 @@
+"""Tensors of PyTorch as arrays, and arrays into the parameters of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError
+
+
+def to_array(tensor: Any) -> NDArray:
+    """A copy in NumPy; bfloat16 as float32. SpecError for what is no tensor, or has no numbers."""
+    import torch
+
+    from backends.torch.ops.framework import copied
+
+    if not isinstance(tensor, torch.Tensor):
+        raise SpecError(f"a {type(tensor).__name__} is no tensor, and has no translation")
+    return copied(tensor)
+
+
+def dtype_name(tensor: Any) -> str:
+    """The name without "torch."; that of torch.float32 is "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
+    """The parameters of these names that `module` has, as copies."""
+    parameters = dict(module.named_parameters())
+    return {name: to_array(parameters[name]) for name in names if name in parameters}
+
+
+def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:
+    """Write arrays into the parameters of these names, in place; all names and shapes are checked first.
+
+    Raises:
+        SpecError: there is no such parameter, or it has another shape; nothing is written.
+    """
+    import torch
+
+    parameters = dict(module.named_parameters())
+    for name, array in arrays.items():
+        if name not in parameters:
+            raise SpecError(f"{type(module).__name__} has no parameter {name!r} (it has: {', '.join(parameters)})")
+        if tuple(parameters[name].shape) != array.shape:
+            raise SpecError(f"{name} must have shape {tuple(parameters[name].shape)}. Got {array.shape}.")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            parameters[name].copy_(torch.from_numpy(np.array(array)))

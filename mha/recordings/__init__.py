@@ -1,0 +1,1 @@
+"""Recordings: calls of live layers, kept in a file, replayed and explained."""

@@ -1,0 +1,82 @@
+"""ArrayPool: arrays in a safetensors file beside a description in JSON that refers to them; equal ones once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError
+from mha_core.dtypes import round_to
+from mha_core.errors import shown
+from mha_core.files.tensorfile import read_tensors, to_sealed
+from mha_core.files.writing import write_whole
+
+Reference = Mapping[str, str]
+"""{"array": its name}, and "as": "bfloat16" where the file holds the upper halves of float32 numbers."""
+
+
+class ArrayPool:
+    """The arrays of a file under their names.
+
+    >>> pool = ArrayPool()
+    >>> pool.add("queries", np.ones((2, 3)), "float64"), pool.add("keys", np.ones((2, 3)), "float64")
+    ({'array': 'queries'}, {'array': 'queries'})
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, NDArray] = {}
+        self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def add(self, name: str, array: NDArray, dtype: str) -> Reference:
+        """How a description refers to the array; `dtype` is that of its numbers by name, if they are floats.
+
+        Raises SpecError for float32 numbers that are said to be bfloat16 and are not.
+        """
+        array = np.ascontiguousarray(array).reshape(np.shape(array))  # it makes a scalar one-dimensional
+        reference = {}
+        if dtype == "bfloat16" and array.dtype == np.float32:
+            if not np.array_equal(round_to(array, dtype), array, equal_nan=True):
+                raise SpecError(f"{name} must hold bfloat16 numbers. Got others.")
+            array, reference = (array.view(np.uint32) >> 16).astype(np.uint16), {"as": dtype}
+        key = str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+        if key not in self._names:
+            self._names[key] = name
+            self.arrays[name] = array
+        return {"array": self._names[key], **reference}
+
+    def write(self, path: str | os.PathLike[str], key: str, description: str) -> None:
+        """Write the arrays, and the description as metadata, whole or not at all."""
+        write_whole(path, to_sealed(self.arrays, {key: description}))
+
+
+def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
+    """The array that a description refers to. KeyError or SpecError if it is not there as it should be."""
+    name = reference["array"]
+    array = arrays[name]
+    if set(reference) == {"array"}:
+        return array
+    if dict(reference) != {"array": name, "as": "bfloat16"}:
+        raise SpecError(f"an array is referred to by its name, and as bfloat16. Got {shown(repr(dict(reference)))}.")
+    if array.dtype != np.uint16:
+        raise SpecError(f"{name} must hold bfloat16 numbers as uint16. Got {array.dtype}.")
+    wide: NDArray = (array.astype(np.uint32) << 16).view(np.float32)
+    return wide
+
+
+def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str, NDArray], str]:
+    """The arrays of a file, read-only, and the description in its metadata.
+
+    Raises:
+        SpecError: it is no whole safetensors file, or has no such description; `what` says of what.
+        FileNotFoundError: there is no such file.
+    """
+    arrays, metadata = read_tensors(path)
+    if key not in metadata:
+        raise SpecError(f"{path} is no {what}: its metadata has no {key!r}")
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays, metadata[key]

@@ -1,0 +1,164 @@
+"""What a call asks of a layer: which masks, sizes and settings it has, that some bugs of the zoo need to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.zoo.blocked import queries as blocks
+from conformance.zoo.bug import GRADIENTS, Bug
+from mha_core import AttentionMask
+
+Asks = Callable[[Problem], bool]
+
+
+def _mask(problem: Problem) -> AttentionMask:
+    return problem.inputs.mask
+
+
+def _positions(problem: Problem) -> bool:
+    return _mask(problem).has_positions
+
+
+def _infinite_bias(problem: Problem) -> bool:
+    bias = _mask(problem).bias
+    return bias is not None and bool(np.isneginf(bias).any())
+
+
+def _excludes(problem: Problem) -> bool:
+    return not problem.allowed().all()
+
+
+def _empty_rows(problem: Problem) -> bool:
+    return not problem.allowed().any(axis=-1).all()
+
+
+def _lengths(problem: Problem) -> bool:
+    return _mask(problem).valid_lens is not None
+
+
+def _not_finite(problem: Problem) -> bool:
+    inputs = problem.inputs
+    return not all(np.isfinite(x).all() for x in (inputs.queries, inputs.keys, inputs.values))
+
+
+def _several_sources(problem: Problem) -> bool:
+    mask = _mask(problem)
+    return sum((_lengths(problem), mask.allowed is not None, _infinite_bias(problem), _positions(problem))) > 1
+
+
+def _other_than_queries(problem: Problem) -> bool:
+    inputs = problem.inputs
+    return not np.array_equal(inputs.queries, inputs.keys, equal_nan=True)
+
+
+def _other_than_keys(problem: Problem) -> bool:
+    return not np.array_equal(problem.inputs.keys, problem.inputs.values, equal_nan=True)
+
+
+def _several_blocks(problem: Problem) -> bool:
+    sizes = problem.inputs.check(problem.config)
+    return sizes.query_len > blocks.QUERIES or sizes.key_len > blocks.KEYS
+
+
+NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
+    ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("block-dropout-*",)),
+    (
+        "a dropout rate outside training",
+        lambda one: one.config.dropout > 0.0 and one.inputs.dropout_keep is None,
+        ("dropout-in-evaluation", "dropout-scales-evaluation"),
+    ),
+    ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("dropout-*",)),
+    ("past keys", lambda one: one.inputs.past_keys is not None, ("past-*",)),
+    ("a softcap", lambda one: one.config.softcap is not None, ("softcap-*",)),
+    ("additive scores", lambda one: one.config.score == "additive", ("additive-*",)),
+    ("dot products without a scale", lambda one: one.config.score == "dot", ("dot-scaled",)),
+    ("a scale of its own", lambda one: one.config.scale is not None, ("scale-given-*",)),
+    ("-inf in a bias", _infinite_bias, ("bias-infinity-*",)),
+    ("an additive bias", lambda one: _mask(one).bias is not None, ("bias-*", "block-bias-*")),
+    ("several masks at once", _several_sources, ("sources-*",)),
+    (
+        "a causal mask with padding",
+        lambda one: _mask(one).causal and (_lengths(one) or _mask(one).allowed is not None),
+        ("causal-dropped-with-padding", "padding-dropped-with-causal"),
+    ),
+    (
+        "a causal mask with a window",
+        lambda one: _mask(one).causal and _mask(one).window is not None,
+        ("window-dropped-*",),
+    ),
+    (
+        "lengths for each query",
+        lambda one: _lengths(one) and np.ndim(_mask(one).valid_lens) == 2,
+        ("lens-per-query-*",),
+    ),
+    ("lengths", _lengths, ("lens-*",)),
+    ("a mask of keys", lambda one: _mask(one).allowed is not None, ("allowed-*", "block-allowed-*")),
+    ("a causal mask", lambda one: _mask(one).causal, ("causal-*",)),
+    ("a window", lambda one: _mask(one).window is not None, ("window-*",)),
+    ("a query offset", lambda one: _positions(one) and bool(np.any(_mask(one).query_offset)), ("offset-*",)),
+    ("a row without a key", _empty_rows, ("empty-row-*",)),
+    ("NaN or infinity", _not_finite, ("padding-*not-zeroed", "nan-*")),
+    (
+        "a mask",
+        _excludes,
+        ("mask-ignored", "mask-transposed", "mask-after-softmax", "fill-*", "maximum-of-excluded"),
+    ),
+    ("grouped key heads", lambda one: one.config.num_kv_heads != one.config.num_heads, ("group*",)),
+    ("inputs that are split into heads", lambda one: one.inputs.is_split, ("given-heads-*",)),
+    (
+        "keys other than the queries",
+        _other_than_queries,
+        ("keys-from-queries", "queries-from-keys"),
+    ),
+    (
+        "values other than the keys",
+        _other_than_keys,
+        ("values-from-keys", "keys-from-values", "keys-and-values-exchanged"),
+    ),
+    (
+        "a causal mask or a window",
+        lambda one: _positions(one) or (_lengths(one) and np.ndim(_mask(one).valid_lens) == 2),
+        ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
+    ),
+    ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
+    ("several blocks of queries and keys", _several_blocks, ("block-*", "online-*")),
+)
+"""What a call must have, whether it has it, and the bugs that need it; the first entry that names a bug counts."""
+
+
+def need_of(bug: Bug) -> tuple[str, Asks] | None:
+    """What a call must have for the bug to show, and whether one has it; None if every call might show it.
+
+    >>> from conformance.zoo.registry import select
+    >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
+    ('a causal mask', None)
+    """
+    for words, asks, patterns in NEEDS:
+        if any(fnmatchcase(bug.id, pattern) for pattern in patterns):
+            return words, asks
+    return None
+
+
+def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
+    """Whether one of the problems has what the bug needs."""
+    need = need_of(bug)
+    return need is None or any(need[1](problem) for problem in problems)
+
+
+def signature(problem: Problem) -> tuple[object, ...]:
+    """Equal for calls that ask the same: of several such, one is looked at first."""
+    config = problem.config
+    sizes = problem.inputs.check(config)
+    short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
+    needs = dict.fromkeys(words for words, _, _ in NEEDS)
+    has = tuple(any(asks(problem) for name, asks, _ in NEEDS if name == words) for words in needs)
+    return (config.num_heads, config.num_kv_heads, config.score, config.scale, config.softcap, *short, *has)
+
+
+def is_of_gradients(bug: Bug) -> bool:
+    """Whether it leaves every output right."""
+    return bug.stage == GRADIENTS

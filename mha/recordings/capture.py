@@ -1,0 +1,238 @@
+"""Capture: what live attention layers are given and what they give, recorded by hooks.
+
+    with mha.capture(model, "calls.safetensors"):
+        model(...)
+
+Each framework has its hooks and its adapters in `backends/<name>/capture.py`; an adapter turns one call of
+one kind of layer into the terms of the definition, or says why it can't. For another kind of layer,
+`register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)`,
+`read(layer, arguments, output)` and, if you like, `probe(layer)` (see `Adapter`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+
+from mha.coverage import Coverage, Survey, UnreadWarning
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
+from mha_core import SpecError
+from mha_core.capture import Call
+from mha_core.dtypes import round_to
+from mha_core.errors import one_line
+from mha_core.weights import check_weights
+
+
+class Adapter(Protocol):
+    """How one kind of layer is read.
+
+    It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
+    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+
+    def matches(self, layer: Any) -> bool:
+        """Whether a module is such a layer."""
+
+    def check(self, layer: Any) -> None:
+        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call | tuple[Any, ...]:
+        """One call: `arguments` are those of the layer's own signature by name, defaults included.
+
+        A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
+        """
+
+
+class Hooks(Protocol):
+    """What `backends/<name>/capture.py` has."""
+
+    ADAPTERS: Sequence[Adapter]
+
+    def versions(self) -> dict[str, str]:
+        """Package -> version of what computes."""
+
+    def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
+        """The names of a module's direct parts that hold parameters, and all that is in it: see `mha.coverage`."""
+
+    def watch(
+        self, target: Any, choose: Callable[[str, Any], Adapter | None], seen: Callable[..., None]
+    ) -> AbstractContextManager[None]:
+        """Within it, `seen(name, adapter, layer, arguments, output)` hears of every call of a chosen layer."""
+
+
+FRAMEWORKS = {"torch": "torch", "keras": "tf", "tensorflow": "tf", "flax": "jax", "mxnet": "mxnet"}
+"""Package whose class a layer derives from -> the backend that has hooks for it."""
+
+_registered: list[Adapter] = []
+
+
+def register(adapter: Adapter) -> Adapter:
+    """Have `capture` read one more kind of layer; it is asked before all that are known. Returns the adapter."""
+    _registered.insert(0, adapter)
+    return adapter
+
+
+def unregister(adapter: Adapter) -> None:
+    """Undo `register`."""
+    _registered.remove(adapter)
+
+
+class Capture:
+    """What is being recorded: `calls` so far, `recording` when at least one was made, and `coverage` of the model."""
+
+    def __init__(self, versions: Mapping[str, str], survey: Survey) -> None:
+        self.layers: list[RecordedLayer] = []
+        self.calls: list[RecordedCall] = []
+        self.versions = dict(versions)
+        self.survey = survey
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which of the modules that look like attention were recorded so far, and which were not."""
+        return self.survey.coverage([layer.name for layer in self.layers])
+
+    @property
+    def recording(self) -> Recording:
+        """Everything so far. SpecError if no call was made."""
+        if not self.calls:
+            raise SpecError(
+                "nothing to record: no attention layer of what is captured was called. A call within a compiled "
+                "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
+            )
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread)
+
+    def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        """Record one call. SpecError for one that no recording can hold."""
+        try:
+            call = Call(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
+            inputs = call.inputs
+            inputs.check(call.config)
+            check_weights(call.config, {key: round_to(array, call.dtype) for key, array in call.weights.items()})
+        except Exception as error:  # of a layer that is not what its class promises, an adapter may raise anything
+            reason = error if isinstance(error, SpecError) else one_line(error)
+            if isinstance(error, KeyError):  # an argument, by name
+                reason = f"{type(layer).__qualname__} is called without {error}"
+            raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {reason}") from error
+        position = self._position(name, adapter.kind, call)
+        self.calls.append(RecordedCall(position, inputs, call.outputs))
+
+    def _position(self, name: str, kind: str, call: Call) -> int:
+        """Where the layer stands among the recorded ones; a new place if it was not seen with these weights."""
+        parameters = None if call.parameters == call.dtype else call.parameters
+        own = name, kind, call.dtype, call.config, parameters
+        for position, known in enumerate(self.layers):
+            same = (known.name, known.kind, known.dtype, known.config, known.parameters) == own
+            if same and all(np.array_equal(known.weights[key], array) for key, array in call.weights.items()):
+                return position
+        self.layers.append(RecordedLayer(name, kind, call.dtype, call.config, call.weights, parameters))
+        return len(self.layers) - 1
+
+
+@contextmanager
+def capture(
+    target: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    layers: Sequence[str] = ("*",),
+    overwrite: bool = False,
+    strict: bool = False,
+    probe: bool = True,
+) -> Iterator[Capture]:
+    """Record every call that is made of the attention layers in `target` within the context.
+
+    The file is written at its end, whole or not at all; not if it ends with an exception. Modules that look like
+    attention and are not recorded, because nothing here knows their class or they were not called, are named in a
+    warning (`mha.coverage.UnreadWarning`) and in the file.
+
+    Args:
+        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
+            nnx) or Gluon.
+        path: the file. None: only `Capture.recording`, in memory.
+        layers: names of the layers to record; wildcards work.
+        overwrite: whether a file that is there may be replaced.
+        strict: whether it is an error that a module which looks like attention is not recorded.
+        probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
+            its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word.
+
+    Raises:
+        SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
+            no recording can hold or, unless probe=False, computes something else than its weights say; at a
+            call, if that is so for the call; at the end, if there was none; with `strict`, as soon as it is
+            known that a module is not recorded, and then nothing is written.
+
+    >>> import tempfile, torch
+    >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()
+    >>> x = torch.ones(1, 3, 6)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with capture(layer, folder + "/calls.safetensors"):
+    ...         _ = layer(x, x, x)
+    ...     recording = Recording.load(folder + "/calls.safetensors")
+    >>> recording.layers[0].kind, recording.calls[0].outputs["output"].shape
+    ('torch.nn.MultiheadAttention', (1, 3, 6))
+    """
+    if path is not None:
+        path = check_target(path, overwrite=overwrite)
+    hooks = _hooks_of(target)
+    adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
+
+    def choose(name: str, module: Any) -> Adapter | None:
+        """The adapter for a module, if it is to be recorded."""
+        adapter = next((adapter for adapter in adapters if adapter.matches(module)), None)
+        asked = any(fnmatchcase(name, pattern) for pattern in layers)
+        survey.meet(name, module, known=adapter is not None, asked=asked)
+        if adapter is None or not asked:
+            return None
+        try:
+            adapter.check(module)
+            if probe and hasattr(adapter, "probe"):
+                adapter.probe(module)
+        except SpecError as error:
+            where = f" at {name}" if name else ""
+            raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
+        return adapter
+
+    survey = Survey(hooks.parts_of)
+    recorder = Capture(hooks.versions(), survey)
+    with hooks.watch(target, choose, recorder.see):
+        if strict:
+            survey.coverage().check()
+        yield recorder
+    recording = recorder.recording
+    if strict:
+        recorder.coverage.check()
+    if recorder.coverage.unseen:
+        warnings.warn(recorder.coverage.line, UnreadWarning, stacklevel=3)
+    if path is not None:
+        recording.save(path, overwrite=overwrite)
+
+
+def _adapters_of_transformers() -> Sequence[Adapter]:
+    """Those for the models of transformers, if that package is in use."""
+    if "transformers" not in sys.modules:
+        return ()
+    from mha.recipes.adapter import ADAPTERS
+
+    return ADAPTERS
+
+
+def _hooks_of(target: Any) -> Hooks:
+    """The hooks of the framework that the target belongs to, imported when they are needed."""
+    for cls in type(target).__mro__:
+        framework = FRAMEWORKS.get(cls.__module__.split(".")[0])
+        if framework is not None:
+            return importlib.import_module(f"backends.{framework}.capture")
+    raise SpecError(
+        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
+    )

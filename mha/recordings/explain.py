@@ -1,0 +1,136 @@
+"""Explain: which bug, or pair of bugs, gives what was recorded where that is not what the definition gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.diagnosis.diagnose import Diagnosis, Observation, Runs
+from conformance.diagnosis.diagnose import diagnose as find_bugs
+from conformance.subjects.items import take_items
+from conformance.zoo.bug import Bug
+from conformance.zoo.registry import all_bugs
+from mha.recordings.packing_bugs import packing_bugs
+from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.replay import RecordedSubject, judge, selected
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import round_to
+from mha_core.weights import Weights, load_weights
+
+
+def explain(
+    recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
+) -> list[Diagnosis]:
+    """What explains a recording that differs from the definition: one diagnosis for each dtype in it.
+
+    A hypothesis must give what was recorded in every call of that dtype. The zoo's bugs are tried, and the
+    ways in which packed weights can be read wrongly. Of a large batch two items are looked at: the one that
+    is furthest off and another one.
+    """
+    recording = _two_items_each(recording)
+    known = selected(recording, patterns)
+    found = []
+    for dtype in recording.dtypes:
+        cases = [case for case in recording.cases(dtype) if case.id in known]
+        if cases:
+            bugs = [*all_bugs(), *packing_bugs()]
+            subject = RecordedSubject(recording, dtype)
+            found.append(find_bugs(subject, cases, bugs=bugs, runs=_LeanRuns(), progress=progress))
+    return found
+
+
+class _LeanRuns(Runs):
+    """Keeps only what recordings show, and nothing of pairs: of a layer of real size, the rest would fill memory."""
+
+    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
+        if len(bugs) == 1:
+            return super().arrays(observation, bugs)
+        return self._run(observation.wanted.problem, bugs, with_gradients=False)
+
+    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
+        arrays = super()._run(problem, bugs, with_gradients)
+        return None if arrays is None else {name: arrays[name] for name in problem.recorded}
+
+
+SMALL = 100_000
+"""The size of an output below which all of a batch is looked at."""
+
+
+def _two_items_each(recording: Recording) -> Recording:
+    """The calls with two batch items each, where the batch is larger and the output large."""
+    worst = {result.case: result.mismatches[0].index for result in judge(recording) if result.mismatches}
+    calls = []
+    for name, call in zip(recording.names, recording.calls, strict=True):
+        batch = call.inputs.queries.shape[0]
+        if batch > 2 and call.outputs["output"].size > SMALL:
+            first = (worst.get(name) or (0,))[0]
+            call = items_of(call, np.array([first, (first + 1) % batch]))
+        calls.append(call)
+    return replace(recording, calls=tuple(calls))
+
+
+def items_of(call: RecordedCall, items: NDArray) -> RecordedCall:
+    """The call with these batch items alone, in every array that has an axis for them."""
+    outputs = {name: array[items] for name, array in call.outputs.items()}
+    return replace(call, inputs=take_items(call.inputs, items), outputs=outputs)
+
+
+def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
+    """The recording with the weights of a file in its layers; and a line for each layer: what they differ in.
+
+    Args:
+        recording: calls of a layer, or of several, that were ported.
+        path: canonical weights, for a recording of one layer; or a recording of the original, whose layers are
+            taken by name or, if it has other names, in their order.
+
+    Raises:
+        SpecError: the file holds neither, or its layers do not fit.
+    """
+    names = list(dict.fromkeys(layer.name for layer in recording.layers))
+    meant = _meant(names, path)
+    lines = []
+    for layer in recording.layers:
+        rounded = {name: round_to(array, layer.held_in) for name, array in meant[layer.name][1].items()}
+        both = [name for name in rounded if name in layer.weights]
+        other = [name for name in both if not np.array_equal(rounded[name], layer.weights[name])]
+        other += sorted(set(rounded) ^ set(layer.weights))
+        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
+        lines.append(f"{layer.name or 'The layer'} holds {what}.")
+    return recording.with_weights(meant), lines
+
+
+def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tuple[AttentionConfig, Weights]]:
+    """Name of a layer -> the config and the weights that it was meant to hold."""
+    original = meant_by(path)
+    if isinstance(original, tuple):
+        if len(names) > 1:
+            raise SpecError(
+                f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
+                "Give a recording of the original."
+            )
+        return {names[0]: original}
+    theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
+    if set(names) <= set(theirs):
+        return {name: theirs[name] for name in names}
+    if len(names) != len(theirs):
+        raise SpecError(
+            f"{path} must have the layers that were recorded, or as many. It has {', '.join(map(repr, theirs))}; "
+            f"recorded were {', '.join(map(repr, names))}."
+        )
+    return dict(zip(names, theirs.values(), strict=True))
+
+
+def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:
+    """What a file says of the layers that were ported: a recording of them, or the config and weights of one.
+
+    Raises SpecError if it is neither, and FileNotFoundError if it is not there.
+    """
+    try:
+        return Recording.load(path)
+    except SpecError:
+        return load_weights(path)

@@ -1,0 +1,179 @@
+"""Bugs of a port: weights that were written in one order and read in another.
+
+They join the zoo when a recording is diagnosed. The orders themselves stand in `mha_core.layouts`; each bug
+writes the right weights in one of them and reads the arrays in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from itertools import permutations
+
+from numpy.typing import NDArray
+
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import AttentionConfig, SpecError
+from mha_core.config import PROJECTIONS
+from mha_core.layouts import Layout
+from mha_core.layouts.packed import PackedLayout
+from mha_core.reference import forward
+from mha_core.reference.state import State, Step
+from mha_core.weights import Weights
+
+STEP_OF = {"q_proj": "queries", "k_proj": "new_keys", "v_proj": "new_values", "out_proj": "output"}
+"""The step of the reference that applies a projection; its stage is called the same, without "new_"."""
+
+LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
+
+FIX = "Read a packed weight in the order in which its layer writes it: `mha convert --from LAYOUT` does."
+
+Packs = tuple[tuple[str, ...], ...]
+QKV: Packs = (("q_proj", "k_proj", "v_proj"),)
+KV: Packs = (("q_proj",), ("k_proj", "v_proj"))
+
+
+def _layout(packs: Packs, *, interleaved: bool = False, transposed: bool = False) -> Layout:
+    """Matrices that hold these projections; of the same names and sizes in whatever order they are."""
+    names = {f"{position}.weight": projections for position, projections in enumerate(packs)}
+    return PackedLayout(
+        "+".join("".join(LETTER[projection] for projection in projections) for projections in packs),
+        "packed",
+        framework="",
+        packs=names,
+        out="out.weight",
+        bias_of={name: name.replace("weight", "bias") for name in (*names, "out.weight")},
+        interleaved=interleaved,
+        transposed=transposed,
+        one_switch=False,
+    )
+
+
+def _reread(written: Layout, read: Layout, config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
+    """The weights that come of writing in one order and reading in another."""
+    try:
+        there = written.write(config, weights)
+        # A transposed matrix is read as it lies in memory.
+        shapes = {name: array.shape for name, array in read.write(config, weights).items()}
+        arrays = {name: array.reshape(shapes[name]) for name, array in there.items()}
+        return read.read(arrays, num_heads=config.num_heads)[1]
+    except SpecError as error:
+        raise DoesNotApply(str(error)) from error
+
+
+def _with_weights(
+    change: Callable[[AttentionConfig, Weights], Mapping[str, NDArray]], projections: Collection[str]
+) -> dict[str, Step]:
+    """The steps of the reference that apply these projections, with changed weights."""
+
+    def step(name: str, state: State) -> NDArray:
+        return forward.FORWARD[name](replace(state, weights=change(state.config, state.weights)))
+
+    return {name: partial(step, name) for projection, name in STEP_OF.items() if projection in projections}
+
+
+def _channels_mixed(projections: Collection[str], config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
+    """The weights whose channels stand as (d, h), which the reference reads as (h, d)."""
+
+    def mixed(name: str, array: NDArray) -> NDArray:
+        projection, _, kind = name.rpartition(".")
+        if projection not in projections or (projection == "out_proj" and kind == "bias"):
+            return array
+        if projection == "out_proj":
+            return array.reshape(len(array), config.num_heads, -1).swapaxes(1, 2).reshape(array.shape)
+        heads = config.num_heads if projection == "q_proj" else config.num_kv_heads
+        return array.reshape(heads, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+    return {name: mixed(name, array) for name, array in weights.items()}
+
+
+def _channel_bug(name: str, sentence: str, projections: Collection[str]) -> Bug:
+    forward = _with_weights(partial(_channels_mixed, projections), projections)
+    fix = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
+    return Bug(name, sentence, next(iter(forward)).removeprefix("new_"), fix, forward=forward)
+
+
+def _bug(
+    name: str,
+    sentence: str,
+    written: Layout,
+    read: Layout,
+    *,
+    projections: Collection[str] = PROJECTIONS[:3],
+    seen_in: str = "",
+) -> Bug:
+    forward = _with_weights(partial(_reread, written, read), projections)
+    stage = next(iter(forward)).removeprefix("new_")
+    return Bug(name, sentence, stage, FIX, forward=forward, seen_in=seen_in)
+
+
+def _in_words(order: tuple[str, ...]) -> str:
+    return "; ".join(LETTER[projection] for projection in order)
+
+
+@cache
+def packing_bugs() -> tuple[Bug, ...]:
+    """All of them.
+
+    >>> [bug.id for bug in packing_bugs()][:2]
+    ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']
+    """
+    bugs = [
+        _bug(
+            "packed-per-head-read-as-thirds",
+            "A weight packed head by head, (head, [q, k, v], width) as MXNet's interleaved operators have it, "
+            "is read as [q; k; v], as torch.nn.MultiheadAttention has it.",
+            _layout(QKV, interleaved=True),
+            _layout(QKV),
+        ),
+        _bug(
+            "packed-keys-values-per-head-read-as-halves",
+            "A weight of keys and values packed head by head, (head, [k, v], width) as MXNet's encoder-decoder "
+            "operators have it, is read as [k; v].",
+            _layout(KV, interleaved=True),
+            _layout(KV),
+            projections=PROJECTIONS[1:3],
+            seen_in="awslabs/sockeye#985",
+        ),
+        _bug(
+            "packed-keys-values-halves-read-per-head",
+            "A packed weight [k; v] is read head by head, (head, [k, v], width).",
+            _layout(KV),
+            _layout(KV, interleaved=True),
+            projections=PROJECTIONS[1:3],
+        ),
+        _bug(
+            "packed-in-out-read-as-it-lies",
+            "A packed weight (in, out), as GPT-2's Conv1D has it, is read as (out, in): reshaped where a "
+            "transposition is due.",
+            _layout(QKV, transposed=True),
+            _layout(QKV),
+        ),
+    ]
+    bugs.append(
+        _channel_bug(
+            "channels-d-h-read-as-h-d",
+            "Weights of queries, keys and values whose channels stand as (d, h) are read as (h, d).",
+            PROJECTIONS[:3],
+        )
+    )
+    bugs.append(
+        _channel_bug(
+            "output-channels-d-h-read-as-h-d",
+            "The output weight, whose input channels stand as (d, h), is read as (h, d).",
+            PROJECTIONS[3:],
+        )
+    )
+    for order in list(permutations(PROJECTIONS[:3]))[1:]:
+        moved = [own for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other]
+        bugs.append(
+            _bug(
+                f"packed-order-{''.join(LETTER[projection] for projection in order)}",
+                f"A packed weight [{_in_words(order)}] is read as [q; k; v], with its bias.",
+                _layout((order,)),
+                _layout(QKV),
+                projections=moved,
+            )
+        )
+    return tuple(bugs)

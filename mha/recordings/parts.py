@@ -1,0 +1,74 @@
+"""What a recording is made of: one layer, and one call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from numpy.typing import NDArray
+
+from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
+from mha_core.dtypes import storage_dtype
+from mha_core.stages import stage_shapes
+from mha_core.weights import Weights
+
+FORMAT = 1
+"""Of a recording's file; what an older reader would misread raises it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLayer:
+    """One layer, as it was when it was called.
+
+    Args:
+        name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
+        kind: its class, such as "torch.nn.MultiheadAttention".
+        dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
+        config, weights: the layer in terms of the definition.
+        parameters: the dtype of the weights, by name, where the layer casts them to `dtype` as it computes; None
+            where that is theirs.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    config: AttentionConfig
+    weights: Weights
+    parameters: str | None = None
+
+    @property
+    def held_in(self) -> str:
+        """The dtype of the weights, by name."""
+        return self.parameters or self.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedCall:
+    """One call of a layer.
+
+    Args:
+        layer: its position among the recording's layers.
+        inputs: what it was given, in terms of the definition.
+        outputs: what it gave, by stage: `output`, and `weights` where it returned them per head.
+    """
+
+    layer: int
+    inputs: AttentionInputs
+    outputs: Mapping[str, NDArray]
+
+
+def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
+    """SpecError unless inputs and outputs of a call have the shapes and dtypes of its layer."""
+    sizes = call.inputs.check(layer.config)
+    storage = storage_dtype(layer.dtype)
+    shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)
+    if "output" not in call.outputs:
+        raise SpecError(f"call {name!r} has no output")
+    floats = {"queries": call.inputs.queries, **call.outputs}
+    for stage, array in floats.items():
+        if stage not in STAGES:
+            raise SpecError(f"call {name!r} has an output {stage!r}, which is not known (known: {', '.join(STAGES)})")
+        if stage in call.outputs and array.shape != shapes[stage]:
+            raise SpecError(f"call {name!r}: {stage} must have shape {shapes[stage]}. Got {array.shape}.")
+        if array.dtype != storage:
+            raise SpecError(f"call {name!r}: {stage} of a layer in {layer.dtype} must be {storage}. Got {array.dtype}.")

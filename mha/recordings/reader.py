@@ -1,0 +1,106 @@
+"""What the description in a recording's file says: every field is looked at before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from mha.coverage import Unread, unread_of
+from mha.recordings.array_pool import array_of
+from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.errors import shown
+from mha_core.files.outside import parse_json_object
+from mha_core.weights import check_weights
+
+LONGEST_TEXT = 1000
+"""So many characters a name, a class or a version may have."""
+
+Find = Callable[[Any], Any]
+"""The array that a value in the description refers to, or the value itself."""
+
+
+class Described(NamedTuple):
+    """What a file describes, in the order of the fields of a `Recording`."""
+
+    layers: tuple[RecordedLayer, ...]
+    calls: tuple[RecordedCall, ...]
+    versions: dict[str, str]
+    unread: tuple[Unread, ...] | None
+
+
+def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
+    """The layers and calls that a recording's file describes.
+
+    Args:
+        arrays: of the file, by name.
+        text: the description, in JSON.
+
+    Raises:
+        SpecError: it is no description, of a newer format, or contradicts itself or the arrays.
+        Exception: of any kind, where it is of another form; a KeyError for what it lacks.
+    """
+    description = parse_json_object(text, what="its description")
+    known = description["format"]
+    if type(known) is not int or known < 1:
+        raise SpecError(f"its format must be a positive integer. Got {shown(repr(known))}.")
+    if known > FORMAT:
+        raise SpecError(f"it has format {known}, and this version reads up to {FORMAT}; install a newer mha-parity")
+    find = _finder(arrays)
+    layers = tuple(_layer(layer, find) for layer in description["layers"])
+    calls = tuple(_call(call, len(layers), find) for call in description["calls"])
+    versions = {_text("a package", name): _text("a version", of) for name, of in description["versions"].items()}
+    unread = None if description.get("unread") is None else unread_of(description["unread"])
+    for one in unread or ():
+        _text("the name of a module", one.name)
+        _text("the class of a module", one.kind)
+    return Described(layers, calls, versions, unread)
+
+
+def _finder(arrays: Mapping[str, NDArray]) -> Find:
+    made: dict[tuple[str, bool], NDArray] = {}
+
+    def find(value: Any) -> Any:
+        if isinstance(value, dict):
+            key = value["array"], "as" in value
+            if key not in made:  # once: a description can refer to one array any number of times
+                made[key] = array_of(value, arrays)
+            return made[key]
+        return tuple(value) if isinstance(value, list) else value
+
+    return find
+
+
+def _layer(layer: Mapping[str, Any], find: Find) -> RecordedLayer:
+    config = AttentionConfig.from_dict(layer["config"])
+    weights = check_weights(config, {name: find(value) for name, value in layer["weights"].items()})
+    name, kind = _text("the name of a layer", layer["name"]), _text("the class of a layer", layer["kind"])
+    held_in = None if layer.get("parameters") is None else _text("a dtype", layer["parameters"])
+    return RecordedLayer(name, kind, _text("a dtype", layer["dtype"]), config, weights, held_in)
+
+
+def _call(call: Mapping[str, Any], layers: int, find: Find) -> RecordedCall:
+    position = call["layer"]
+    if type(position) is not int or not 0 <= position < layers:
+        raise SpecError(f"a call must name one of {layers} layers by position. Got {shown(repr(position))}.")
+    mask = _made(AttentionMask, call["mask"], find)
+    inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
+    return RecordedCall(position, inputs, {name: find(value) for name, value in call["outputs"].items()})
+
+
+def _made(cls: type, values: Mapping[str, Any], find: Find, **more: Any) -> Any:
+    known = {own.name for own in fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise SpecError(f"{cls.__name__} has no field {shown(repr(unknown[0]))} (it has: {', '.join(sorted(known))})")
+    return cls(**{name: find(value) for name, value in values.items()}, **more)
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_TEXT:
+        rule = f"must be a printable text of at most {LONGEST_TEXT} characters"
+        raise SpecError(f"{what} {rule}. Got {shown(repr(value))}.")
+    return value

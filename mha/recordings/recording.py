@@ -1,0 +1,244 @@
+"""Recording: calls of attention layers, with weights, inputs, masks and outputs, in one safetensors file.
+
+`mha.capture` makes it where the layers live; `mha replay` and `mha diagnose` read it anywhere else. In the
+file, equal arrays are stored once: what one layer gives and the next one takes, the weights of all its calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from mha.coverage import Coverage, Unread
+from mha.recordings.array_pool import ArrayPool, read
+from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
+from mha.recordings.reader import described_in
+from mha_core import AttentionConfig, SpecError
+from mha_core.dtypes import check_dtype, round_to
+from mha_core.errors import one_line, shown
+from mha_core.files.writing import check_output
+from mha_core.weights import Weights, check_weights
+
+METADATA_KEY = "mha_recording"
+"""Where the file holds everything but the arrays, as JSON."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Calls of one or several layers.
+
+    Args:
+        layers: every layer that was called; twice, if its weights changed between calls.
+        calls: in the order in which they were made.
+        versions: package -> version of what computed.
+        unread: the modules of the model that look like attention and are not among the layers; None if nobody
+            looked, as for a file of an older release.
+
+    Raises:
+        SpecError: there is no call; a layer or a call contradicts itself.
+
+    >>> import tempfile
+    >>> from mha_core import AttentionInputs, init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
+    >>> inputs = AttentionInputs(*(np.ones((1, length, 6)) for length in (3, 4, 4)))
+    >>> call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Recording((layer,), (call,), {"mine": "1.0"}).save(folder + "/one.safetensors")
+    ...     loaded = Recording.load(folder + "/one.safetensors")
+    >>> loaded.names, bool((loaded.calls[0].outputs["output"] == call.outputs["output"]).all())
+    (('layer',), True)
+    """
+
+    layers: tuple[RecordedLayer, ...]
+    calls: tuple[RecordedCall, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[Unread, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            raise SpecError("a recording needs at least one call. Got none.")
+        for layer in self.layers:
+            check_dtype(layer.dtype)
+            check_dtype(layer.held_in)
+            check_weights(layer.config, layer.weights)
+        for name, call in zip(self.names, self.calls, strict=True):
+            check_call(name, self.layers[call.layer], call)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each call is called: its layer's name, numbered where that was called more than once.
+
+        It stands for a case id, so it holds no wildcard.
+        """
+        plain = [self.layers[call.layer].name or "layer" for call in self.calls]
+        often, seen = Counter(plain), Counter[str]()
+        names = []
+        for name in plain:
+            seen[name] += 1
+            names.append(f"{name}#{seen[name]}" if often[name] > 1 else name)
+        return tuple(names)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """What was recorded of the model, and what was not; None if nobody looked."""
+        names = tuple(dict.fromkeys(layer.name for layer in self.layers))
+        return None if self.unread is None else Coverage(names, self.unread)
+
+    def check_coverage(self) -> None:
+        """SpecError if modules that look like attention were left out, or the file does not say whether."""
+        if self.coverage is None:
+            raise SpecError("the recording does not say which modules were left out; it is of an older release")
+        self.coverage.check()
+
+    @property
+    def made_with(self) -> str:
+        """The versions in words: "torch 2.13.0"."""
+        return ", ".join(f"{package} {version}" for package, version in self.versions.items()) or "unknown software"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the calls, each once."""
+        return tuple(dict.fromkeys(self.layers[call.layer].dtype for call in self.calls))
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """Each call as a Problem, with what the layer gave as `recorded`."""
+        return tuple(self._problem(call) for call in self.calls)
+
+    def cases(self, dtype: str | None = None) -> list[Case]:
+        """Each call as a case, of all calls or of those in `dtype`; to be judged as any other case is."""
+        found = []
+        for name, call, problem in zip(self.names, self.calls, self.problems, strict=True):
+            layer = self.layers[call.layer]
+            if dtype is None or layer.dtype == dtype:
+                sizes = problem.inputs.check(layer.config)
+                found.append(
+                    Case(
+                        name,
+                        f"what {layer.kind} was asked",
+                        layer.config,
+                        batch=sizes.batch,
+                        query_len=sizes.query_len,
+                        key_len=sizes.key_len,
+                        same_sizes="it was recorded",
+                        trivial_mask="it was recorded",
+                        source=partial(_itself, problem),
+                    )
+                )
+        return found
+
+    def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
+        """The same calls of layers that hold other weights: those that they were meant to hold.
+
+        What was recorded is then judged by what should have come out, and so a wrong port by the model that
+        was ported. The weights are rounded to the dtype in which the layer holds them.
+
+        Args:
+            intended: name of a layer -> config and canonical weights. Layers that it lacks stay as they are.
+
+        Raises:
+            SpecError: no layer has such a name; the calls do not fit the config.
+        """
+        names = dict.fromkeys(layer.name for layer in self.layers)
+        unknown = [name for name in intended if name not in names]
+        if unknown:
+            raise SpecError(f"no layer is named {unknown[0]!r} (there are: {', '.join(map(repr, names))})")
+        layers = []
+        for layer in self.layers:
+            config, weights = intended.get(layer.name, (layer.config, layer.weights))
+            rounded = {name: round_to(array, layer.held_in) for name, array in weights.items()}
+            layers.append(replace(layer, config=config, weights=check_weights(config, rounded)))
+        return replace(self, layers=tuple(layers))
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the file, whole or not at all. SpecError if it is there already, unless `overwrite`."""
+        check_target(path, overwrite=overwrite)
+        pool = ArrayPool()
+        description = {
+            "format": FORMAT,
+            "versions": dict(self.versions),
+            "layers": [_describe_layer(pool, layer) for layer in self.layers],
+            "calls": [_describe_call(pool, f"calls.{i}", call, self.layers) for i, call in enumerate(self.calls)],
+        }
+        if self.unread is not None:
+            description["unread"] = [asdict(one) for one in self.unread]
+        pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Read what `save` wrote.
+
+        Raises:
+            SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
+                lacks or contradicts something. The message says which.
+            FileNotFoundError: there is no such file.
+        """
+        arrays, text = read(path, METADATA_KEY, what="recording")
+        try:
+            return cls(*described_in(arrays, text))
+        except Exception as error:  # whatever a description of another form brings out
+            lacks = f"it lacks {shown(repr(error.args[0]))}" if isinstance(error, KeyError) and error.args else ""
+            reason = lacks or (str(error) if isinstance(error, SpecError) else one_line(error))
+            raise SpecError(f"{path} is a recording that can't be used: {reason}") from error
+
+    def _problem(self, call: RecordedCall) -> Problem:
+        layer = self.layers[call.layer]
+        return Problem(layer.config, layer.weights, call.inputs, call.outputs)
+
+
+def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The absolute path. SpecError if a file can't be written there, or is there already and may not be replaced."""
+    return check_output(path, what="a recording", force="" if overwrite else "overwrite=True")
+
+
+def _itself(problem: Problem) -> Problem:
+    return problem
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _describe_layer(pool: ArrayPool, layer: RecordedLayer) -> dict[str, Any]:
+    start = f"{layer.name}." if layer.name else ""
+    weights = {name: pool.add(f"{start}{name}", array, layer.held_in) for name, array in layer.weights.items()}
+    about = {"name": layer.name, "kind": layer.kind, "dtype": layer.dtype}
+    if layer.parameters is not None:
+        about["parameters"] = layer.parameters
+    return {**about, "config": layer.config.to_dict(), "weights": weights}
+
+
+def _describe_call(
+    pool: ArrayPool, prefix: str, call: RecordedCall, layers: tuple[RecordedLayer, ...]
+) -> dict[str, Any]:
+    dtype = layers[call.layer].dtype
+
+    def add(name: str, value: Any) -> Any:
+        return pool.add(f"{prefix}.{name}", np.asarray(value), dtype) if hasattr(value, "dtype") else value
+
+    return {
+        "layer": call.layer,
+        "inputs": {name: add(name, value) for name, value in _given(call.inputs).items() if name != "mask"},
+        "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
+        "outputs": {name: add(name, value) for name, value in call.outputs.items()},
+    }
+
+
+def _given(instance: Any) -> dict[str, Any]:
+    """The fields that have another value than their default: what a reader must know."""
+    values = ((own, getattr(instance, own.name)) for own in fields(instance))
+    return {own.name: value for own, value in values if not _is_default(own, value)}
+
+
+def _is_default(own: Field[Any], value: Any) -> bool:
+    return own.default is not MISSING and not hasattr(value, "dtype") and value == own.default

@@ -1,0 +1,248 @@
+"""Replay: a recording judged, and any backend or subject judged by it.
+
+What was recorded and what is run here are each compared with the reference, under the bound of its own
+dtype. If both are equal to it they are within the sum of the two bounds of each other, wherever and
+whenever the recording was made: so two frameworks are compared that can't be installed together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.judging.expected import expected
+from conformance.judging.result import Result
+from conformance.runner import run_case
+from conformance.subjects.ask import CannotExpress, as_trace
+from conformance.subjects.handout import OWN_ARRAYS
+from conformance.subjects.subject import Subject
+from mha.recordings.recording import Recording
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core.backend import Run
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True)
+class RecordedSubject:
+    """What was recorded, as a subject: it gives what the layer gave, and knows no other problem."""
+
+    recording: Recording
+    dtype: str
+    device: str = "cpu"
+    name: str = "recorded"
+    recorded: ClassVar[bool] = True
+
+    @property
+    def precision(self) -> Precision:
+        return Precision.of(self.dtype)
+
+    @cached_property
+    def _known(self) -> dict[bytes, Mapping[str, NDArray]]:
+        """Every problem by its digest -> what the layer gave."""
+        rounded = (problem.rounded(self.dtype) for problem in self.recording.problems)
+        return {_digest(one.config, one.weights, one.inputs): one.recorded for one in rounded}
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            given = self._known.get(_digest(config, weights, inputs))
+            if given is None:
+                raise CannotExpress("it was not recorded")
+            return as_trace(given, weights)
+
+        return run
+
+
+def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
+    """The same for the same problem; a cotangent does not count, as what it asks for was not recorded."""
+    whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
+    arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if name != "cotangent"}
+    for name, value in {**weights, **arrays, **vars(inputs.mask)}.items():
+        if hasattr(value, "dtype"):
+            array = np.asarray(value)
+            whole.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+        else:
+            whole.update(f"{name} {value!r}".encode())
+    return whole.digest()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far apart a subject and the recording are in one call.
+
+    Attributes:
+        distance: the largest difference of the outputs.
+        ratio: the largest difference over the sum of the two bounds there; None where the subject computed
+            from other numbers, because its dtype can't hold those that were recorded.
+    """
+
+    case: str
+    subject: str
+    dtype: str
+    distance: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of it.
+
+    Attributes:
+        recorded: what was recorded, against the reference.
+        results: each subject against the reference, in each call.
+        agreements: each subject against what was recorded, where it ran.
+    """
+
+    recorded: tuple[Result, ...]
+    results: tuple[Result, ...]
+    agreements: tuple[Agreement, ...] = field(default=())
+
+    @property
+    def everything(self) -> tuple[Result, ...]:
+        """All results, the recording's first."""
+        return (*self.recorded, *self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it."""
+        return {
+            "recorded": [result.to_dict() for result in self.recorded],
+            "results": [result.to_dict() for result in self.results],
+            "agreements": [asdict(agreement) for agreement in self.agreements],
+        }
+
+
+def replay(
+    recording: Recording,
+    subjects: Sequence[Subject],
+    *,
+    patterns: Sequence[str] = ("*",),
+    same_dtype: bool = False,
+    progress: Callable[[Result], None] = lambda result: None,
+) -> Replay:
+    """Judge the recording, and every subject by each of its calls.
+
+    Args:
+        recording: what was recorded.
+        subjects: backends, or anything else with `prepare(config, weights) -> run(inputs) -> Trace`.
+        patterns: names of the calls; wildcards work.
+        same_dtype: whether a subject is asked only what was recorded in its own dtype.
+        progress: sees each Result as it comes.
+
+    Raises:
+        SpecError: no call has such a name.
+
+    >>> from conformance.subjects.backend import ReferenceSubject
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
+    >>> from mha_core import init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
+    >>> inputs = AttentionInputs(*(np.ones((1, length, 6)) for length in (3, 4, 4)))
+    >>> call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
+    >>> outcome = replay(Recording((layer,), (call,)), [ReferenceSubject()])
+    >>> [result.status for result in outcome.everything], outcome.agreements[0].ratio
+    (['equal', 'equal'], 0.0)
+    """
+    known = selected(recording, patterns)
+    recorded = tuple(_told(judge(recording, known), progress))
+    results: list[Result] = []
+    agreements: list[Agreement] = []
+    for subject in subjects:
+        kept = _Keeping(subject)
+        for case in recording.cases(subject.dtype if same_dtype else None):
+            if case.id not in known:
+                continue
+            kept.trace = None
+            result = run_case(case, kept)
+            progress(result)
+            results.append(result)
+            if kept.trace is not None and kept.trace.output is not None and result.status in ("equal", "different"):
+                agreements.append(_agreement(case, recording, kept))
+    return Replay(recorded, tuple(results), tuple(agreements))
+
+
+def judge(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
+    """What was recorded against the reference, call by call, in the dtype of each; all calls, or those of `names`."""
+    for dtype in recording.dtypes:
+        subject = RecordedSubject(recording, dtype)
+        for case in recording.cases(dtype):
+            if names is None or case.id in names:
+                yield run_case(case, subject)
+
+
+def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
+    """The names of the calls that match one of the patterns."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in recording.names):
+            raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(recording.names)})")
+    return frozenset(name for name in recording.names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _told(results: Iterator[Result], progress: Callable[[Result], None]) -> Iterator[Result]:
+    for result in results:
+        progress(result)
+        yield result
+
+
+class _Keeping:
+    """A subject that keeps its last answer."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.trace: Trace | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subject, name)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        run = self._subject.prepare(config, weights)
+
+        def run_and_keep(inputs: AttentionInputs) -> Trace:
+            self.trace = as_trace(run(inputs), weights)
+            return self.trace
+
+        return run_and_keep
+
+
+def _agreement(case: Case, recording: Recording, kept: _Keeping) -> Agreement:
+    position = recording.names.index(case.id)
+    problem = recording.problems[position]
+    own = expected(case, kept.precision)
+    theirs = expected(case, Precision.of(recording.layers[recording.calls[position].layer].dtype))
+    assert kept.trace is not None
+    assert kept.trace.output is not None
+    output, recorded = kept.trace.output, problem.recorded["output"]
+    if output.shape != recorded.shape:
+        return Agreement(case.id, kept.name, kept.dtype, np.inf, None)
+    with np.errstate(all="ignore"):
+        distance = np.abs(output.astype(np.float64) - recorded)
+        distance[(output == recorded) | (np.isnan(output) & np.isnan(recorded))] = 0.0
+        distance[np.isnan(distance)] = np.inf
+        ratio = np.where(distance > 0.0, distance / (own.allowed_error["output"] + theirs.allowed_error["output"]), 0.0)
+    alike = _same_numbers(own.problem, theirs.problem)
+    return Agreement(
+        case.id,
+        kept.name,
+        kept.dtype,
+        float(distance.max(initial=0.0)),
+        float(ratio.max(initial=0.0)) if alike else None,
+    )
+
+
+def _same_numbers(one: Problem, other: Problem) -> bool:
+    """Whether two roundings of a problem are the same numbers, in whatever dtypes."""
+    return _digest(*_in_float64(one)) == _digest(*_in_float64(other))
+
+
+def _in_float64(problem: Problem) -> tuple[AttentionConfig, Weights, AttentionInputs]:
+    wide = problem.rounded("float64")
+    return wide.config, wide.weights, wide.inputs

@@ -1,0 +1,108 @@
+"""Blocks: how a fast path cuts a call into blocks of queries, and which keys a block needs.
+
+A fast path computes a block of queries against the keys that any of them may attend to, so it never
+holds all Lq x Lk scores, and does not touch keys that `valid_lens`, `causal` or `window` exclude for
+the whole block. What stands here is known without an array of any framework.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.masks import AttentionMask
+from mha_core.call.sizes import CallSizes
+
+SMALLEST_BLOCK = 32
+"""Queries below which a block's matrix products are no longer worth their overhead."""
+
+
+def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
+    """How many queries to compute at once: a power of two whose scores fit the budget, or all of them.
+
+    Args:
+        query_len: Lq.
+        bytes_per_query: what one more query adds to the block's scores: Lk * itemsize, times the heads that
+            are computed at once.
+        budget: bytes of scores that a block may have; what the processor's caches hold.
+
+    >>> query_block(2048, 2048 * 4, budget=2**21)
+    256
+    >>> query_block(8192, 2**24, budget=2**21), query_block(100, 400, budget=2**21), query_block(0, 0, budget=1)
+    (32, 100, 1)
+    """
+    fitting = max(SMALLEST_BLOCK, budget // max(bytes_per_query, 1))
+    return max(1, min(query_len, 1 << (fitting.bit_length() - 1)))
+
+
+def query_blocks(query_len: int, block: int) -> list[slice]:
+    """Slices of `block` queries each, the last one with the rest.
+
+    >>> query_blocks(7, 3)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
+    """
+    return [slice(start, min(start + block, query_len)) for start in range(0, query_len, block)]
+
+
+class Reach(NamedTuple):
+    """The keys that lengths and positions leave to each query: key j iff first <= j < stop.
+
+    Integers, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each leave an interval, and so
+    do all of them together. `allowed` and `bias` have no part in it.
+    """
+
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+    def keys(self, items: slice, queries: slice) -> slice:
+        """The keys that any of these queries of these items may attend to; an empty slice if there are none."""
+        first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
+        first, stop = np.broadcast_arrays(first, stop)
+        open_rows = first < stop
+        if not open_rows.any():
+            return slice(0, 0)
+        return slice(int(first[open_rows].min()), int(stop[open_rows].max()))
+
+    def is_open(self, items: slice, queries: slice, keys: slice) -> bool:
+        """Whether each of these queries of these items may attend to all of these keys."""
+        first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
+        return bool((first <= keys.start).all() and (stop >= keys.stop).all())
+
+
+def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
+    """What lengths and positions leave to each query.
+
+    Args:
+        mask: `valid_lens` and `query_offset` hold integers or arrays of NumPy.
+        sizes: of the call.
+
+    >>> sizes = CallSizes(batch=2, query_len=6, key_len=8)
+    >>> within = reach(AttentionMask(valid_lens=np.array([3, 8]), causal=True), sizes)
+    >>> within.keys(slice(0, 2), slice(2, 4)), within.keys(slice(0, 1), slice(2, 4))
+    (slice(0, 4, None), slice(0, 3, None))
+    >>> within.is_open(slice(0, 1), slice(4, 6), slice(0, 3))
+    True
+    """
+    first = np.zeros((1, 1), dtype=np.int64)
+    stop = np.full((1, 1), sizes.key_len, dtype=np.int64)
+    if mask.valid_lens is not None:
+        lens = np.asarray(mask.valid_lens, dtype=np.int64)
+        stop = np.minimum(stop, lens[:, None] if lens.ndim == 1 else lens)
+    if mask.has_positions:
+        offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1)
+        position = offset + np.arange(sizes.query_len, dtype=np.int64)
+        left, right = mask.window or (None, None)
+        if mask.causal:
+            stop = np.minimum(stop, position + 1)
+        if right is not None:
+            stop = np.minimum(stop, position + right + 1)
+        if left is not None:
+            first = np.maximum(first, position - left)
+    return Reach(first, np.maximum(stop, 0))
+
+
+def _part(array: NDArray[np.int64], items: slice, queries: slice) -> NDArray[np.int64]:
+    rows = array if array.shape[0] == 1 else array[items]
+    return rows if rows.shape[1] == 1 else rows[:, queries]

@@ -1,0 +1,122 @@
+"""AttentionInputs: everything that one run of a layer is given, as NumPy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import settled
+from mha_core.call.checks import check_call, check_numbers
+from mha_core.call.masks import AttentionMask
+from mha_core.call.sizes import CallSizes
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import DTYPES, round_to
+from mha_core.errors import SpecError
+from mha_core.heads import merge_heads
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInputs:
+    """What one run is given.
+
+    Args:
+        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
+            also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
+        mask: which keys each query may attend to.
+        dropout_keep: bool (B, H, Lq, Lk); True keeps a weight. Its presence makes this a training step.
+        cotangent: (B, Lq, Do), the gradient of some loss with respect to the output. Its presence
+            asks for gradients.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
+            steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
+            and in every stage. Give their number to the mask as `query_offset`.
+
+    A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
+
+    Raises:
+        SpecError: a list that is no array.
+    """
+
+    queries: NDArray
+    keys: NDArray
+    values: NDArray
+    mask: AttentionMask = field(default_factory=AttentionMask)
+    dropout_keep: NDArray | None = None
+    cotangent: NDArray | None = None
+    past_keys: NDArray | None = None
+    past_values: NDArray | None = None
+
+    def __post_init__(self) -> None:
+        changes: dict[str, object] = {}
+        for name in ("queries", "keys", "values", "cotangent", "past_keys", "past_values"):
+            given = getattr(self, name)
+            changes[name] = settled(name, given) if isinstance(given, np.ndarray) else given
+        changes["mask"] = self.mask.with_bias_in(str(getattr(changes["queries"], "dtype", "")))
+        changes["dropout_keep"] = settled("dropout_keep", self.dropout_keep)
+        for name, value in changes.items():
+            if value is not getattr(self, name):
+                object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    @property
+    def is_split(self) -> bool:
+        """Whether queries, keys and values are split into heads already."""
+        return self.queries.ndim == 4
+
+    def merged(self) -> AttentionInputs:
+        """The same inputs with the heads of queries, keys and values merged, if they are split."""
+        if not self.is_split:
+            return self
+        return replace(
+            self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
+        )
+
+    def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
+        """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
+        sizes = check_call(
+            queries=self.queries,
+            keys=self.keys,
+            values=self.values,
+            mask=self.mask,
+            dropout_keep=self.dropout_keep,
+            past_keys=self.past_keys,
+            past_values=self.past_values,
+            num_heads=config.num_heads,
+            head_shapes=config.head_shapes,
+            split=not config.projections,
+            widths=(config.query_dim, config.key_dim, config.value_dim),
+            layer_dtype=dtype,
+        )
+        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
+        if self.cotangent is not None:
+            output = (sizes.batch, sizes.query_len, config.output_dim)
+            if self.cotangent.shape != output or str(self.cotangent.dtype) not in DTYPES:
+                raise SpecError(
+                    f"cotangent must be floating-point of the output's shape {output}. "
+                    f"Got {self.cotangent.dtype} {self.cotangent.shape}."
+                )
+        return sizes
+
+    def rounded(self, dtype: str) -> AttentionInputs:
+        """The same inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
+        return replace(
+            self,
+            queries=round_to(self.queries, dtype),
+            keys=round_to(self.keys, dtype),
+            values=round_to(self.values, dtype),
+            mask=self.mask.map_arrays(lambda name, array: round_to(array, dtype) if name == "bias" else array),
+            cotangent=None if self.cotangent is None else round_to(self.cotangent, dtype),
+            past_keys=None if self.past_keys is None else round_to(self.past_keys, dtype),
+            past_values=None if self.past_values is None else round_to(self.past_values, dtype),
+        )
+
+    def as_float64(self) -> AttentionInputs:
+        """The same numbers in float64."""
+        return self.rounded("float64")
+
+
+def read_only(array: NDArray) -> NDArray:
+    """A view of `array` that cannot be written through."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,212 @@
+"""Masks: which keys a query may attend to. The sources, and their rules in NumPy.
+
+Sources combine with AND. Each backend's `masks.py` holds the same functions in its own
+framework's operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import is_numbers, numbers_as, settled, settled_window
+from mha_core.call.sizes import CallSizes
+from mha_core.dtypes import DTYPES
+
+ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
+"""The fields of AttentionMask that can hold an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """The sources of a mask; arrays of NumPy or of any one framework.
+
+    Args:
+        valid_lens: integers (B,) or (B, Lq); key j is allowed iff j < valid_len.
+        allowed: bool, broadcastable to (B, H, Lq, Lk) by NumPy's rules; True = may attend.
+            A three-dimensional one is therefore (H, Lq, Lk); write (B, 1, Lq, Lk) for one per item.
+        bias: float, broadcastable to (B, H, Lq, Lk), added to the scores after scaling. -inf in it
+            excludes that key just as `allowed = False` does; a large finite number is only a number.
+        causal: query i stands at position query_offset + i; key j is allowed iff j <= that position.
+        query_offset: an integer, or integers (B,), in -2**31..2**31 - 1. 0 aligns queries and keys at their first
+            elements (top-left), Lk - Lq at their last (bottom-right); with a decoding cache it is
+            the number of past keys. Without `causal` and `window` it has nothing to act on.
+        window: (left, right); key j is allowed iff position - left <= j <= position + right.
+            None in it is unbounded. The query's own position is not counted.
+
+    Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), but for a bias: see `with_bias_in`.
+
+    Raises:
+        SpecError: a list that is no array.
+
+    >>> mask = AttentionMask(valid_lens=np.array([1, 3]), causal=True)
+    >>> from mha_core.call.sizes import CallSizes
+    >>> allowed_keys(mask, CallSizes(batch=2, query_len=2, key_len=3), num_heads=1)[:, 0].astype(int)
+    array([[[1, 0, 0],
+            [1, 0, 0]],
+    <BLANKLINE>
+           [[1, 0, 0],
+            [1, 1, 0]]])
+    """
+
+    valid_lens: Any = None
+    allowed: Any = None
+    bias: Any = None
+    causal: bool = False
+    query_offset: Any = 0
+    window: tuple[int | None, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("valid_lens", "allowed"):
+            self._settle(name, settled(name, getattr(self, name)))
+        if isinstance(self.query_offset, np.integer):
+            self._settle("query_offset", int(self.query_offset))
+        elif type(self.query_offset) is not int:
+            self._settle("query_offset", settled("query_offset", self.query_offset))
+        if not is_numbers(self.bias):
+            self._settle("bias", settled("bias", self.bias))
+        if isinstance(self.causal, np.bool_):
+            self._settle("causal", bool(self.causal))
+        self._settle("window", settled_window(self.window))
+
+    def _settle(self, name: str, value: Any) -> None:
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def with_bias_in(
+        self, dtype: str, convert: Callable[[NDArray, str], Any] = lambda array, dtype: array
+    ) -> AttentionMask:
+        """The same mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
+
+        Args:
+            dtype: of the queries, which it takes.
+            convert: makes the array that is wanted of one of NumPy (bfloat16: in float32) and the name of its dtype.
+        """
+        if not is_numbers(self.bias):
+            return self
+        array = numbers_as("bias", self.bias, dtype)
+        return replace(self, bias=convert(array, dtype) if dtype in DTYPES and array.dtype.kind == "f" else array)
+
+    def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
+        """The same mask with `convert(name, array)` in place of every array."""
+        changes = {}
+        for name in ARRAY_SOURCES:
+            array = getattr(self, name)
+            if array is not None and not isinstance(array, int):
+                converted = convert(name, array)
+                if converted is not array:
+                    changes[name] = converted
+        return replace(self, **changes) if changes else self
+
+    def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
+        """The mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.
+
+        `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
+        """
+        return self.map_arrays(
+            lambda name, array: insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array
+        )
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it has any source at all; without one every key is allowed."""
+        return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the mask depends on where queries and keys stand."""
+        return self.causal or self.window is not None
+
+
+def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
+    """The keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
+    return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
+
+
+def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, Lk): all sources combined. True = may attend."""
+    combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=np.bool_)
+    if mask.valid_lens is not None:
+        combined &= _within_valid_lens(mask.valid_lens, sizes)
+    if mask.allowed is not None:
+        combined &= mask.allowed
+    if mask.bias is not None:
+        combined &= ~np.isneginf(mask.bias)
+    if mask.has_positions:
+        combined &= _within_reach(mask, sizes)
+    return combined
+
+
+def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
+    """The mask as `valid_lens`, or None if it leaves some query other keys than its first ones, or not all heads alike.
+
+    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself where there is no other
+    source. Of the bias only -inf counts: what else it holds, lengths can't say.
+
+    >>> from mha_core.call.sizes import CallSizes
+    >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
+    >>> as_valid_lens(AttentionMask(causal=True, query_offset=1), sizes, num_heads=4)
+    array([[2, 3]])
+    >>> print(as_valid_lens(AttentionMask(window=(0, 0)), sizes, num_heads=4))
+    None
+    """
+    if mask.valid_lens is not None and not replace(mask, valid_lens=None).has_sources:
+        return mask.valid_lens
+    allowed = allowed_keys(mask, sizes, num_heads)
+    lens = allowed[:, 0].sum(axis=-1)
+    return lens if np.array_equal(allowed, np.broadcast_to(_first_keys(lens, sizes), allowed.shape)) else None
+
+
+def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
+    """Bool (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
+
+    Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing
+    in them can reach a result. "Every" is taken over the source as it is given, so a source that
+    broadcasts over the queries speaks also when there are none.
+    """
+    padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
+    if mask.valid_lens is not None:
+        padding |= ~_within_valid_lens(mask.valid_lens, sizes).any(axis=(1, 2))
+    if mask.allowed is not None:
+        padding |= ~_as_rank_4(np.asarray(mask.allowed)).any(axis=(1, 2))
+    return padding
+
+
+def additive_bias(mask: AttentionMask) -> NDArray:
+    """The bias to add to the scores, rank 4: `mask.bias` with 0 where -inf only excludes."""
+    bias = _as_rank_4(np.asarray(mask.bias))
+    return np.where(np.isneginf(bias), 0.0, bias)
+
+
+def _within_valid_lens(valid_lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
+    """(B, 1, 1 or Lq, Lk)."""
+    return _first_keys(valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens, sizes)
+
+
+def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
+    """Lengths (B, 1 or Lq) -> (B, 1, 1 or Lq, Lk): True for so many first keys."""
+    return np.arange(sizes.key_len) < lens[:, None, :, None]
+
+
+def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
+    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
+    offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1, 1, 1)
+    position = offset + np.arange(sizes.query_len)[:, None]
+    ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
+    reach = np.ones(ahead.shape, dtype=np.bool_)
+    left, right = mask.window or (None, None)
+    if mask.causal:
+        reach &= ahead <= 0
+    if left is not None:
+        reach &= ahead >= -left
+    if right is not None:
+        reach &= ahead <= right
+    return reach
+
+
+def _as_rank_4(array: NDArray) -> NDArray:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)

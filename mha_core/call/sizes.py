@@ -1,0 +1,35 @@
+"""What the checks of a call need to know of its arrays, and the sizes that they find."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Dim = int | None
+"""One size; None while a tracing framework does not know it yet."""
+
+
+class ArraySpec(NamedTuple):
+    """What the checks need to know of an array: its shape, and its dtype by name."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+
+class CallSizes(NamedTuple):
+    """The sizes of one call; key_len counts the past_len keys of a cache too.
+
+    Integers; while a framework traces, also its symbols, or None for not known yet.
+    """
+
+    batch: Any
+    query_len: Any
+    key_len: Any
+    past_len: Any = 0
+
+
+def describe_array(array: Any) -> ArraySpec:
+    """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    dtype = array.dtype.name if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
+    return ArraySpec(tuple(array.shape), dtype)

@@ -1,0 +1,153 @@
+"""What the hooks of all four frameworks share: calls of this project's own layers and of the seed's, and refusals."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import layouts
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.config import AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.weights import Weights
+
+ToArray = Callable[[Any], NDArray]
+"""A framework's array, or anything that NumPy takes, as a copy in NumPy."""
+
+MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window")
+
+
+class Call(NamedTuple):
+    """One call of a layer in terms of the definition, in NumPy arrays that nobody else holds.
+
+    Args:
+        config, weights: the layer.
+        inputs: what it was given.
+        outputs: what it gave by stage: `output`, and `weights` if it returned them per head.
+        dtype: what it computed in, by name. bfloat16 numbers come in float32 arrays.
+        parameters: the dtype of the weights, where the layer casts them to `dtype` as it computes.
+    """
+
+    config: AttentionConfig
+    weights: Weights
+    inputs: AttentionInputs
+    outputs: Mapping[str, NDArray]
+    dtype: str
+    parameters: str | None = None
+
+
+def own_call(
+    config: AttentionConfig,
+    weights: Weights,
+    arguments: Mapping[str, Any],
+    output: Any,
+    to_array: ToArray,
+    *,
+    training: bool,
+    dtypes: tuple[str, str],
+) -> Call:
+    """A call of this project's own layer, whose arguments are the definition's."""
+    plain = (bool, int, tuple, type(None))
+    given: dict[str, Any] = {
+        name: value if isinstance(value, plain) else to_array(value) for name, value in arguments.items()
+    }
+    if given["dropout_keep"] is None:
+        refuse_dropout(training=training, rate=config.dropout)
+    if isinstance(given["window"], list):
+        given["window"] = tuple(given["window"])
+    mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS})
+    own = {name: given[name] for name in ("dropout_keep", "past_keys", "past_values") if name in given}
+    inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own)
+    results = output if isinstance(output, tuple) else (output,)
+    outputs = {"output": to_array(results[0])}
+    if arguments["return_weights"]:
+        outputs["weights"] = to_array(results[1])
+    return Call(config, weights, inputs, outputs, *dtypes)
+
+
+def seed_call(
+    layout: str,
+    arrays: Mapping[str, NDArray],
+    num_heads: int,
+    arguments: Mapping[str, Any],
+    output: Any,
+    folded_weights: Any,
+    to_array: ToArray,
+    *,
+    dtypes: tuple[str, str],
+) -> Call:
+    """A call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
+    config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
+    queries, keys, values, *more = (None if value is None else value for value in arguments.values())
+    lens = None if not more or more[0] is None else as_lens(to_array(more[0]))
+    inputs = AttentionInputs(to_array(queries), to_array(keys), to_array(values), AttentionMask(valid_lens=lens))
+    outputs = {"output": to_array(output)}
+    if folded_weights is not None:
+        folded = to_array(folded_weights)
+        outputs["weights"] = folded.reshape(len(inputs.queries), num_heads, *folded.shape[1:])
+    return Call(config, weights, inputs, outputs, *dtypes)
+
+
+def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included, and those among **kwargs by their own names too."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+    arguments = dict(bound.arguments)
+    for name in more:
+        arguments |= bound.arguments[name]
+    return arguments
+
+
+def as_lens(lens: NDArray) -> NDArray:
+    """Lengths as integers; the book's examples have them as whole floating-point numbers too."""
+    return lens.astype(np.int64) if lens.dtype.kind == "f" and (lens == np.floor(lens)).all() else lens
+
+
+def has_seed_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
+    """Whether a layer has what d2l.ai's has: num_heads, four projections of this kind, and its call."""
+    parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
+    return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
+
+
+def takes_lens(call: Callable[..., Any]) -> bool:
+    """Whether the arguments are those of d2l.ai's layer."""
+    return list(inspect.signature(call).parameters)[:4] == ["queries", "keys", "values", "valid_lens"]
+
+
+def refuse_dropout(*, training: bool, rate: float) -> None:
+    """SpecError if weights are dropped that nobody can see."""
+    if training and rate > 0.0:
+        raise SpecError(
+            f"dropout={rate} is active, and which weights it drops can't be seen. "
+            "Run the layer as in inference, or with dropout 0"
+        )
+
+
+def one_dtype(dtypes: Iterable[str]) -> str:
+    """The one dtype of parameters, inputs and output, by name."""
+    found = sorted(set(dtypes))
+    if len(found) != 1:
+        raise SpecError(f"a call in mixed precision can't be recorded: it has {', '.join(found)}")
+    return found[0]
+
+
+def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
+    """(name, module, adapter) of every module that is chosen and in no other one that is, outer ones first."""
+    found: list[str] = []
+    for name, module in modules:
+        within = any(outer == "" or name.startswith(outer + separator) for outer in found)
+        adapter = None if within else choose(name, module)
+        if adapter is not None:
+            found.append(name)
+            yield name, module, adapter
+
+
+def none_found(target: Any) -> SpecError:
+    """What to raise where no layer is chosen."""
+    return SpecError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

@@ -1,0 +1,44 @@
+"""Packages of somebody else's that bear the name of one of this project's, and stand in its way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+OURS = ("mha_core", "backends", "conformance", "mha", "mha_parity")
+"""This project's top-level packages; some names are so plain that another project may have them too."""
+
+HOME = Path(__file__).resolve().parents[2]
+"""The folder that holds all of them."""
+
+
+def foreign_file(name: str) -> Path | None:
+    """Where a package called `name`, one of OURS, comes from if it isn't this project's; None if it is, or is nowhere.
+
+    >>> foreign_file("conformance") is None
+    True
+    """
+    module = sys.modules.get(name)
+    try:
+        spec = find_spec(name) if module is None else module.__spec__
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ()) or ([spec.origin] if spec.origin else [])
+    found = [Path(place).resolve() for place in places]
+    if not found or any(place.parent == HOME for place in found):
+        return None
+    return found[0] if spec.origin is None else Path(spec.origin)
+
+
+def shadows(names: Sequence[str] = OURS) -> list[str]:
+    """A line for each of these packages of this project that another one hides."""
+    return [
+        f"the package {name!r} that Python finds is {file}, not that of mha-parity in {HOME}; "
+        "rename yours, or run from a folder where it is not found first"
+        for name in names
+        if (file := foreign_file(name)) is not None
+    ]

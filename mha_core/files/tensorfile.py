@@ -1,0 +1,148 @@
+"""safetensors files from outside: the header checked, and sealed where this project writes one.
+
+The format has no checksum, so a damaged byte in a name, a shape or a config can say another layer. What this project
+writes holds a seal in its metadata: a digest of the header, which is refused if it does not fit. Files without one
+are read as they are. Numbers are not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save as to_safetensors
+
+from mha_core.errors import SpecError, one_line, shown
+from mha_core.files.outside import parse_json_object
+
+SEAL = "mha_seal"
+"""The metadata key of the digest."""
+
+UNSEALED = "0" * 64
+"""What stands in the digest's place while it is taken."""
+
+_PLACE = re.compile(rb'"%b":"[0-9a-f]{64}"' % SEAL.encode())
+"""In a header. Texts in JSON inside it, which have their quotation marks escaped, can't look like it."""
+
+LONGEST_HEADER = 100_000_000
+"""The safetensors package refuses a longer one."""
+
+LONGEST_NAME = 1000
+"""So many characters the name of an array may have."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        metadata: texts by their names.
+        arrays: names, in the order of the header.
+        size: of the header in bytes, with the eight that say its length.
+    """
+
+    metadata: Mapping[str, str]
+    arrays: tuple[str, ...]
+    size: int
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """The header of a safetensors file, its seal checked.
+
+    What else must hold of offsets and shapes, the package safetensors checks when it opens the file.
+
+    Raises:
+        SpecError: it is not whole, says a name twice, has a name that is not printable, or does not fit its seal.
+    """
+    raw = _raw_header(Path(path))
+    found = parse_json_object(raw, what=f"{path} is not a whole safetensors file: its header")
+    metadata = found.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SpecError(f"{path} is not a whole safetensors file: its metadata must be texts")
+    for name in found:
+        check_name(path, name)
+    if SEAL in metadata and (len(_PLACE.findall(raw)) != 1 or _digest(raw) != metadata[SEAL]):
+        raise SpecError(f"{path} is not a whole safetensors file: its header is not as it was written (mha_seal)")
+    return Header(metadata, tuple(found), 8 + len(raw))
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray], Mapping[str, str]]:
+    """Every array of a file, and its metadata.
+
+    Raises:
+        SpecError: the file is not whole or its header is refused; the message is one line.
+        FileNotFoundError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    header = read_header(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in header.arrays}
+        for name, array in arrays.items():
+            if max(array.shape, default=0) > Path(path).stat().st_size:  # of an array without numbers
+                raise ValueError(f"{name} claims the shape {array.shape}")
+        return arrays, header.metadata
+    except Exception as error:  # SafetensorError; TypeError for a dtype that NumPy lacks; OSError
+        raise SpecError(f"{path} is not a whole safetensors file of arrays: {one_line(error)}") from error
+
+
+def to_sealed(arrays: Mapping[str, NDArray], metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a file with these arrays and this metadata, and a seal."""
+    data = to_safetensors(dict(arrays), metadata={**metadata, SEAL: UNSEALED})
+    length = int.from_bytes(data[:8], "little")
+    return data[:8] + sealed_header(data[8 : 8 + length]) + data[8 + length :]
+
+
+def seal_file(path: Path) -> None:
+    """Put the digest into a file that was written with SEAL: UNSEALED in its metadata."""
+    raw = _raw_header(path)
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(sealed_header(raw))
+
+
+def sealed_header(raw: bytes) -> bytes:
+    """The header, of the same length, with the digest in its place and the metadata in the order of their names.
+
+    The package writes metadata in any order, and the same arrays shall make the same file.
+    """
+    header = json.loads(raw)
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    ordered = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    raw = ordered.ljust(len(raw)) if len(ordered) <= len(raw) else raw
+    return _PLACE.sub(lambda _: b'"%b":"%b"' % (SEAL.encode(), _digest(raw).encode()), raw)
+
+
+def check_name(where: object, name: str) -> None:
+    """SpecError unless the name of an array, which stands in the file `where`, is printable and not endless."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
+        rule = f"must be printable and at most {LONGEST_NAME} characters long"
+        raise SpecError(f"{where}: the name of an array {rule}. Got {shown(repr(name))}.")
+
+
+def _digest(raw: bytes) -> str:
+    """Of the header with UNSEALED in the place of the seal."""
+    return hashlib.sha256(_PLACE.sub(b'"%b":"%b"' % (SEAL.encode(), UNSEALED.encode()), raw)).hexdigest()
+
+
+def _raw_header(path: Path) -> bytes:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise SpecError(f"{path} is not a whole safetensors file: its header ends beyond it")
+        return file.read(length)
+
+
+def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """The arrays as the format takes them: it writes the underlying buffer, so a view is laid out first."""
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

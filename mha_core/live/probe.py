@@ -1,0 +1,274 @@
+"""Probes of live layers: whether a layer computes what was read from it, seen by running it on a few small inputs.
+
+Weights and a class say what a layer would compute if it were that class and nothing else. A subclass, a hook, an
+adapter beside a weight (LoRA), a replaced function say otherwise, and no list of them is complete; but the layer is
+there. `check_reading` draws inputs, has the caller run the layer on them, and compares with the reference.
+
+(Not to be confused with the `probes.py` of the backends, which show known deviations of frameworks.)
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import DTYPES, round_to
+from mha_core.errors import SpecError, one_line
+from mha_core.live.rounding import rounding_error
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State
+from mha_core.stages import STAGES
+from mha_core.weights import Weights, check_weights
+
+RunProbe = Callable[[AttentionInputs], Mapping[str, NDArray]]
+"""Runs the live layer: inputs in NumPy -> what it shows by stage, `output` (B, Lq, Do) at least."""
+
+SWITCH = "probe=False hands its weights out all the same"
+"""How to go without a probe, for messages."""
+
+SPREAD = 2.0
+"""The deviation that scores are given: large enough for a wrong scale to show, and no row all of one key."""
+
+LARGEST = 2.0**11
+"""Nothing that a float16 layer computes is to get larger, so that none of its sums overflows."""
+
+STEPS = 12
+"""Powers of two to which the inputs may be scaled, up and down."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a live layer can be told.
+
+    Attributes:
+        cross: whether keys may have another length than queries, and be another input.
+        values: whether values may be another input than keys.
+        masks: which of the mask's sources it can be told: "valid_lens", "allowed", "causal", "bias".
+    """
+
+    cross: bool = True
+    values: bool = True
+    masks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One call: its sizes, which source its mask has, and how much larger its inputs are than others'."""
+
+    batch: int
+    query_len: int
+    key_len: int
+    mask: str | None = None
+    times: float = 1.0
+    self_attention: bool = False
+
+    def __str__(self) -> str:
+        lengths = f"{self.query_len} queries" + ("" if self.self_attention else f" and {self.key_len} keys")
+        return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
+
+
+PROBES = (
+    Probe(2, 5, 7),
+    Probe(1, 4, 4, times=2.0, self_attention=True),
+    Probe(2, 4, 6, "valid_lens"),
+    Probe(2, 3, 5, "allowed"),
+    Probe(1, 6, 4, "causal"),
+    Probe(1, 3, 6, "bias"),
+)
+"""The calls; those whose mask a layer can't be told are left out."""
+
+
+def check_reading(
+    name: str,
+    config: AttentionConfig,
+    weights: Weights,
+    run: RunProbe,
+    *,
+    dtype: str,
+    words: Words,
+    meant: Callable[[AttentionInputs], AttentionInputs] | None = None,
+) -> None:
+    """Run a live layer on the probes, and raise SpecError unless it computes what these weights say.
+
+    Rows that may attend to no key are left out: what stands there is a known deviation of every framework.
+
+    Args:
+        name: of the layer, for the message.
+        config, weights: what was read from it.
+        run: runs it. It has to leave the layer as it was; this here takes care of NumPy's and Python's random
+            state, and of warnings.
+        dtype: in which the layer computes, by name; inputs and weights are rounded to it first.
+        words: what the layer can be told.
+        meant: what a call with these inputs asks of this layer, where that is something else: a window of its own.
+
+    Raises:
+        SpecError: it computes something else (the message has the first difference), or could not be run.
+
+    >>> from mha_core import init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = init_weights(config, seed=0)
+    >>> def twice(inputs):
+    ...     return {"output": 2.0 * reference.run(config, weights, inputs).output}
+    >>> check_reading("Twice", config, weights, twice, dtype="float64", words=Words())
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: Twice does not compute what its weights say: in a probe of 2 x 5 queries and \
+7 keys, no mask, output[1, 3, 5] is -8.09049; its weights give -4.04525, and 2.7e-06 off is allowed (60 of 60 elements \
+differ). probe=False hands its weights out all the same
+    """
+    if dtype not in DTYPES:
+        raise cannot_run(name, f"it computes in {dtype}, which is none of {', '.join(DTYPES)}")
+    rounded = check_weights(config, {key: round_to(array, dtype) for key, array in weights.items()})
+    exact = {key: array.astype(np.float64) for key, array in rounded.items()}
+    squares = {key: array**2 for key, array in exact.items()}
+    rng = np.random.default_rng(0)
+    factor = _factor(config, exact, dtype, rng)
+    for probe in PROBES:
+        if probe.mask is not None and probe.mask not in words.masks:
+            continue
+        probe, inputs = _draw(probe, config, words, factor, dtype, rng)
+        try:
+            with as_it_was():
+                found = run(inputs)
+                told = inputs if meant is None else meant(inputs)
+                found = {stage: np.asarray(array, dtype=np.float64) for stage, array in found.items()}
+        except Exception as error:  # whatever somebody's layer raises
+            ended = one_line(error, whole=True).rstrip(".")
+            raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
+        difference = _first_difference(found, _computed(config, exact, told), dtype, squares)
+        if difference is not None:
+            raise SpecError(
+                f"{name} does not compute what its weights say: in a probe of {probe}, {difference}. {SWITCH}"
+            )
+
+
+def cannot_run(name: str, reason: str) -> SpecError:
+    """What to raise where a layer can't be run on a probe.
+
+    >>> print(cannot_run("Mine", "it has no numbers yet"))
+    Mine can't be run to see whether it computes what its weights say: it has no numbers yet. probe=False hands \
+its weights out all the same
+    """
+    return SpecError(f"{name} can't be run to see whether it computes what its weights say: {reason}. {SWITCH}")
+
+
+@contextmanager
+def as_it_was() -> Iterator[None]:
+    """Python's and NumPy's random state stay as they were, and no warning comes out."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _draw(
+    probe: Probe, config: AttentionConfig, words: Words, factor: float, dtype: str, rng: np.random.Generator
+) -> tuple[Probe, AttentionInputs]:
+    """Inputs of a probe in what the layer can be told, and the probe as it came out."""
+    same = config.query_dim == config.key_dim == config.value_dim
+    if not words.cross or (probe.self_attention and same):
+        length = max(probe.query_len, probe.key_len)
+        probe = replace(probe, query_len=length, key_len=length, self_attention=True)
+    else:
+        probe = replace(probe, self_attention=False)
+    queries = rng.normal(size=(probe.batch, probe.query_len, config.query_dim))
+    keys = values = queries
+    if not probe.self_attention:
+        keys = rng.normal(size=(probe.batch, probe.key_len, config.key_dim))
+        values = rng.normal(size=(probe.batch, probe.key_len, config.value_dim)) if words.values else keys
+    arrays = {id(x): round_to(x * (factor * probe.times), dtype) for x in (queries, keys, values)}
+    queries, keys, values = (arrays[id(x)] for x in (queries, keys, values))
+    # What is one array stays one: layers have paths of their own for self-attention.
+    return probe, AttentionInputs(queries, keys, values, _mask(probe, dtype, rng))
+
+
+def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
+    """Each with a key for every row."""
+    shape = (probe.batch, 1, probe.query_len, probe.key_len)
+    if probe.mask == "valid_lens":
+        return AttentionMask(valid_lens=np.arange(probe.batch) * 2 + probe.key_len - 2 * probe.batch + 1)
+    if probe.mask == "allowed":
+        allowed = rng.random(shape) < 0.6
+        allowed |= np.arange(probe.key_len) == np.arange(probe.query_len)[:, None] % probe.key_len
+        return AttentionMask(allowed=allowed)
+    if probe.mask == "bias":
+        return AttentionMask(bias=round_to(rng.normal(size=shape), dtype))
+    return AttentionMask(causal=probe.mask == "causal")
+
+
+def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
+    """What the reference computes from float64 weights: without the copies of them that `run_state` makes each time."""
+    state = State(config=config, weights=weights, inputs=inputs.as_float64(), sizes=inputs.check(config))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for name, step in FORWARD.items():
+            state.arrays[name] = step(state)
+    return state
+
+
+def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.random.Generator) -> float:
+    """The power of two that gives the scores a deviation of about SPREAD along the keys."""
+    drawn = [rng.normal(size=(1, 6, width)) for width in (config.query_dim, config.key_dim, config.value_dim)]
+    queries, keys, values = drawn
+    at_one = _computed(config, weights, AttentionInputs(queries, keys, values))
+    at_zero = _computed(config, weights, AttentionInputs(0.0 * queries, 0.0 * keys, 0.0 * values))
+
+    def at(stage: str, power: int) -> NDArray:
+        """What is linear in the inputs, but for a bias."""
+        return at_zero.heads_of(stage) + 2.0**power * (at_one.heads_of(stage) - at_zero.heads_of(stage))
+
+    power = 0
+    for _ in range(8):  # scores are quadratic in the factor, but for the biases
+        scores = at("queries", power) @ at("keys", power).swapaxes(-1, -2) * config.softmax_scale
+        deviation = float(scores.std(axis=-1).mean())
+        step = 0 if deviation == 0.0 else round(0.5 * np.log2(SPREAD / deviation))
+        if step == 0:
+            break
+        power = int(np.clip(power + step, -STEPS, STEPS))
+    while dtype == "float16" and power > -STEPS:
+        queries, keys, values = (x * 2.0**power for x in drawn)
+        state = _computed(config, weights, AttentionInputs(queries, keys, values))
+        if max(np.abs(state[name]).max() for name in STAGES) <= LARGEST:
+            break
+        power -= 1
+    return 2.0**power
+
+
+def _first_difference(
+    found: Mapping[str, NDArray], state: State, dtype: str, squares: Mapping[str, NDArray]
+) -> str | None:
+    """The first stage that is not what the reference computed, in words."""
+    allowed_error = rounding_error(state, dtype, squares)
+    has_key = state["allowed"].any(axis=-1)  # (B, H, Lq)
+    for stage in ("weights", "heads", "output"):
+        array: Any = found.get(stage)
+        if array is None:
+            continue
+        wanted, allowed = state[stage], allowed_error[stage]
+        if array.shape != wanted.shape:
+            return f"{stage} has shape {array.shape}; its weights give {wanted.shape}"
+        rows = has_key.all(axis=1) if stage == "output" else has_key
+        with np.errstate(invalid="ignore", over="ignore"):
+            over = np.abs(array - wanted) / np.maximum(allowed, np.finfo(np.float64).tiny)
+        over = np.where(rows[..., None], np.where(np.isfinite(array), over, np.inf), 0.0)
+        if (over > 1.0).any():
+            worst = tuple(int(i) for i in np.unravel_index(np.argmax(over), over.shape))
+            wrong = int((over > 1.0).sum())
+            return (
+                f"{stage}[{', '.join(map(str, worst))}] is {array[worst]:.6g}; its weights give {wanted[worst]:.6g}, "
+                f"and {allowed[worst]:.2g} off is allowed ({wrong} of {over.size} elements differ)"
+            )
+    return None

@@ -1,0 +1,120 @@
+"""How far rounding alone moves what a layer computes: an estimate for short sequences, made with the reference.
+
+The conformance suite has true bounds; this has what is enough to tell another computation from another rounding,
+and needs nothing but the reference. Every rounding counts as independent and as large as it can be: its square is
+carried on through the steps to first order, as a variance is, and `SIGMAS` roots of the sum are allowed. Roundings are
+at most half as large on average, so that they would have to fall out more than ten deviations off together; where
+scores are so far off that an exponential is not linear any more, everything between the values is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.masks import additive_bias
+from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
+from mha_core.reference.state import State
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The largest relative error of rounding to a dtype."""
+
+SMALLEST = {"float64": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+"""What is as small may become 0, or lies in steps of this size; weights do in float32 at the latest."""
+
+SIGMAS = 8.0
+"""How many deviations are allowed, as in the suite's own probabilistic bounds."""
+
+SOFTMAX_UNIT = UNIT["float32"]
+"""Frameworks have softmax and scale of a float64 layer in float32, which is known of them and no other computation."""
+
+EXPONENTIAL = 4.0
+"""The error of an exponential in units in the last place."""
+
+LINEAR = 0.5
+"""Up to here a relative error of the exponential is as good as that of the score."""
+
+
+def rounding_error(
+    state: State, dtype: str, squared_weights: Mapping[str, NDArray] | None = None
+) -> dict[str, NDArray]:
+    """The error allowed in each element of `weights`, `heads` and `output` of a layer with scaled dot products.
+
+    Args:
+        state: what the reference computed, from numbers of `dtype`.
+        dtype: in which the layer computes, by name.
+        squared_weights: the squares of `state.weights`, where they are at hand.
+
+    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
+    >>> config, x = AttentionConfig(6, 2), np.linspace(-1.0, 1.0, 24).reshape(1, 4, 6)
+    >>> state = reference.run_state(config, init_weights(config, seed=0), AttentionInputs(x, x, x))
+    >>> {name: float(error.max()) < 1e-4 for name, error in rounding_error(state, "float32").items()}
+    {'weights': True, 'heads': True, 'output': True}
+    """
+    squared = {name: array**2 for name, array in state.weights.items()} if squared_weights is None else squared_weights
+    config, unit, tiny = state.config, UNIT[dtype], SMALLEST[dtype] ** 2
+    allowed, softmax_unit = state["allowed"], max(UNIT[dtype], SOFTMAX_UNIT)
+    queries, keys = state["queries"], state.heads_of("keys")
+    q_error, k_error, v_error = (
+        repeat_kv_heads(split_heads(_projected(squared, name, x**2, dtype), heads), config.num_heads)
+        for name, x, heads in (
+            ("q_proj", state.inputs.queries, config.num_heads),
+            ("k_proj", state["key_inputs"], config.num_kv_heads),
+            ("v_proj", state["value_inputs"], config.num_kv_heads),
+        )
+    )
+    q_error, k_error, v_error = (
+        error + unit**2 * x**2
+        for error, x in ((q_error, queries), (k_error, keys), (v_error, state.heads_of("values")))
+    )
+    q2, k2 = queries**2, keys.swapaxes(-1, -2) ** 2
+    products = (4.0 * unit**2 + _sum_of(config.head_dim, dtype)) * (q2 @ k2)
+    products = products + _carried(q_error, keys.swapaxes(-1, -2))
+    products = products + _carried(k_error, queries.swapaxes(-1, -2)).swapaxes(-1, -2)
+    s_error = config.softmax_scale**2 * products + 4.0 * softmax_unit**2 * state["scores"] ** 2 + tiny
+    if state.inputs.mask.bias is not None:
+        s_error = s_error + unit**2 * additive_bias(state.inputs.mask) ** 2
+    s_error = np.where(allowed, s_error + (EXPONENTIAL * softmax_unit) ** 2, 0.0)
+
+    weights, heads, values = state["weights"], state["heads"], state.heads_of("values")
+    far = SIGMAS * np.sqrt(s_error.max(axis=-1, keepdims=True, initial=0.0)) > LINEAR  # (B, H, Lq, 1)
+    together = (weights**2 * s_error).sum(axis=-1, keepdims=True)
+    w_error = weights**2 * (s_error + together + 4.0 * softmax_unit**2) + tiny
+    spread = (values[:, :, None] - heads[:, :, :, None]) ** 2 * allowed[..., None]  # (B, H, Lq, Lk, dv)
+    moved = ((weights**2 * s_error)[..., None] * spread).sum(axis=3)
+    moved = np.where(far, spread.max(axis=3, initial=0.0) / SIGMAS**2, moved)
+    h_error = moved + weights**2 @ v_error + tiny + unit**2 * heads**2
+    h_error = h_error + (_sum_of(weights.shape[-1], dtype) + 4.0 * softmax_unit**2) * (weights**2 @ values**2)
+
+    rows = merge_heads(h_error)
+    output = (
+        _projected(squared, "out_proj", merge_heads(heads) ** 2, dtype) + 2.0 * unit**2 * state["output"] ** 2 + tiny
+    )
+    output = output + _carried(rows, state.weights["out_proj.weight"].T, squared["out_proj.weight"].T)
+    errors = {"weights": np.where(far, 1.0 / SIGMAS**2, w_error), "heads": h_error, "output": output}
+    return {name: SIGMAS * np.sqrt(error) for name, error in errors.items()}
+
+
+def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None = None) -> NDArray:
+    """What squared errors (..., m, n) become in the product with factors (..., n, k).
+
+    Independent errors add up by their squares; those that one wrong number went into, as in a matrix with equal
+    rows, by the signs of their factors.
+    """
+    squared_factors = factors**2 if squared_factors is None else squared_factors
+    return np.maximum(squares @ squared_factors, (np.sqrt(squares) @ factors) ** 2)
+
+
+def _sum_of(n: int, dtype: str) -> float:
+    """The square of the relative error of a sum of n products; sums of small dtypes are in float32 at least."""
+    return n * min(UNIT[dtype], UNIT["float32"]) ** 2
+
+
+def _projected(squared: Mapping[str, NDArray], projection: str, squares: NDArray, dtype: str) -> NDArray:
+    """The squared error of x W^T + b from its sum and the bias added, from the squares of x (B, L, in)."""
+    matrix = squared[f"{projection}.weight"].T
+    error = _sum_of(len(matrix), dtype) * (squares @ matrix) + SMALLEST[dtype] ** 2
+    bias = squared.get(f"{projection}.bias")
+    return error if bias is None else error + UNIT[dtype] ** 2 * bias

@@ -1,0 +1,79 @@
+"""The reference: multi-head attention in float64, forward and backward, as a pipeline of steps.
+
+A step is a function of the State that returns one array (or, backward, a dict of gradients); the
+runner stores it under the step's name. `FORWARD` and `BACKWARD` are the two pipelines. Replacing
+one step makes a variant of the definition: `run(..., forward={**FORWARD, "scores": mine})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mha_core.call.inputs import AttentionInputs, read_only
+from mha_core.config import AttentionConfig
+from mha_core.reference.backward import BACKWARD, collect_gradients
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State, Step
+from mha_core.stages import STAGES, Trace
+from mha_core.weights import Weights, check_weights
+
+
+def run(
+    config: AttentionConfig,
+    weights: Weights,
+    inputs: AttentionInputs,
+    *,
+    forward: Mapping[str, Step] | None = None,
+    backward: Mapping[str, Step] | None = None,
+) -> Trace:
+    """Run the pipeline in float64.
+
+    Args:
+        config, weights, inputs: the problem. Numbers of any dtype are used as they are.
+        forward, backward: pipelines in place of FORWARD and BACKWARD.
+
+    Returns:
+        A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.
+
+    Raises:
+        SpecError: before any arithmetic, if the weights or the inputs do not fit the config.
+    """
+    return trace_of(run_state(config, weights, inputs, forward=forward, backward=backward))
+
+
+def run_state(
+    config: AttentionConfig,
+    weights: Weights,
+    inputs: AttentionInputs,
+    *,
+    forward: Mapping[str, Step] | None = None,
+    backward: Mapping[str, Step] | None = None,
+) -> State:
+    """As `run`, but the State with the array of every step."""
+    checked = check_weights(config, weights)
+    sizes = inputs.check(config)
+    state = State(
+        config=config,
+        weights={name: array.astype(np.float64) for name, array in checked.items()},
+        inputs=inputs.merged().as_float64(),
+        sizes=sizes,
+        is_split=inputs.is_split,
+    )
+    # NaN and infinity are data here: they go where the equation sends them.
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for name, step in (FORWARD if forward is None else forward).items():
+            state.arrays[name] = step(state)
+        if inputs.cotangent is not None:
+            for name, step in (BACKWARD if backward is None else backward).items():
+                state.arrays[name] = step(state)
+    return state
+
+
+def trace_of(state: State) -> Trace:
+    """The stages, and the gradients if the backward pipeline ran, as read-only arrays."""
+    gradients = None
+    if state.inputs.cotangent is not None:
+        gradients = {name: read_only(array) for name, array in collect_gradients(state).items()}
+    return Trace(**{name: read_only(state[name]) for name in STAGES}, gradients=gradients)

@@ -1,0 +1,41 @@
+"""What a step of the reference reads: the problem, and the arrays of the steps before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.sizes import CallSizes
+from mha_core.config import AttentionConfig
+from mha_core.heads import repeat_kv_heads
+from mha_core.weights import Weights
+
+
+@dataclass
+class State:
+    """What a step may read: the problem, and the arrays of earlier steps by name.
+
+    Inputs that are split into heads are merged here, whatever the caller gave; `is_split` remembers it.
+    """
+
+    config: AttentionConfig
+    weights: Weights
+    inputs: AttentionInputs
+    sizes: CallSizes
+    is_split: bool = False
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arrays[name]
+
+    def heads_of(self, name: str) -> NDArray:
+        """The stage `keys` or `values` with each head repeated for the query heads that read it."""
+        return repeat_kv_heads(self[name], self.config.num_heads)
+
+
+Step = Callable[[State], Any]
+"""One step: the array, or the gradients by name, that it makes of what stands before it."""

@@ -1,0 +1,490 @@
+"""Flax's own attention layers: to canonical weights and back, as subjects, and what the probes see."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="belongs to the extra jax")
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import flatten_dict
+
+from backends.jax.native import convert as native
+from backends.jax.native import live_probe, probes
+from backends.jax.native import subjects as native_subjects
+from backends.jax.native.d2l import SeedMultiHeadAttention
+from backends.jax.ops.framework import JAX_DTYPES, device_of, scope
+from conformance.cases.table import select
+from conformance.runner import run_case
+from conformance.subjects.load import load_subject
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, layouts
+from mha_core.call.masks import allowed_keys
+from mha_core.dtypes import round_to
+
+CONFIG = AttentionConfig(
+    12, 3, head_dim=5, query_dim=7, key_dim=11, value_dim=11, output_dim=15, bias=True, dropout=0.25
+)
+"""What all three layers can hold: H * d = Do, Dk = Dv."""
+
+CONVERTERS = {
+    "linen": (native.to_linen, lambda made: native.from_linen(*made)),
+    "nnx": (native.to_nnx, native.from_nnx),
+    "d2l-jax": (native.to_seed, lambda made: native.from_seed(*made)),
+}
+
+
+def weights_of(config, dtype="float32"):
+    return {name: round_to(array, dtype) for name, array in init_weights(config, 0, bias_scale=1.0).items()}
+
+
+def params_of(made):
+    params = nnx.to_pure_dict(nnx.state(made, nnx.Param)) if isinstance(made, nnx.Module) else made[1]["params"]
+    return flatten_dict(params, sep="/")
+
+
+@pytest.fixture(params=CONVERTERS)
+def layout(request):
+    return request.param
+
+
+# Weights ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", JAX_DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_round_trip_is_exact(layout, dtype, bias):
+    config = replace(CONFIG, bias=bias)
+    weights = weights_of(config, dtype)
+    to, back = CONVERTERS[layout]
+    with scope("float64", device_of("cpu")) if dtype == "float64" else nullcontext():
+        made = to(config, weights, dtype=JAX_DTYPES[dtype])
+        assert {str(array.dtype) for array in params_of(made).values()} == {dtype}
+        found, out = back(made)
+    assert found == replace(config, embed_dim=config.output_dim)
+    assert list(out) == list(weights)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(out[name], array, strict=True)
+        assert not out[name].flags.writeable
+
+
+def test_the_arrays_are_those_of_the_layout(layout):
+    weights = weights_of(CONFIG)
+    held = params_of(CONVERTERS[layout][0](CONFIG, weights))
+    written = layouts.get(layout).write(CONFIG, weights)
+    assert held.keys() == written.keys()
+    for name, array in written.items():
+        np.testing.assert_array_equal(np.asarray(held[name]), array, strict=True)
+
+
+def test_a_fresh_layer_has_the_same_arrays(layout):
+    """What the framework itself makes for these sizes, nothing of ours."""
+    made = CONVERTERS[layout][0](CONFIG, weights_of(CONFIG))
+    if isinstance(made, nnx.Module):
+        options = {"qkv_features": 15, "out_features": 15, "in_kv_features": 11, "decode": False}
+        fresh = params_of(nnx.eval_shape(lambda: nnx.MultiHeadAttention(3, 7, **options, rngs=nnx.Rngs(1))))
+    else:
+        inputs = [jnp.ones((2, length, width)) for length, width in ((4, 7), (6, 11), (6, 11))]
+        inputs += [None] if layout == "d2l-jax" else []
+        init = partial(made[0].init, **({"deterministic": True} if layout == "linen" else {}))
+        fresh = flatten_dict(jax.eval_shape(init, jax.random.key(1), *inputs)["params"], sep="/")
+    assert {name: array.shape for name, array in fresh.items()} == {n: a.shape for n, a in params_of(made).items()}
+
+
+def test_the_layer_holds_copies(layout):
+    to, back = CONVERTERS[layout]
+    weights = weights_of(CONFIG)
+    made = to(CONFIG, weights)
+    before = weights["out_proj.bias"].copy()
+    weights["out_proj.bias"][:] = 7.0
+    np.testing.assert_array_equal(back(made)[1]["out_proj.bias"], before)
+
+
+def test_a_bias_that_is_not_there_becomes_zeros(layout):
+    config = replace(CONFIG, bias={"q_proj": True, "v_proj": True, "out_proj": True})
+    made = CONVERTERS[layout][0](config, weights_of(config))
+    key = {"d2l-jax": "W_k/bias"}.get(layout, "key/bias")
+    assert not np.asarray(params_of(made)[key]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value_head_dim": 4}, "value_head_dim=4"),
+        ({"num_kv_heads": 1}, "num_kv_heads=1|Got 1"),
+        ({"scale": 0.5}, "scale=0.5"),
+    ],
+)
+def test_sizes_that_no_layer_can_hold(layout, changes, message):
+    config = replace(CONFIG, **changes)
+    with pytest.raises(SpecError, match=message if layout != "d2l-jax" else "Got"):
+        CONVERTERS[layout][0](config, weights_of(config))
+
+
+def test_widths_that_one_layer_can_not_hold():
+    wide = replace(CONFIG, value_dim=9)
+    with pytest.raises(SpecError, match="key_dim=11, value_dim=9"):
+        native.to_nnx(wide, weights_of(wide))
+    other = replace(CONFIG, output_dim=16)
+    with pytest.raises(SpecError, match=r"output_dim=15 .*Got 16"):
+        native.to_seed(other, weights_of(other))
+
+
+def test_float64_is_refused_while_jax_would_narrow_it(layout):
+    with pytest.raises(SpecError, match="JAX turns into float32"):
+        CONVERTERS[layout][0](CONFIG, weights_of(CONFIG, "float64"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalize_qk": True}, "normalize_qk must be False"),
+        ({"decode": True}, "decode must be False"),
+        ({"num_heads": 5}, "num_heads must be 3"),
+        ({"qkv_features": 30}, "qkv_features must be 15"),
+        ({"out_features": 16}, "out_features must be 15"),
+        ({"attention_fn": lambda q, k, v: q}, "attention_fn must be flax"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["linen", "nnx"], indirect=True)
+def test_layers_whose_weights_do_not_say_it_all(layout, changes, message):
+    to, back = CONVERTERS[layout]
+    made = to(CONFIG, weights_of(CONFIG))
+    if layout == "linen":
+        made = (made[0].clone(**changes), made[1])
+    else:
+        for name, value in changes.items():
+            setattr(made, name, value)
+    with pytest.raises(SpecError, match=message):
+        back(made)
+
+
+def test_a_normalising_layer_is_refused_by_its_arrays_too():
+    layer = nn.MultiHeadDotProductAttention(2, normalize_qk=True)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 3, 6)))
+    variables = jax.tree.map(lambda array: np.zeros(array.shape, array.dtype), shapes)
+    with pytest.raises(SpecError, match="has no array 'key_ln/scale'|has no array 'query_ln/scale'"):
+        native.from_linen(nn.MultiHeadDotProductAttention(2), variables)
+
+
+@pytest.mark.parametrize("changes", [{"in_features": 8}, {"in_kv_features": 9}])
+def test_an_nnx_layer_that_contradicts_its_arrays(changes):
+    layer = native.to_nnx(CONFIG, weights_of(CONFIG))
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    with pytest.raises(SpecError, match=f"{next(iter(changes))} must be"):
+        native.from_nnx(layer)
+
+
+def test_a_seed_layer_that_contradicts_its_arrays():
+    layer, variables = native.to_seed(CONFIG, weights_of(CONFIG))
+    with pytest.raises(SpecError, match="num_hiddens must be 15"):
+        native.from_seed(layer.clone(num_hiddens=30), variables)
+    with pytest.raises(SpecError, match="collection 'params'"):
+        native.from_seed(layer, {})
+
+
+# Live layers that compute something else ----------------------------------------------------------------
+
+
+class DoubledLinen(nn.MultiHeadDotProductAttention):
+    """An output of its own, under variables that say nothing of it."""
+
+    def __call__(self, *args, **kwargs):
+        return 2.0 * super().__call__(*args, **kwargs)
+
+
+class DoubledNnx(nnx.MultiHeadAttention):
+    """The same."""
+
+    def __call__(self, *args, **kwargs):
+        return 2.0 * super().__call__(*args, **kwargs)
+
+
+class DoubledSeed(SeedMultiHeadAttention):
+    """The same."""
+
+    def __call__(self, queries, keys, values, valid_lens, training=False):
+        return super().__call__(queries, keys, values, None, training)
+
+
+def less_precise(*args, **kwargs):
+    """As the dot products of quantised training."""
+    return jax.lax.dot_general(*args, **kwargs).astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def rolled(*args, **kwargs):
+    return jnp.roll(jax.lax.dot_general(*args, **kwargs), 1, axis=-2)
+
+
+TRICKS = {
+    "linen": ("qkv_dot_general", "qkv_dot_general_cls", "out_dot_general", "class"),
+    "nnx": ("qkv_dot_general", "out_dot_general", "class"),
+    "d2l-jax": ("class",),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "trick"), [(n, t) for n, names in TRICKS.items() for t in names], indirect=["layout"]
+)
+def test_a_live_layer_that_computes_something_else_is_refused(layout, trick):
+    to, back = CONVERTERS[layout]
+    made = to(CONFIG, weights_of(CONFIG))
+    wanted = back(made)[0]
+    function = rolled if trick.startswith("qkv") else less_precise
+    changes = {} if trick == "class" else {trick: (lambda: function) if trick.endswith("_cls") else function}
+    if layout == "nnx":
+        if trick == "class":
+            made.__class__ = DoubledNnx
+        for part in (made.query, made.key, made.value) if trick.startswith("qkv") else (made.out,):
+            part.dot_general = changes.get(trick, part.dot_general)
+    else:
+        kind = {"linen": DoubledLinen, "d2l-jax": DoubledSeed}[layout] if trick == "class" else type(made[0])
+        fields = {
+            name: getattr(made[0], name) for name in made[0].__dataclass_fields__ if name not in ("parent", "name")
+        }
+        made = (kind(**{**fields, **changes}), made[1])
+    where = "2 x 4 queries and 6 keys, valid_lens" if layout == "d2l-jax" else "2 x 5 queries and 7 keys, no mask"
+    with pytest.raises(
+        SpecError, match=f"does not compute what its weights say: in a probe of {where}, output.* probe=F"
+    ):
+        back(made)
+    function = {"linen": native.from_linen, "nnx": native.from_nnx, "d2l-jax": native.from_seed}[layout]
+    assert function(*(made if isinstance(made, tuple) else (made,)), probe=False)[0] == wanted
+
+
+def test_a_class_that_is_changed_after_a_layer_of_it_was_read_is_seen(monkeypatch):
+    made = native.to_linen(CONFIG, weights_of(CONFIG))
+    native.from_linen(*made)
+    own = nn.MultiHeadDotProductAttention.__call__
+    monkeypatch.setattr(nn.MultiHeadDotProductAttention, "__call__", lambda *args, **told: 2.0 * own(*args, **told))
+    with pytest.raises(SpecError, match="does not compute what its weights say"):
+        native.from_linen(*made)
+
+
+def test_compute_in_another_dtype_than_the_parameters_is_read_as_what_it_is(layout):
+    if layout == "d2l-jax":
+        return  # it has no such field
+    to, back = CONVERTERS[layout]
+    weights = weights_of(CONFIG)
+    made = to(CONFIG, weights, **({"dtype": None}))
+    if layout == "linen":
+        made = (made[0].clone(dtype=jnp.bfloat16), made[1])
+    else:
+        made = native.to_nnx(CONFIG, weights)
+        for part in (made, made.query, made.key, made.value, made.out):
+            part.dtype = jnp.bfloat16
+    found = back(made)[1]
+    assert all((found[name] == array).all() for name, array in weights.items())
+
+
+def test_a_layer_that_looks_at_its_numbers_is_run_and_one_that_is_traced_refused():
+    made = native.to_linen(CONFIG, weights_of(CONFIG))
+
+    def looking(*args, **kwargs):
+        assert np.asarray(args[0]).size
+        return jax.lax.dot_general(*args, **kwargs)
+
+    native.from_linen(made[0].clone(out_dot_general=looking), made[1])
+    config, weights = native.from_linen(*made)
+    with pytest.raises(SpecError, match="while JAX traces .jit, grad, vmap., where arrays have no numbers. probe="):
+        jax.jit(lambda variables: live_probe.check_linen(made[0], config, weights, variables))(made[1])
+
+
+@pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated:DeprecationWarning")
+def test_a_self_attention_layer_is_told_its_one_input():
+    layer = nn.SelfAttention(3, qkv_features=12, out_features=7)
+    variables = layer.init(jax.random.key(0), jnp.ones((2, 4, 7)), deterministic=True)
+    assert native.from_linen(layer, variables)[0].num_heads == 3
+
+
+# Subjects ---------------------------------------------------------------------------------------------
+
+LAYERS = (
+    "LinenMultiHeadDotProductAttention",
+    "LinenMultiHeadDotProductAttentionSowed",
+    "NnxMultiHeadAttention",
+    "NnxMultiHeadAttentionSowed",
+    "NnxMultiHeadAttentionDropout",
+)
+
+
+def judged(name, case_id, dtype="float32", **changes):
+    """A case of the table, in sizes that the layers can have, on one subject."""
+    (case,) = select((case_id,))
+    hiddens = case.config.num_heads * case.config.head_dim
+    sizes = {"value_head_dim": case.config.head_dim, "key_dim": 19, "value_dim": 19, "output_dim": hiddens}
+    changed = replace(case, config=replace(case.config, **{**sizes, **changes}), same_sizes="what the layers can have")
+    return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}", dtype))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("case", ["no-key-bias", "allowed-per-head"])
+def test_layers_follow_the_definition(name, case):
+    result = judged(name, case)
+    assert result.status == "equal", result
+    assert "gradients.k_proj.weight" in result.judged
+    assert ("weights" in result.judged) == ("Sowed" in name)
+
+
+@pytest.mark.parametrize("case", ["valid-lens", "causal-padding", "causal-bottom-right"])
+def test_the_seed_is_told_every_mask_that_lengths_can_say(case):
+    result = judged("SeedMultiHeadAttention", case)
+    assert result.status == "equal", result
+    assert "weights" in result.judged
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("LinenDotProductAttention", "bias-per-head"),
+        ("LinenDotProductAttention", "past"),
+        ("DotProductAttention", "grouped-heads"),
+        ("DotProductAttention", "bias-per-head"),
+        ("DotProductAttention", "scale"),
+        ("DotProductAttention", "decoding-step"),
+        ("DotProductAttentionCausal", "causal-more-queries"),
+        ("DotProductAttentionCausal", "nan-in-disallowed"),
+        ("DotProductAttentionLengths", "causal-padding"),
+    ],
+)
+def test_operations_follow_the_definition(name, case):
+    result = judged(name, case)
+    assert result.status == ("different" if case.startswith("nan") else "equal"), result
+    assert {"heads", "output", "gradients.queries", "gradients.out_proj.weight"} <= set(result.judged)
+
+
+def test_without_projections_an_operation_is_given_the_heads():
+    result = judged("DotProductAttention", "heads-given-short-cache", key_dim=33, value_dim=33)
+    assert {m.stage for m in result.mismatches} <= {"heads", "output", "gradients.values"}  # it has an empty row
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "argument", "value"),
+    [
+        ("Causal", AttentionMask(causal=True), "is_causal", True),
+        ("Window", AttentionMask(window=(2, 1)), "local_window_size", (2, 1)),
+        ("Lengths", AttentionMask(valid_lens=np.array([4])), "key_value_seq_lengths", [4]),
+    ],
+)
+def test_an_argument_of_its_own_says_its_part_alone(name, mask, argument, value):
+    subject = getattr(native_subjects, f"DotProductAttention{name}")("float32")
+    inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
+    told = subject.tell(AttentionConfig(8, 2), inputs)
+    assert told.keys() == {argument, "mask"}
+    assert np.array_equal(told[argument], value)
+    assert told["mask"] is None
+    allowed = np.arange(7) != 3
+    told = subject.tell(AttentionConfig(8, 2), replace(inputs, mask=replace(mask, allowed=allowed)))
+    assert (told["mask"] == allowed).all()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(window=(2, 1)),
+        AttentionMask(window=(2, 1), query_offset=2),
+        AttentionMask(window=(1, None), causal=True, query_offset=-1),
+        AttentionMask(window=(None, 0), query_offset=1),
+    ],
+    ids=["plain", "offset", "causal", "one-sided"],
+)
+def test_a_window_is_told_as_jax_counts_it(mask):
+    """What local_window_size lets through, with a mask beside it that lets everything through."""
+    config = AttentionConfig(8, 2)
+    inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
+    told = native_subjects.DotProductAttentionWindow("float32").tell(config, inputs)
+    assert told["mask"] is None
+    values = jnp.eye(7)[None, :, None]  # heads are then the weights
+    zeros = jnp.zeros((1, 5, 1, 7)), jnp.zeros((1, 7, 1, 7))
+    everything = jnp.ones((1, 1, 5, 7), bool)
+    weights = jax.nn.dot_product_attention(*zeros, values, mask=everything, local_window_size=told["local_window_size"])
+    allowed = allowed_keys(mask, inputs.check(config), 1)[:, 0]
+    has_key = allowed.any(axis=-1)
+    np.testing.assert_array_equal(np.asarray(weights[:, :, 0] > 0)[has_key], allowed[has_key])
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("LinenMultiHeadDotProductAttention", "bias-per-head", "an additive bias"),
+        ("NnxMultiHeadAttention", "grouped-heads", "fewer key heads than query heads"),
+        ("SeedMultiHeadAttention", "window", "a mask that is not the first keys of each query"),
+        ("SeedMultiHeadAttention", "allowed-per-head", "a mask that is not the first keys of each query"),
+        ("DotProductAttentionCausal", "causal-bottom-right", "a query_offset other than 0"),
+        ("DotProductAttentionCausal", "window", "a mask that is not causal"),
+        ("DotProductAttentionWindow", "causal", "a mask without a window"),
+        ("DotProductAttentionWindow", "every-source", "a query_offset for each item"),
+        ("DotProductAttentionLengths", "valid-lens-per-query", "a mask without one length for each item"),
+        ("DotProductAttention", "additive", "score 'additive'"),
+    ],
+)
+def test_what_can_not_be_told(name, case, reason):
+    result = judged(name, case)
+    assert result.status == "unsupported"
+    assert reason in result.message
+
+
+def test_float64_comes_and_goes_with_the_run():
+    result = judged("LinenMultiHeadDotProductAttention", "causal", "float64")
+    assert result.status == "equal", result
+    assert jnp.ones(1).dtype == np.float32
+
+
+def test_nnx_is_precise_in_float64_only_off_its_fast_path():
+    assert judged("NnxMultiHeadAttention", "causal", "float64").status == "different"
+    assert judged("NnxMultiHeadAttentionDropout", "causal", "float64").status == "equal"
+
+
+def test_an_empty_row_is_uniform_in_the_seed():
+    result = judged("SeedMultiHeadAttention", "valid-lens-per-query")
+    (weights,) = (mismatch for mismatch in result.mismatches if mismatch.stage == "weights")
+    assert weights.actual == pytest.approx(1 / 7)
+    assert weights.expected == 0.0
+
+
+# Probes -----------------------------------------------------------------------------------------------
+
+ALWAYS = (
+    "linen_additive_mask",
+    "jax_infinite_bias_row",
+    "jax_finite_fill",
+    "linen_dropout_shared",
+    "nnx_precision_ignored",
+    "jax_float16_compiled",
+    "seed_low_scores",
+    "jax_narrows_float64",
+)
+"""What does not depend on the installed versions, as far as they were tried."""
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_probes_see_it(name):
+    seen = getattr(probes, name)()
+    assert isinstance(seen, str)
+    assert seen
+
+
+def test_probes_see_nothing_where_nothing_is():
+    def attend(x, mask):
+        """Takes an additive mask for what it is."""
+        return jax.nn.dot_product_attention(x, x, x, mask=mask if mask.dtype == bool else mask == 0.0)
+
+    assert probes._inverted(attend) is None
+    assert probes._outscored(lambda x, mask, bias: jnp.broadcast_to(x[:, :1], x.shape), -3e38) is None
+
+
+def test_the_seed_folds_heads_into_the_batch():
+    layer = SeedMultiHeadAttention(15, 3, 0.5, True)
+    queries, keys = jnp.ones((2, 4, 7)), jnp.ones((2, 6, 11))
+    (output, weights), _ = layer.init_with_output(jax.random.key(0), queries, keys, keys, jnp.array([3, 2]))
+    assert output.shape == (2, 4, 15)
+    assert weights.shape == (6, 4, 6)
+    assert (weights > 0).sum(axis=-1)[:, 0].tolist() == [3, 3, 3, 2, 2, 2]

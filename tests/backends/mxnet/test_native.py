@@ -1,0 +1,330 @@
+"""MXNet's own layers: their weights to the bit both ways, how a mask is told to them, and what they do otherwise."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.mxnet.native import probes
+from backends.mxnet.native import subjects as native_subjects
+from backends.mxnet.native.cells import DenseAttention, InterleavedSelfAttention
+from backends.mxnet.native.convert import MAKERS, from_native, layout_of, read_block, to_native
+from backends.mxnet.native.d2l import SeedMultiHeadAttention
+from backends.mxnet.ops.framework import mx, to_array, to_numpy
+from conformance.cases.case import Case
+from conformance.cases.table import prime_config, select
+from conformance.deviations import known as deviations
+from conformance.deviations.known import TABLE
+from conformance.runner import run_case
+from conformance.subjects.load import load_subject
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.reference import pipeline as reference
+
+SUBJECTS = ("SeedMultiHeadAttention", "DenseAttention", "InterleavedSelfAttention", "InterleavedEncDecAttention")
+SOME_BIASES = {"q_proj": True, "k_proj": True, "v_proj": True}
+CONFIGS = {
+    "gluon": AttentionConfig(11, 3, head_dim=5, value_head_dim=4, query_dim=7, key_dim=8, value_dim=9, bias=True),
+    "d2l-mxnet": AttentionConfig(15, 3, query_dim=7, key_dim=8, value_dim=9, dropout=0.25),
+    "mxnet-selfatt": AttentionConfig(
+        11, 3, head_dim=5, query_dim=7, key_dim=7, value_dim=7, bias=SOME_BIASES, dropout=0.25
+    ),
+    "mxnet-encdec": AttentionConfig(
+        11, 3, head_dim=5, query_dim=7, key_dim=8, value_dim=8, bias={"k_proj": True, "v_proj": True}
+    ),
+}
+"""A layer of each kind, with sizes as different from each other as it can have them."""
+
+
+def weights_of(config: AttentionConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
+    return {name: array.astype(dtype) for name, array in init_weights(config, seed=1, bias_scale=1.0).items()}
+
+
+# Weights --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("set_np", [False, True], ids=["nd", "np"])
+@pytest.mark.parametrize("layer", MAKERS)
+def test_canonical_weights_go_in_and_come_out_to_the_bit(layer, set_np, dtype):
+    config, weights = CONFIGS[layer], weights_of(CONFIGS[layer], dtype)
+    with mx.util.np_shape(set_np), mx.util.np_array(set_np):
+        block = to_native(config, weights, layer)
+        runs = dtype == "float32" or ("att" not in layer and "encdec" not in layer)  # the operators have no float64
+        back_config, back = from_native(block, probe=runs)
+    assert back_config == config
+    assert list(back) == list(weights)
+    assert all(back[name].dtype == dtype and (back[name] == weights[name]).all() for name in weights)
+
+
+@pytest.mark.parametrize("layer", MAKERS)
+def test_a_live_layer_comes_back_to_the_bit(layer):
+    config = replace(CONFIGS[layer], bias=replace(CONFIGS[layer].bias, out_proj=CONFIGS[layer].bias.q_proj))
+    first = to_native(config, weights_of(config), layer)
+    again = to_native(*from_native(first), layer)
+    arrays, others = read_block(first), read_block(again)
+    assert arrays.keys() == others.keys()
+    assert all((arrays[name] == others[name]).all() for name in arrays)
+
+
+def test_rows_of_the_interleaved_matrices_go_head_by_head():
+    """(H, 3, d) and (H, 2, d): head 0's queries, keys, values, then head 1's."""
+    config = CONFIGS["mxnet-selfatt"]
+    weights = weights_of(config)
+    packed = read_block(to_native(config, weights, "mxnet-selfatt"))
+    d = config.head_dim
+    for head in range(config.num_heads):
+        for index, name in enumerate("qkv"):
+            rows = slice((3 * head + index) * d, (3 * head + index + 1) * d)
+            own = slice(head * d, (head + 1) * d)
+            assert (packed["ff_in.weight"][rows] == weights[f"{name}_proj.weight"][own]).all()
+            assert (packed["ff_in.bias"][rows] == weights[f"{name}_proj.bias"][own]).all()
+    assert "ff_out.bias" not in packed
+
+
+def test_a_bias_that_shares_a_switch_is_filled_with_zeros():
+    config = AttentionConfig(6, 2, bias={"q_proj": True})
+    arrays = read_block(to_native(config, weights_of(config)))
+    assert not arrays["W_k.bias"].any()
+    assert not arrays["W_o.bias"].any()
+    assert arrays["W_q.bias"].any()
+    assert "ff_kv.bias" not in read_block(to_native(config, weights_of(config), "mxnet-encdec"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes", "message"),
+    [
+        ("d2l-mxnet", {"output_dim": 13}, "d2l.ai's layer needs output_dim=15 (num_heads=3, head_dim=5). Got 13."),
+        ("d2l-mxnet", {"value_head_dim": 4}, "needs value_head_dim=5"),
+        ("d2l-mxnet", {"num_kv_heads": 1}, "needs num_kv_heads=3"),
+        ("gluon", {"num_kv_heads": 1}, "as many key heads as query heads. Got num_heads=3, num_kv_heads=1."),
+        ("gluon", {"scale": 0.5}, "scale by 1 / sqrt(head_dim). Got scale=0.5."),
+        ("mxnet-selfatt", {"key_dim": 9}, "packs ff_in.weight from matrices of one shape"),
+        ("mxnet-encdec", {"value_dim": 9}, "packs ff_kv.weight from matrices of one shape"),
+        ("sockeye", {}, "layer 'sockeye' is none of those in MXNet (there are: gluon, d2l-mxnet, mxnet-selfatt,"),
+    ],
+)
+def test_what_a_layer_cannot_hold_is_refused(layer, changes, message):
+    config = replace(AttentionConfig(15, 3), **changes)
+    with pytest.raises(SpecError) as error:
+        to_native(config, weights_of(config), layer)
+    assert message in str(error.value)
+
+
+def test_other_blocks_are_refused_with_the_names_that_they_have():
+    with pytest.raises(SpecError, match="Dense has the parameters weight, bias, which are those of no layout here"):
+        layout_of(mx.gluon.nn.Dense(3))
+    with pytest.raises(SpecError, match="W_q.weight has no values yet: initialise the layer, and call it once"):
+        from_native(SeedMultiHeadAttention(6, 2, 0.0))
+    open_widths = SeedMultiHeadAttention(6, 2, 0.0)
+    open_widths.initialize(mx.init.Zero())
+    with pytest.raises(SpecError, match="W_q.weight has no values yet"):
+        from_native(open_widths)
+
+
+class Theirs(mx.gluon.Block):
+    """A block of somebody else, whose projections have the names of a layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, units, width in (("W_q", 6, 5), ("W_k", 6, 4), ("W_v", 8, 3), ("W_o", 7, 8)):
+            setattr(self, name, mx.gluon.nn.Dense(units, in_units=width, flatten=False))
+
+
+def test_any_block_with_such_parameters_can_be_read():
+    block = Theirs()
+    block.initialize(mx.init.Constant(0.5))
+    with pytest.raises(SpecError, match="Theirs can't be run to see .* its forward takes args, .* probe=False"):
+        from_native(block, num_heads=2)
+    config, weights = from_native(block, num_heads=2, probe=False)
+    assert (config.head_dim, config.value_head_dim, config.output_dim, config.key_dim) == (3, 4, 7, 4)
+    assert (weights["v_proj.weight"] == 0.5).all()
+    with pytest.raises(SpecError, match="give num_heads"):
+        from_native(block)
+
+
+# Live blocks that compute something else ------------------------------------------------------------------
+
+
+class Sharper(DenseAttention):
+    """A block whose weights say nothing of it."""
+
+    def forward(self, queries, keys, values, mask):
+        return super().forward(2.0 * queries, keys, values, mask)
+
+
+def sharper(block):
+    block.__class__ = Sharper
+
+
+def hooked(block):
+    block.W_v.register_forward_pre_hook(lambda _, inputs: (inputs[0].__imul__(0.5), None)[1])
+
+
+def patched(block):
+    own = block.forward
+    block.forward = lambda queries, keys, values, mask: own(queries, keys, values, None)
+
+
+def failing(block):
+    def forward(queries, keys, values, mask):
+        raise ZeroDivisionError("nothing\nto see")
+
+    block.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("trick", "said"),
+    [
+        (
+            sharper,
+            r"^Sharper does not compute what its weights say: in a probe of 2 x 5 queries and 7 keys, no mask, out",
+        ),
+        (hooked, r"no mask, output\[\d, \d, \d+\] is [-.\d]+; its weights give [-.\d]+, and [-.e\d]+ off is allowed"),
+        (patched, "in a probe of 2 x 4 queries and 6 keys, valid_lens, output"),
+        (failing, "2 x 5 queries and 7 keys, no mask ended with ZeroDivisionError: nothing to see. probe=False hands"),
+    ],
+)
+def test_a_live_block_that_computes_something_else_is_refused(trick, said):
+    block = to_native(CONFIGS["gluon"], weights_of(CONFIGS["gluon"]))
+    wanted = from_native(block)
+    trick(block)
+    with pytest.raises(SpecError, match=said):
+        from_native(block)
+    assert from_native(block, probe=False)[0] == wanted[0]
+
+
+def test_a_probe_leaves_a_block_as_it_was():
+    block = to_native(CONFIGS["gluon"], weights_of(CONFIGS["gluon"]))
+    shown, state = block.shown, np.random.get_state()[1].copy()
+    from_native(block)
+    assert block.shown is shown
+    assert (np.random.get_state()[1] == state).all()
+    assert not block.W_q.weight.grad().asnumpy().any()
+
+
+# What they compute ----------------------------------------------------------------------------------------
+
+
+def test_the_interleaved_layer_itself_computes_self_attention():
+    """One input, as its users call it, against the reference; heads of another width than width / heads."""
+    config = CONFIGS["mxnet-selfatt"]
+    weights, x = weights_of(config), np.random.default_rng(0).normal(size=(4, 6, config.query_dim)).astype("float32")
+    lens = np.array([6, 0, 2, 5])
+    layer: InterleavedSelfAttention = to_native(config, weights, "mxnet-selfatt")
+    lengths = to_array(np.repeat(lens, 3)[:, None].repeat(6, axis=1), "int32", mx.cpu()).as_nd_ndarray()
+    output = layer(to_array(x.swapaxes(0, 1), "float32", mx.cpu()).as_nd_ndarray(), lengths)
+    expected = reference.run(config, weights, AttentionInputs(x, x, x, AttentionMask(valid_lens=lens)).as_float64())
+    np.testing.assert_allclose(to_numpy(output).swapaxes(0, 1), expected.output, rtol=0, atol=1e-5)
+
+
+CASES = select(
+    ("square-*", "ragged-square", "valid-lens*", "causal*", "window*", "allowed*", "one-*", "nan-*", "infinity*")
+)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_case_is_equal_or_listed_or_cannot_be_expressed(name):
+    known = deviations.load()
+    subject = load_subject(f"backends.mxnet.native.subjects:{name}", "float32")
+    statuses = {}
+    for case in CASES:
+        result = run_case(case, subject, known)
+        assert result.status in ("equal", "deviates", "unsupported"), (case.id, result.mismatches, result.message)
+        statuses.setdefault(result.status, []).append(case.id)
+    assert len(statuses["equal"]) >= 2, statuses
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("InterleavedSelfAttention", AttentionMask(causal=True, valid_lens=np.array([2, 0, 4]))),
+        ("InterleavedSelfAttention", AttentionMask(window=(2, 1), bias=np.linspace(-1, 1, 75).reshape(3, 1, 5, 5))),
+        ("InterleavedEncDecAttention", AttentionMask(valid_lens=np.array([[1, 2, 3, 4, 0]] * 3))),
+        ("InterleavedEncDecAttention", AttentionMask(bias=np.linspace(-1, 1, 20).reshape(2, 1, 10)[:, :, :5])),
+        ("InterleavedEncDecAttention", AttentionMask(allowed=np.arange(75).reshape(3, 1, 5, 5) % 3 > 0)),
+        ("DenseAttention", AttentionMask(allowed=np.arange(150).reshape(3, 2, 5, 5) % 4 > 0, causal=True)),
+    ],
+)
+def test_masks_of_every_source_are_translated(name, mask):
+    """All stages and gradients, with heads of another width than embed_dim / num_heads."""
+    config = AttentionConfig(6, 2, head_dim=4, output_dim=9, bias=True)
+    case = Case(
+        "translated",
+        "a mask told in another way",
+        config,
+        batch=3,
+        query_len=5,
+        key_len=5,
+        mask=lambda rng, case: mask,
+        same_sizes="self-attention",
+        trivial_mask="a bias alone",
+    )
+    result = run_case(case, load_subject(f"backends.mxnet.native.subjects:{name}", "float32"))
+    assert result.status == "equal", result
+    assert "gradients.v_proj.weight" in result.judged
+    assert {"scores", "weights", "heads", "output"} <= set(result.judged)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("SeedMultiHeadAttention", "square-window", "a mask that is not the first keys of each query"),
+        ("SeedMultiHeadAttention", "prime", "value heads of another width than key heads"),
+        ("InterleavedSelfAttention", "causal-more-queries", "queries, keys and values of different width"),
+        ("InterleavedEncDecAttention", "prime", "keys and values of different width"),
+        ("DenseAttention", "no-items", "arrays without elements"),
+        ("DenseAttention", "bias-per-head", "an additive bias"),
+        ("DenseAttention", "dropout", "a given dropout keep-mask"),
+        ("DenseAttention", "grouped-heads", "fewer key heads than query heads"),
+    ],
+)
+def test_what_a_layer_cannot_be_told_is_said(name, case, reason):
+    result = run_case(select((case,))[0], load_subject(f"backends.mxnet.native.subjects:{name}", "float32"))
+    assert result.status == "unsupported"
+    assert reason in result.message
+
+
+def test_queries_and_keys_of_different_length_are_not_for_self_attention():
+    config = prime_config(value_head_dim=11, key_dim=17, value_dim=17)
+    case = Case("lengths", "", config, same_sizes="one width")
+    subject = load_subject("backends.mxnet.native.subjects:InterleavedSelfAttention", "float32")
+    assert run_case(case, subject).message == "cannot express: queries and keys of different length"
+
+
+@pytest.mark.parametrize("name", ["InterleavedSelfAttention", "InterleavedEncDecAttention"])
+def test_the_interleaved_operators_are_not_asked_for_float64(name):
+    with pytest.raises(SpecError, match="does not compute in float64"):
+        getattr(native_subjects, name)("float64")
+
+
+# Deviations -----------------------------------------------------------------------------------------------
+
+PROBES = [
+    entry["probe"].rpartition(":")[2]
+    for entry in tomllib.loads(TABLE.read_text())["deviation"]
+    if entry.get("probe", "").startswith("backends.mxnet.")
+]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_sees_what_is_listed(name):
+    assert getattr(probes, name)()
+
+
+def test_every_probe_is_listed():
+    own = {name for name, thing in vars(probes).items() if getattr(thing, "__module__", "") == probes.__name__}
+    assert {name for name in own if not name.startswith("_")} == set(PROBES)
+
+
+def test_a_probe_sees_nothing_where_nothing_deviates(monkeypatch):
+    """With a softmax that knows lengths, and a layer that knows no padding."""
+    monkeypatch.setattr(probes, "masked_softmax", lambda scores, lens: mx.npx.softmax(scores[:, :, :1]))
+    assert probes.seed_fill_is_beaten() is None
+    assert probes.seed_fill_in_float16() is None
+    monkeypatch.setattr(probes, "LARGE", 0.0)
+    assert probes.interleaved_bias_is_beaten() is not None
+    monkeypatch.setattr(probes, "LARGE", 3e38)
+    assert probes.interleaved_bias_is_beaten() is None

@@ -1,0 +1,242 @@
+"""The fast path of PyTorch: which calls its fused kernel gets, whether blocks agree with the stages, what they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention
+from backends.torch.fast import attend as fast
+from backends.torch.fast import fused
+from mha_core import SpecError
+
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    widths = {"query_dim": 6, "key_dim": 6, "value_dim": 6}
+    return MultiHeadAttention(12, 6, num_kv_heads=2, bias=True, dtype=torch.float64, **widths)
+
+
+@pytest.fixture
+def x(layer):
+    return torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def y(x):
+    return torch.randn(3, 7, 6, dtype=torch.float64, requires_grad=True)
+
+
+MASKS = {
+    "none": {},
+    "causal": {"causal": True},
+    "offset": {"causal": True, "query_offset": torch.tensor([1, 2, -9])},
+    "window": {"window": (1, 0), "query_offset": 3},
+    "lens": {"valid_lens": torch.tensor([4, 0, 7])},
+    "lens-per-query": {"valid_lens": torch.tensor([[4, 0, 7, 2, 1], [0, 0, 0, 0, 0], [7, 6, 5, 4, 3]])},
+    "padding": {"allowed": torch.tensor([True, False, True, True, True, False, True])},
+    "bias": {"bias": torch.tensor([0.5, -torch.inf, 1.0, 0.0, -2.0, -torch.inf, 0.1], dtype=torch.float64)},
+}
+
+
+def gradients(output, layer, *inputs):
+    return torch.autograd.grad(output.square().sum(), [*inputs, *layer.parameters()])
+
+
+class LargestArray(TorchDispatchMode):
+    """The most elements of any array that an operation makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for array in torch.utils._pytree.tree_leaves(result):
+            if isinstance(array, torch.Tensor):
+                self.most = max(self.most, array.untyped_storage().size() // array.element_size())
+        return result
+
+
+@pytest.mark.parametrize("apart", [1, 2**17])
+@pytest.mark.parametrize("name", MASKS)
+def test_it_is_what_the_stages_compute(layer, x, y, name, apart, monkeypatch):
+    """In the kernel, in blocks as the rule cuts them, and in blocks of two; items apart and together."""
+    for module in (fast, fused):
+        monkeypatch.setattr(module, "APART", apart)
+    expected = layer.stages(x, y, y, **MASKS[name]).output
+    wanted = gradients(expected, layer, x, y)
+    for block in (None, 2):
+        output = layer.attend(x, y, y, **MASKS[name], query_block=block).output
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(gradients(output, layer, x, y), wanted)
+        with torch.no_grad():
+            torch.testing.assert_close(layer.attend(x, y, y, **MASKS[name], query_block=block).output, expected)
+
+
+@pytest.mark.parametrize("budget", [8, 300, 2000, 2**22])
+def test_any_budget_gives_the_same(layer, x, y, budget, monkeypatch):
+    monkeypatch.setattr(fast, "BUDGET", budget)
+    monkeypatch.setattr("mha_core.call.blocks.SMALLEST_BLOCK", 1)
+    bias = torch.randn(6, 5, 1, dtype=torch.float64, requires_grad=True)
+    mask = {"bias": bias, **MASKS["offset"], "valid_lens": torch.tensor([4, 0, 7])}
+    expected = layer.stages(x, y, y, **mask).output
+    output = layer(x, y, y, **mask)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(gradients(output, layer, x, y, bias), gradients(expected, layer, x, y, bias))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fused"),
+    [
+        *(("none", True), ("causal", True), ("lens", True), ("padding", True)),
+        *(("offset", False), ("window", False), ("lens-per-query", False), ("bias", False)),
+    ],
+)
+def test_the_kernel_gets_what_it_does_right(layer, x, y, name, is_fused, monkeypatch):
+    calls = []
+    monkeypatch.setattr(fast, "attend_fused", lambda *call: calls.append(call) or fused.attend_fused(*call))
+    layer(x, y, y, **MASKS[name])
+    assert len(calls) == is_fused
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_causal_call_without_a_positive_scale(x, y, scale):
+    """PyTorch 2.13's kernel returns NaN there."""
+    layer = MultiHeadAttention(12, 3, scale=scale, query_dim=6, key_dim=6, value_dim=6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, y, y, causal=True), layer.stages(x, y, y, causal=True).output)
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "lens"])
+@pytest.mark.parametrize("place", ["query", "first key", "every key", "infinite key"])
+def test_what_is_not_finite_stays_so(x, y, name, place):
+    """PyTorch 2.13's kernel returns 0 for a row whose scores are all NaN."""
+    layer = MultiHeadAttention(6, 3, projections=False)
+    x, y = x.detach().clone(), y.detach().clone()
+    target = x if place == "query" else y
+    where = {"query": (0, 2), "first key": (2, 0), "every key": (2,), "infinite key": (0, 3)}[place]
+    target[where] = torch.inf if place == "infinite key" else torch.nan
+    v = torch.ones(3, 7, 6, dtype=torch.float64)
+    expected = layer.stages(x, y, v, **MASKS[name]).output
+    assert expected.isnan().any()
+    torch.testing.assert_close(layer(x, y, v, **MASKS[name]), expected, equal_nan=True)
+
+
+def test_what_is_not_finite_stays_so_when_compiled(x, y):
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(6, 3, projections=False)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    x, y = x.detach().clone(), y.detach().clone()
+    x[0, 2], y[2] = torch.nan, torch.nan
+    expected = layer.stages(x, y, torch.ones_like(y)).output
+    torch.testing.assert_close(compiled(x, y, torch.ones_like(y)), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "lens", "window"])
+def test_second_order_gradients(layer, x, y, name):
+    def second(output):
+        first = torch.autograd.grad(output.square().sum(), [x, y, *layer.parameters()], create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), [x, y, *layer.parameters()])
+
+    expected = second(layer.stages(x, y, y, **MASKS[name]).output)
+    torch.testing.assert_close(second(layer(x, y, y, **MASKS[name])), expected)
+    torch.testing.assert_close(second(layer.attend(x, y, y, **MASKS[name], query_block=2).output), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
+@pytest.mark.parametrize("name", ["none", "causal", "window"])
+def test_forward_mode_and_the_transforms_of_torch_func(layer, x, y, name):
+    y = y.detach()
+
+    def fast_path(x):
+        return layer(x, y, y, **MASKS[name])
+
+    def stages(x):
+        return layer.stages(x, y, y, **MASKS[name]).output
+
+    direction = torch.randn_like(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), direction)
+        found, wanted = (forward_ad.unpack_dual(path(dual)).tangent for path in (fast_path, stages))
+    torch.testing.assert_close(found, wanted)
+    found, wanted = (torch.func.jvp(path, (x,), (direction,)) for path in (fast_path, stages))
+    torch.testing.assert_close(found, wanted)
+    many = torch.stack([x, 2 * x]).detach()
+    per_call = torch.vmap(torch.func.grad(lambda x: fast_path(x).sum()))(many)
+    torch.testing.assert_close(per_call, torch.vmap(torch.func.grad(lambda x: stages(x).sum()))(many))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["none", "window"])
+def test_under_checkpoint(layer, x, y, name, reentrant):
+    expected = layer.stages(x, y, y, **MASKS[name]).output.sum()
+    layer(x, y, y)  # the first call of a layer does more
+    output = checkpoint(lambda x: layer(x, y, y, **MASKS[name]), x, use_reentrant=reentrant)
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(expected, x)[0])
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_random_dropout_drops_the_same_weights_on_the_way_back(x, y, create_graph, monkeypatch):
+    monkeypatch.setattr(fast, "BUDGET", 64)
+    monkeypatch.setattr("mha_core.call.blocks.SMALLEST_BLOCK", 1)
+    layer = MultiHeadAttention(6, 3, 0.5, projections=False).train()
+    values = torch.randn(3, 7, 6, dtype=torch.float64, requires_grad=True)
+    output = layer(x, y, values)
+    assert not torch.equal(output, layer(x, y, values))
+    cotangent = torch.randn_like(output)
+    state = torch.get_rng_state()
+    gradient = torch.autograd.grad((output * cotangent).sum(), values, create_graph=create_graph)[0]
+    torch.testing.assert_close((gradient * values).sum(), (output * cotangent).sum())  # it is linear in the values
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["none", "lens", "window"])
+def test_no_array_is_as_large_as_the_scores(layer, name, monkeypatch):
+    monkeypatch.setattr(fast, "BUDGET", 2**12)
+    x = torch.randn(3, 256, 6, dtype=torch.float64, requires_grad=True)
+    with LargestArray() as largest:
+        gradients(layer(x, x, x, **MASKS[name]), layer, x)
+    assert largest.most < 256 * 256 / 2
+    with LargestArray() as largest:
+        layer.stages(x, x, x, **MASKS[name])
+    assert largest.most >= 6 * 256 * 256, "the test would not see the scores"
+
+
+def test_a_step_of_decoding_joins_nothing(x):
+    widths = {"query_dim": 6, "key_dim": 6, "value_dim": 6, "head_dim": 9}
+    layer = MultiHeadAttention(12, 6, num_kv_heads=2, bias=True, dtype=torch.float64, **widths)
+    past = {"past_keys": torch.randn(3, 2, 40, 9), "past_values": torch.randn(3, 2, 40, 9)}
+    past = {name: array.double().requires_grad_() for name, array in past.items()}
+    step = x[:, :1]
+    mask = {"causal": True, "query_offset": 40, "window": (30, None), "allowed": torch.arange(41) != 35}
+    expected = layer.stages(step, step, step, **mask, **past).output
+    output = layer(step, step, step, **mask, **past)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(
+        gradients(output, layer, x, *past.values()), gradients(expected, layer, x, *past.values())
+    )
+    del mask["allowed"]  # what it excludes is padding, which is zeroed
+    with LargestArray() as largest:
+        layer(step, step, step, **mask, **past)
+    assert largest.most < 3 * 2 * 41 * 9
+    _, present = layer(step, step, step, **mask, **past, return_present=True)
+    torch.testing.assert_close(present[0][:, :, :40], past["past_keys"])
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "lens", "window", "bias"])
+def test_layers_without_heads(x, y, name):
+    for attention in (DotProductAttention(), AdditiveAttention(4, query_dim=6, key_dim=6, dtype=torch.float64)):
+        output, weights = attention(x, y, y, **MASKS[name], return_weights=True)
+        torch.testing.assert_close(attention(x, y, y, **MASKS[name]), output)
+        torch.testing.assert_close(output, weights @ y)
+
+
+@pytest.mark.parametrize("block", [0, -1, 2.5, True])
+def test_query_block_is_a_positive_integer(layer, x, block):
+    with pytest.raises(SpecError, match="query_block must be a positive integer"):
+        layer.attend(x, x, x, query_block=block)

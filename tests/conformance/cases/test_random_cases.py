@@ -1,0 +1,122 @@
+"""Random cases: repeatable, replayable from their id, shrunk to small ones; and they find what is planted."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformance.cases.random import case_from_text, is_case_text, random_cases, shrink
+from conformance.runner import run_case
+from conformance.subjects.backend import BackendSubject, ReferenceSubject
+from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import all_bugs
+from mha.cli.main import main
+from mha_core import SpecError
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def bug(name):
+    return next(bug for bug in all_bugs() if bug.id == name)
+
+
+def test_the_same_seed_gives_the_same_cases():
+    first, again, other = (random_cases(20, seed) for seed in (1, 1, 2))
+    assert [case.id for case in first] == [case.id for case in again]
+    assert [case.config for case in first] == [case.config for case in again]
+    assert [case.config for case in first] != [case.config for case in other]
+    assert len({case.config for case in first}) > 15
+
+
+def test_an_id_alone_rebuilds_its_case():
+    for case in random_cases(20, 3):
+        assert is_case_text(case.id)
+        rebuilt = case_from_text(case.id)
+        assert rebuilt.id == case.id
+        assert rebuilt.config == case.config
+        first, second = case.build().inputs, rebuilt.build().inputs
+        np.testing.assert_array_equal(first.values, second.values)
+        np.testing.assert_array_equal(first.cotangent, second.cotangent)
+
+
+def test_the_reference_is_equal_in_random_cases():
+    assert {run_case(case, ReferenceSubject()).status for case in random_cases(100, 4)} == {"equal"}
+
+
+def test_random_cases_use_every_feature():
+    cases = random_cases(200, 5)
+    assert {case.config.score for case in cases} == {"scaled_dot", "dot", "additive"}
+    masks = [case.build().inputs.mask for case in cases]
+    for source in ("valid_lens", "allowed", "bias", "window"):
+        assert any(getattr(mask, source) is not None for mask in masks), source
+    assert any(mask.causal for mask in masks)
+    assert any(case.config.num_kv_heads < case.config.num_heads for case in cases)
+    assert any(case.build().inputs.dropout_keep is not None for case in cases)
+
+
+def test_every_backend_is_equal_in_random_cases(backend):
+    count = 8 if backend.name == "jax" else 30  # JAX compiles each shape
+    subject = BackendSubject(backend, "float64", "cpu")
+    results = [run_case(case, subject) for case in random_cases(count, 6)]
+    assert [result.rerun for result in results if result.status != "equal"] == []
+
+
+@pytest.mark.parametrize("name", ["window-ignored", "groups-tiled", "lens-one-long", "scale-missing"])
+def test_a_planted_bug_is_found_and_shrunk(name):
+    subject = BuggySubject(bug(name))
+
+    def fails(case):
+        return run_case(case, subject).status == "different"
+
+    failing = [case for case in random_cases(200, 7) if fails(case)]
+    assert failing
+    small = shrink(failing[0], fails)
+    assert fails(small)
+    assert sum(small.sizes().values()) <= sum(failing[0].sizes().values())
+    assert fails(case_from_text(small.id))
+
+
+def test_what_cannot_be_shrunk_stays_as_it_is():
+    case = random_cases(1, 8)[0]
+    assert shrink(case, lambda other: False) is case
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("random:B=2", "is not JSON"),
+        ("random:[2]", "must be a JSON object"),
+        ('random:{"heads":2}', "'heads' is not asked for"),
+        ('random:{"Lk":-1}', "Lk must be one of"),
+        ("random-1", "a random case is random-SEED-INDEX or random:{...}"),
+    ],
+)
+def test_a_malformed_text_is_refused(text, message):
+    with pytest.raises(SpecError) as error:
+        case_from_text(text)
+    assert message in str(error.value)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(SpecError, match="the seed of random cases must be 0 or more"):
+        random_cases(1, -1)
+
+
+def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
+    torch_layers = pytest.importorskip("backends.torch.layers")
+    arguments = ["check", "-b", "torch", "-d", "float64", "--random", "30", "--seed", "1"]
+    equal = CliRunner().invoke(main, arguments)
+    assert equal.exit_code == 0, equal.output
+    assert "All 60 results are equal" in equal.output
+    right = torch_layers.dot_score
+    monkeypatch.setattr(torch_layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
+    wrong = CliRunner().invoke(main, arguments)
+    assert wrong.exit_code == 1
+    assert "A small one of the" in wrong.output
+    small = re.findall(r"--case '(random:.*?)' --dtype", wrong.output)[-1]
+    again = CliRunner().invoke(main, ["check", "-b", "torch", "-d", "float64", "--case", small])
+    assert again.exit_code == 1
+    assert "different since stage 'scores'" in again.output

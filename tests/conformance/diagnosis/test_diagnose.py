@@ -1,0 +1,273 @@
+"""Diagnosis: the right first answer for every bug of the zoo, and for most pairs, from what a subject shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from conformance.cases.table import all_cases
+from conformance.diagnosis.diagnose import Runs, diagnose
+from conformance.diagnosis.text import describe
+from conformance.zoo.bug import BuggySubject, compatible
+from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
+from mha_core import STAGES, SpecError, Trace
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+CASES = [case for case in all_cases() if not case.expensive]
+
+
+FEW = CASES[::4]
+"""Enough of them where the search is long."""
+
+
+class Showing(BuggySubject):
+    """A buggy subject that shows its output, and nothing else unless told so."""
+
+    def __init__(self, *bugs, gradients=False, stages=False, **keywords):
+        super().__init__(*bugs, **keywords)
+        self.gradients, self.stages = gradients, stages
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def shown(inputs):
+            trace = run(inputs if self.gradients else replace(inputs, cotangent=None))
+            return trace if self.stages else Trace(output=trace.output, gradients=trace.gradients)
+
+        return shown
+
+
+FORWARD_BUGS = [bug for bug in all_bugs() if not bug.equivalent and bug.forward]
+BACKWARD_BUGS = [bug for bug in all_bugs() if not bug.equivalent and not bug.forward]
+
+RUNS = Runs()
+
+
+@pytest.fixture
+def runs():
+    return RUNS
+
+
+@cache
+def from_its_output(bug):
+    """The diagnosis of a subject with one bug that shows its output alone."""
+    return diagnose(Showing(bug), CASES, runs=RUNS)
+
+
+@pytest.mark.parametrize("bug", FORWARD_BUGS, ids=lambda bug: bug.id)
+def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
+    found = from_its_output(bug)
+    if not found.failing:
+        # Not every wrong stage moves the output: a key bias, for one, shifts every score of a row alike.
+        found = diagnose(Showing(bug, stages=True), CASES, runs=runs)
+    assert bug.id in [explanation.name for explanation in found.explanations]
+    assert all(explanation.complete for explanation in found.explanations)
+
+
+@pytest.mark.parametrize("bug", BACKWARD_BUGS, ids=lambda bug: bug.id)
+def test_every_backward_bug_is_named_from_gradients(bug, runs):
+    found = diagnose(Showing(bug, gradients=True), CASES, runs=runs)
+    assert bug.id in [explanation.name for explanation in found.explanations]
+
+
+def test_few_bugs_are_left_with_more_than_one_explanation():
+    """From outputs alone, some bugs give the very same numbers in every case; they are reported together."""
+    sizes = [len(from_its_output(bug).explanations) for bug in FORWARD_BUGS]
+    assert np.mean([size <= 1 for size in sizes]) > 0.8
+
+
+def random_pairs(count):
+    visible = [bug for bug in FORWARD_BUGS if from_its_output(bug).failing]
+    pairs = [pair for pair in combinations(visible, 2) if compatible(*pair)]
+    chosen = np.random.default_rng(0).choice(len(pairs), size=count, replace=False)
+    return [pairs[int(index)] for index in chosen]
+
+
+def test_at_least_8_of_10_random_pairs_are_named(runs):
+    right = 0
+    for pair in random_pairs(10):
+        found = diagnose(Showing(*pair), CASES, runs=runs)
+        names = [set(explanation.name.split(" + ")) for explanation in found.explanations]
+        right += {bug.id for bug in pair} in names
+    assert right >= 8
+
+
+def test_three_bugs_at_once_are_named(runs):
+    """What an ordinary layer tends to have: empty rows that are NaN, padding that leaks, and a mistake of its own."""
+    bugs = [bug for bug in FORWARD_BUGS if bug.id in ("empty-row-nan", "padding-not-zeroed", "scale-query-dim")]
+    found = diagnose(Showing(*bugs), CASES, runs=runs)
+    assert {bug.id for bug in bugs} in [set(explanation.name.split(" + ")) for explanation in found.explanations]
+
+
+def test_the_first_wrong_stage_is_named_where_stages_are_visible(runs):
+    """A mask that is wrong shows at `weights`, and where it makes padding of other keys at `keys` already."""
+    right, some = 0, FORWARD_BUGS[::7]
+    for bug in some:
+        found = diagnose(Showing(bug, stages=True), CASES, runs=runs)
+        assert STAGES.index(found.mismatch.stage) <= STAGES.index(bug.stage), bug.id
+        right += found.mismatch.stage == bug.stage
+    assert right >= 0.9 * len(some)
+
+
+def test_a_right_subject_has_nothing_to_explain(runs):
+    found = diagnose(Showing(), CASES, runs=runs)
+    assert not found.failing
+    assert "There is nothing to explain" in describe(found)
+
+
+def test_of_an_unknown_bug_nothing_is_called_close(runs):
+    """What "explains" only cases that are right anyway is no hypothesis."""
+
+    class Unknown(Showing):
+        def prepare(self, config, weights):
+            run = super().prepare(config, weights)
+            return lambda inputs: Trace(output=run(inputs).output * 1.001)
+
+    found = diagnose(Unknown(), CASES, runs=runs)
+    assert not found.explanations + found.partly + found.closest
+    assert "No bug of the zoo, nor several of them, explains what it gives." in describe(found)
+
+
+class Changed(Showing):
+    """A subject with a change to its output, told by the inputs."""
+
+    def __init__(self, *bugs, change, **keywords):
+        super().__init__(*bugs, **keywords)
+        self.change = change
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+        return lambda inputs: Trace(output=self.change(inputs, run(inputs).output))
+
+
+def without_nan(inputs, output):
+    return np.nan_to_num(output, nan=0.5, posinf=7.0)
+
+
+def test_what_explains_all_but_a_few_cases_is_named_with_these(runs):
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "scale-missing")
+    found = diagnose(Changed(bug, change=without_nan), CASES, runs=runs)
+    assert not found.explanations
+    (best,) = found.partly
+    assert best.name == "scale-missing"
+    assert [miss.case for miss in best.misses] == ["nan-in-open-key", "infinity-in-open-value"]
+    assert (best.explained, best.failing) == (best.total - 2, best.of_failing - 2)
+    text = describe(found)
+    assert f"This explains {best.explained} of {best.total} cases, {best.failing} of the" in text
+    assert "nan-in-open-key, where output[0, 1, 0] is 0.5 and this gives nan" in text
+
+
+def test_a_narrow_bug_is_named_beside_other_differences(runs):
+    """It fails in five ordinary cases, and in as many extreme ones for another reason."""
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "bias-shared-by-heads")
+    found = diagnose(Changed(bug, change=without_nan), CASES, runs=runs)
+    assert [best.name for best in found.partly] == ["bias-shared-by-heads"]
+
+
+class OtherStages(Showing):
+    """Shows stages that are not as the definition has them, and do no harm: queries scaled early, keys unpadded."""
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def shown(inputs):
+            trace = run(replace(inputs, cotangent=None))
+            noise = np.random.default_rng(0).normal(size=trace.keys.shape)
+            lens = inputs.mask.valid_lens
+            if lens is not None and np.ndim(lens) == 1:
+                padded = np.arange(trace.keys.shape[2]) >= lens[:, None]
+                trace = replace(trace, keys=trace.keys + noise * padded[:, None, :, None])
+            return replace(trace, queries=trace.queries * config.softmax_scale)
+
+        return shown
+
+
+def test_harmless_stages_do_not_veto(runs):
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "merge-reversed")
+    found = diagnose(OtherStages(bug, stages=True), FEW, runs=runs)
+    assert "merge-reversed" in [best.name for best in found.explanations + found.partly]
+    best = (found.explanations + found.partly)[0]
+    assert best.others["queries"] > len(FEW) / 2
+    assert "Of what it shows besides, this leaves unexplained: queries" in describe(found)
+
+
+def test_the_first_wrong_stage_is_explained_given_those_before_it(runs):
+    """The output is wrong for a second, unknown reason: the first bug is found all the same."""
+
+    class Twice(Showing):
+        def prepare(self, config, weights):
+            run = super().prepare(config, weights)
+
+            def shown(inputs):
+                trace = run(replace(inputs, cotangent=None))
+                return replace(trace, output=trace.output * 1.01 + 0.01)
+
+            return shown
+
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "softmax-base-two")
+    found = diagnose(Twice(bug, stages=True), FEW, runs=runs)
+    assert found.closest[0].name == "softmax-base-two"
+    assert found.closest[0].first_stages > len(FEW) / 2
+    assert "it explains the first wrong stage alone" in describe(found)
+
+
+def test_float32_inside_is_said_and_does_not_hide_the_bug(runs):
+    def rounded(inputs, output):
+        return output.astype(np.float32).astype(np.float64)
+
+    found = diagnose(Changed(change=rounded), CASES, runs=runs)
+    assert (found.inside, found.explanations[0].name) == ("float32", "")
+    assert "it computes in float32 inside" in describe(found)
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "scale-without-root")
+    found = diagnose(Changed(bug, change=rounded), CASES, runs=runs)
+    assert "scale-without-root" in [best.name for best in found.explanations + found.partly]
+
+
+WINDOW, LONG = (next(case for case in all_cases() if case.id == id) for id in ("window", "blocks-long"))
+
+
+class InLargeCases(Showing):
+    """Wrong where there are many keys, as by another path; right elsewhere."""
+
+    def prepare(self, config, weights):
+        wrong, right = super().prepare(config, weights), Showing().prepare(config, weights)
+        return lambda inputs: (wrong if inputs.keys.shape[1] > 50 else right)(inputs)
+
+
+def test_a_bug_in_one_expensive_case_alone_is_diagnosed(runs):
+    bug = next(bug for bug in bugs_of_large_blocks() if bug.id == "online-never-rescaled-of-64")
+    found = diagnose(Showing(bug), [*FEW, WINDOW, LONG], runs=runs)
+    assert found.failing == ("blocks-long",)
+    assert [best.name for best in found.explanations] == ["online-never-rescaled-of-64"]
+
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "window-one-more-on-the-left")
+    found = diagnose(InLargeCases(bug), [*FEW, WINDOW, LONG], runs=runs)
+    assert found.failing == ("blocks-long",)
+    assert [best.name for best in found.partly] == [bug.id]
+    assert "This explains what fails, though it would show in" in describe(found)
+
+
+def test_what_cannot_be_run_is_left_out_with_its_reason(runs):
+    class Partial(Showing):
+        def prepare(self, config, weights):
+            if config.score == "additive":
+                raise NotImplementedError("additive scores are not for us")
+            return super().prepare(config, weights)
+
+    found = diagnose(Partial(FORWARD_BUGS[0]), CASES, runs=runs)
+    assert found.left_out["additive"] == "NotImplementedError: additive scores are not for us"
+    assert "additive, additive-half-precision: NotImplementedError" in describe(found)
+
+
+def test_nothing_to_go_by_is_an_error():
+    class Broken(Showing):
+        def prepare(self, config, weights):
+            raise RuntimeError("no kernel")
+
+    with pytest.raises(SpecError, match="could not run a single case: RuntimeError: no kernel"):
+        diagnose(Broken(), CASES[:2])

@@ -1,0 +1,67 @@
+"""A sample of the benchmark of diagnosis: bugs in other people's code (`diagnosis_bench` runs all of them)."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.diagnosis.diagnose import Runs, diagnose
+from conformance.runner import run_case
+from mha.cli.main import main
+from tests.conformance.diagnosis.diagnosis_bench import CASES, answer
+from tests.conformance.diagnosis.plain_layers import STYLES, Layer
+from tests.conformance.diagnosis.rewritten_bugs import BACKWARD, KNOWN, UNKNOWN, Rewritten
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+SOME = CASES[::3]
+RUNS = Runs()
+
+
+def rewritten(subjects, bug):
+    return next(subject for subject in subjects if subject.bug == bug)
+
+
+def test_the_plain_layer_is_right():
+    """So that what differs in the others is what was put into them."""
+    subject = Rewritten("none", Layer, stages=True, gradients=True)
+    results = {case.id: run_case(case, subject) for case in CASES if case.id not in ("no-items", "no-keys")}
+    different = {id for id, result in results.items() if result.status != "equal"}
+    assert different == {"nan-in-open-key", "infinity-in-open-value"}  # where weights and gradients hold other NaN
+
+
+def test_there_are_enough_in_every_style():
+    assert len({subject.bug for subject in KNOWN} | {subject.bug for subject in BACKWARD}) >= 60
+    assert len(UNKNOWN) >= 15
+    for style in STYLES:
+        assert sum(issubclass(subject.layer, style) for subject in KNOWN) >= 8
+
+
+@pytest.mark.parametrize(("bug", "stages"), [("v-proj-bias-missing", False), ("bias-subtracted", True)])
+def test_known_bugs_are_named(bug, stages):
+    word, told = answer(rewritten(KNOWN, bug).showing(stages=stages), RUNS, SOME)
+    assert word in ("named", "k of n"), told
+
+
+@pytest.mark.parametrize("bug", ["weights-detached"])
+def test_known_bugs_of_gradients_are_named(bug):
+    word, told = answer(rewritten(BACKWARD, bug), RUNS, SOME)
+    assert word in ("named", "k of n"), told
+
+
+@pytest.mark.parametrize("bug", ["output-larger"])
+def test_of_unknown_bugs_nothing_absurd_is_said(bug):
+    found = diagnose(rewritten(UNKNOWN, bug), SOME, runs=RUNS)
+    assert found.failing
+    assert not found.explanations + found.partly + found.closest
+
+
+@pytest.mark.parametrize("command", ["check", "diagnose"])
+def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
+    cases = ["--case", "prime", "--case", "window", "--case", "blocks-long"]
+    arguments = [command, "--subject", "tests.conformance.diagnosis.rewritten_bugs:LARGE", "--dtype", "float64", *cases]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "Large (float64) differs in 1 of 3 cases: blocks-long." in done.output
+    assert "This explains what fails, though it would show in 1 case that passes as well:" in done.output
+    assert "window-ignored: The window is ignored." in done.output

@@ -1,0 +1,261 @@
+"""The bug zoo: every bug dies, shows where it says, and is another one than the rest; and `mha bugs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from conformance.cases.table import all_cases
+from conformance.runner import run_case
+from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, DoesNotApply, compatible, pipelines
+from conformance.zoo.kill import SMALLEST_SET, first_difference, kill, smallest_cover
+from conformance.zoo.registry import all_bugs, select
+from mha.cli.suite.bugs import bugs as command
+from mha_core import STAGES, SpecError
+from mha_core.reference import forward
+from mha_core.reference import pipeline as reference
+from mha_core.reference.backward import BACKWARD
+from mha_core.reference.forward import FORWARD
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+BY_ID = {bug.id: bug for bug in all_bugs()}
+PRIME, SQUARE = (next(case for case in all_cases() if case.id == id) for id in ("prime", "ragged-square"))
+
+
+@pytest.fixture(scope="module")
+def table():
+    return kill(all_bugs(), [case for case in all_cases() if not case.expensive])
+
+
+def test_there_are_enough_and_all_say_what_they_are():
+    assert len(all_bugs()) >= 75
+    assert len(BY_ID) == len(all_bugs())
+    for bug in all_bugs():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", bug.id), bug.id
+        assert bug.sentence.endswith("."), bug.id
+        assert bug.fix.endswith("."), bug.id
+        assert bug.stage in (*STAGES, GRADIENTS), bug.id
+
+
+def test_each_replaces_steps_that_exist():
+    for bug in all_bugs():
+        assert bug.steps, bug.id
+        assert set(bug.forward) <= set(FORWARD), bug.id
+        assert set(bug.backward) <= {*BACKWARD, "padding"}, bug.id  # whose gradients are set to 0 at the end
+        assert (bug.stage == GRADIENTS) == (not bug.forward), bug.id
+
+
+def test_every_bug_is_killed_except_the_equivalent_ones(table):
+    assert [bug.id for bug in table.survivors()] == []
+    assert [bug.id for bug in table.killed_equivalents()] == []
+
+
+def test_every_bug_shows_first_where_it_says(table):
+    assert {
+        bug.id: sorted(table.stages(bug, "float64"))
+        for bug in table.must_die()
+        if bug.stage not in table.stages(bug, "float64")
+    } == {}
+
+
+def test_what_leaves_every_stage_right_is_found_by_gradients_alone(table):
+    for bug in table.must_die():
+        if bug.stage == GRADIENTS:
+            assert table.stages(bug, "float64") | table.stages(bug, "float32") == {GRADIENTS}, bug.id
+
+
+def test_the_smallest_set_kills_every_bug_and_can_spare_no_case(table):
+    killers = {bug.id: set(table.killers(bug)) & set(SMALLEST_SET) for bug in table.must_die()}
+    assert [id for id, cases in killers.items() if not cases] == []
+    for case in SMALLEST_SET:
+        assert any(cases == {case} for cases in killers.values()), f"{case} is not needed"
+
+
+def test_no_two_bugs_are_the_same():
+    """Case after case splits those that are still alike, by random sums over every stage and gradient."""
+    alike = [list(all_bugs())]
+    for case in [case for case in all_cases() if not case.expensive]:
+        alike = [part for group in alike for part in _split(group, case)]
+    assert [[bug.id for bug in group] for group in alike] == []
+
+
+def _split(group, case):
+    """The bugs that this case can't tell apart, in groups of two or more."""
+    parts = []
+    for bug in group:
+        mine = _fingerprint(bug, case)
+        for known, members in parts:
+            if known.shape == mine.shape and np.allclose(known, mine, rtol=1e-9, atol=0.0, equal_nan=True):
+                members.append(bug)
+                break
+        else:
+            parts.append((mine, [bug]))
+    return [members for _, members in parts if len(members) > 1]
+
+
+def _fingerprint(bug, case):
+    """Of every array, a random sum of its numbers and one of the places where it has none."""
+    problem = case.build()
+    try:
+        state = bug.run_state(problem.config, problem.weights, problem.inputs)
+    except DoesNotApply:
+        return np.empty(0)
+    scores = state["scores"] if bug.stage == "scores" else np.where(state["allowed"], state["scores"], 0.0)
+    rng = np.random.default_rng(0)
+    sums = []
+    for array in _arrays(replace(reference.trace_of(state), scores=scores)):
+        factor, is_number = rng.normal(size=array.shape), np.abs(array) < 1e100  # False for NaN
+        sums += [(np.where(is_number, array, 0.0) * factor).sum(), (~is_number * factor).sum()]
+    return np.array(sums)
+
+
+def _arrays(trace):
+    return [array for _, array in trace.stages()] + list(trace.gradients.values())
+
+
+def test_killing_agrees_with_judging_each_as_a_subject():
+    """`kill` takes shortcuts; `run_case` does not."""
+    for case, dtype in ((SQUARE, "float64"), (PRIME, "float32")):
+        for bug in all_bugs():
+            result = run_case(case, BuggySubject(bug, dtype=dtype))
+            try:
+                stage = first_difference(bug, case, dtype)
+            except DoesNotApply:
+                assert result.status == "unsupported", bug.id
+                continue
+            found = result.mismatches[0].stage.partition(".")[0] if result.mismatches else None
+            assert (result.status, found) == ("equal" if stage is None else "different", stage), bug.id
+
+
+def test_a_bug_that_cannot_be_made_is_neither_killed_nor_a_killer():
+    bug = BY_ID["q-proj-weight-transposed"]
+    table = kill([bug], [PRIME, SQUARE])
+    assert table.impossible == {(bug.id, "prime")}
+    assert table.killers(bug) == ["ragged-square"]
+    assert table.victims(PRIME) == []
+
+
+def test_a_bug_that_nothing_shows_survives_and_a_wrong_proof_is_found():
+    harmless = Bug("harmless", "Nothing.", "weights", "Nothing.", forward={"weights": forward.weights})
+    wrong_proof = replace(BY_ID["scale-missing"], equivalent="It is not.")
+    table = kill([harmless, wrong_proof], [PRIME])
+    assert table.survivors() == [harmless]
+    assert table.killed_equivalents() == [wrong_proof]
+    assert table.smallest_set() == ()
+
+
+def test_a_bug_in_one_dtype_only():
+    bug = BY_ID["softmax-in-float32"]
+    table = kill([bug], [PRIME])
+    assert table.first_stages[bug.id]["prime"] == {"float64": "weights"}
+
+
+def test_the_smallest_cover_is_smaller_than_a_greedy_one():
+    rows = [frozenset(pair) for pair in ("ad", "bd", "be", "ae", "ce")]
+    assert smallest_cover("cabde", rows) == ("d", "e")
+    # Greedy takes c, which hits four of six, and then needs two more.
+    assert smallest_cover("cab", [frozenset(s) for s in ("ca", "ca", "cb", "cb", "a", "b")]) == ("a", "b")
+
+
+# Bugs together -----------------------------------------------------------------------------------
+
+
+def test_two_bugs_compose():
+    scale, merge = BY_ID["scale-missing"], BY_ID["merge-d-h"]
+    assert compatible(scale, merge)
+    first = run_case(PRIME, BuggySubject(scale, merge))
+    assert first.subject == "scale-missing+merge-d-h"
+    assert first.mismatches[0].stage == "scores"
+    problem = PRIME.build()
+    both = BuggySubject(scale, merge).prepare(problem.config, problem.weights)(problem.inputs)
+    alone = BuggySubject(scale).prepare(problem.config, problem.weights)(problem.inputs)
+    np.testing.assert_array_equal(both.heads, alone.heads)
+    assert np.abs(both.output - alone.output).max() > 0.1
+
+
+def test_two_bugs_in_one_step_do_not_compose():
+    a, b = BY_ID["scale-missing"], BY_ID["bias-dropped"]
+    assert not compatible(a, b)
+    with pytest.raises(
+        SpecError, match="'scale-missing' and 'bias-dropped' can't be made at once: both replace scores"
+    ):
+        pipelines(a, b)
+    with pytest.raises(SpecError, match="both replace scores"):
+        BuggySubject(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_a_subject_without_bugs_is_right_in_every_dtype(dtype):
+    subject = BuggySubject(dtype=dtype)
+    assert run_case(PRIME, subject).status == "equal"
+    assert (subject.name, subject.dtype) == ("reference", dtype)
+
+
+def test_bugs_are_found_by_pattern():
+    assert [bug.id for bug in select(("scale-given-*",))] == ["scale-given-ignored", "scale-given-on-top"]
+    assert select(()) == list(all_bugs())
+    with pytest.raises(SpecError, match="bug 'scale-mising' is not known"):
+        select(("scale-missing", "scale-mising"))
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def mha_bugs(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(command, arguments)
+
+
+def test_bugs_lists_every_bug():
+    result = mha_bugs()
+    assert result.exit_code == 0
+    for bug in all_bugs():
+        assert bug.id in result.output
+    assert "Seen in lucidrains/vit-pytorch#65." in result.output
+    assert "Equivalent: " in result.output
+
+
+def test_kill_prints_who_kills_whom(tmp_path):
+    path = tmp_path / "kill.json"
+    chosen = ["-b", "scale-*", "-b", "q-proj-weight-transposed", "-c", "prime", "-c", "ragged-square", "-c", "scale"]
+    result = mha_bugs("--kill", *chosen, "--json", str(path))
+    assert result.exit_code == 0, result.output
+    count = len(select(("scale-*", "q-proj-weight-transposed")))
+    assert f"{count} of {count} bugs killed by 3 cases in float64 and float32 together." in result.output
+    assert re.search(r"scale-given-ignored +│ scores +│ 1 +│ scale ", result.output)
+    assert re.search(r"ragged-square +│ \d+ +│ q-proj-weight-transposed", result.output)
+    assert "The fewest cases that kill as many: 3 (ragged-square, prime, scale)." in result.output
+    report = json.loads(path.read_text())
+    assert report["schema"] == 1
+    (transposed,) = (bug for bug in report["bugs"] if bug["id"] == "q-proj-weight-transposed")
+    assert transposed["killed_by"] == {"ragged-square": {"float64": "queries", "float32": "queries"}}
+    assert transposed["impossible_in"] == ["prime", "scale"]
+
+
+def test_kill_exits_1_if_a_bug_survives():
+    result = mha_bugs("--kill", "-b", "scale-given-ignored", "-c", "prime")
+    assert result.exit_code == 1
+    assert "0 of 1 bugs killed by 1 cases" in result.output
+    assert "survives: scale-given-ignored. A given scale is ignored" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bug", "scale-mising"], "bug 'scale-mising' is not known; `mha bugs` lists them"),
+        (["--kill", "--case", "primes"], "case 'primes' is not known"),
+        (["--kill", "--json", "/no/such/folder/kill.json"], "There is no /no/such/folder"),
+        (["--case", "prime"], "--case and --json belong to --kill"),
+        (["--json", "kill.json"], "--case and --json belong to --kill"),
+    ],
+)
+def test_bad_arguments_exit_2_before_anything_runs(arguments, message):
+    result = mha_bugs(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "killed" not in result.output

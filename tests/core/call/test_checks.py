@@ -1,0 +1,112 @@
+"""What a call must look like: every refusal names the value and the rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.call.checks import check_call, check_dropout_keep, check_same_width
+from mha_core.call.sizes import ArraySpec
+
+CONFIG = AttentionConfig(12, 3, query_dim=5, key_dim=7, value_dim=11)
+RNG = np.random.default_rng(0)
+
+
+def good_inputs(**changes):
+    arrays = {
+        "queries": RNG.normal(size=(2, 4, 5)),
+        "keys": RNG.normal(size=(2, 6, 7)),
+        "values": RNG.normal(size=(2, 6, 11)),
+    }
+    mask_changes = {name: changes.pop(name) for name in list(changes) if hasattr(AttentionMask(), name)}
+    return AttentionInputs(**{**arrays, "mask": AttentionMask(**mask_changes), **changes})
+
+
+BAD_CALLS = [
+    ({"queries": [[1.0]]}, "queries must be an array. Got list"),
+    ({"queries": RNG.normal(size=(4, 5))}, r"queries must have shape \(batch, length, width\). Got \(4, 5\)"),
+    ({"keys": RNG.normal(size=(3, 6, 7))}, r"keys must have the batch size of queries. Got keys \(3, 6, 7\)"),
+    ({"values": RNG.normal(size=(2, 5, 11))}, r"values must be as many as keys. Got values \(2, 5, 11\)"),
+    ({"queries": RNG.normal(size=(2, 4, 6))}, r"queries must be query_dim=5 wide. Got \(2, 4, 6\)"),
+    ({"values": RNG.normal(size=(2, 6, 7))}, r"values must be value_dim=11 wide"),
+    ({"keys": RNG.normal(size=(2, 6, 7)).astype("float32")}, "must share one dtype .* Got float64, float32, float64"),
+    ({"queries": RNG.integers(9, size=(2, 4, 5))}, "must share one dtype .* Got int64"),
+    ({"valid_lens": np.array([3.0, 2.0])}, "valid_lens must be integers. Got dtype float64"),
+    ({"valid_lens": np.array([True, False])}, "valid_lens must be integers. Got dtype bool"),
+    (
+        {"valid_lens": np.array([3, 2, 1])},
+        r"valid_lens must have shape \(B,\)=\(2,\) or \(B, Lq\)=\(2, 4\). Got \(3,\)",
+    ),
+    ({"valid_lens": np.ones((2, 4, 6), int)}, r"valid_lens must have shape .* Got \(2, 4, 6\)"),
+    ({"valid_lens": np.array([3, 7])}, "valid_lens must lie in 0..6, the number of keys. Got 7"),
+    ({"valid_lens": np.array([-1, 2])}, "valid_lens must lie in 0..6, the number of keys. Got -1"),
+    ({"allowed": np.zeros((2, 1, 4, 6))}, r"allowed must be boolean \(True = may attend\). Got dtype float64"),
+    (
+        {"allowed": np.zeros((2, 4, 6), bool)},
+        r"allowed must broadcast to \(B, H, Lq, Lk\)=\(2, 3, 4, 6\). Got \(2, 4, 6\)",
+    ),
+    ({"allowed": np.zeros((1, 2, 3, 4, 6), bool)}, "allowed must broadcast to"),
+    ({"bias": np.zeros((4, 6), "float32")}, "bias must have the dtype of queries, float64. Got float32"),
+    ({"bias": np.zeros((5, 6))}, r"bias must broadcast to .* Got \(5, 6\)"),
+    ({"causal": 1}, "causal must be True or False. Got 1"),
+    ({"query_offset": 1.5}, r"query_offset must be an integer, or integers of shape .* Got float64 \(\)"),
+    ({"query_offset": np.array([1.5, 2.0])}, "query_offset must be an integer, or integers of shape"),
+    ({"query_offset": np.array([1, 2, 3])}, r"query_offset must be .*\(B,\)=\(2,\). Got int64 \(3,\)"),
+    ({"window": (1, -2)}, r"window must be \(left, right\), .* Got \(1, -2\)"),
+    ({"window": 3}, "window must be .* Got 3"),
+    (
+        {"window": (2**31, None)},
+        r"window must be .* in 0\.\.2147483647, or None for unbounded\. Got \(2147483648, None\)",
+    ),
+    ({"dropout_keep": np.ones((2, 3, 4, 6))}, "dropout_keep must be boolean"),
+    (
+        {"dropout_keep": np.ones((2, 1, 4, 6), bool)},
+        r"dropout_keep must have shape .*\(2, 3, 4, 6\). Got \(2, 1, 4, 6\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_CALLS, ids=range(len(BAD_CALLS)))
+def test_bad_calls_are_refused(changes, message):
+    with pytest.raises(SpecError, match=message):
+        good_inputs(**changes).check(CONFIG)
+
+
+def test_good_calls_pass():
+    assert good_inputs().check(CONFIG) == (2, 4, 6, 0)
+    good_inputs(
+        valid_lens=np.array([[0, 6, 3, 2], [1, 2, 3, 4]], dtype=np.uint8),
+        allowed=np.ones((3, 1, 6), bool),
+        bias=np.zeros(()),
+        causal=True,
+        query_offset=np.array(2),
+        window=(None, 0),
+        dropout_keep=np.ones((2, 3, 4, 6), bool),
+    ).check(CONFIG)
+
+
+def test_sizes_that_are_not_known_while_tracing_fit_anything():
+    unknown = {
+        "queries": ArraySpec((None, None, 5), "float32"),
+        "keys": ArraySpec((None, None, 7), "float32"),
+        "values": ArraySpec((2, None, None), "float32"),
+    }
+    mask = AttentionMask(valid_lens=ArraySpec((None,), "int64"), allowed=ArraySpec((None, 1, None, None), "bool"))
+    sizes = check_call(**unknown, mask=mask, num_heads=3, widths=(5, 7, 11), describe=lambda spec: spec)
+    assert sizes == (None, None, None, 0)
+    with pytest.raises(SpecError, match=r"keys must be key_dim=8 wide. Got \(\?, \?, 7\)"):
+        check_call(**unknown, mask=mask, num_heads=3, widths=(5, 8, 11), describe=lambda spec: spec)
+
+
+def test_keep_mask_belongs_to_training():
+    check_dropout_keep(None, training=False)
+    check_dropout_keep(np.ones(1, bool), training=True)
+    with pytest.raises(SpecError, match="dropout_keep belongs to a training step"):
+        check_dropout_keep(np.ones(1, bool), training=False)
+
+
+def test_a_dot_product_needs_one_width():
+    check_same_width(3, None)
+    with pytest.raises(SpecError, match="Got widths 3 and 5"):
+        check_same_width(3, 5)

@@ -1,0 +1,136 @@
+"""The `mha` command as a user runs it: its exit status, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.cases.table import all_cases
+from mha.cli.main import main
+
+pytestmark = pytest.mark.same_on_newest  # it is about the command line
+
+
+def mha(*arguments: str):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_check_of_equal_backends_exits_0(backend_name, tmp_path):
+    path = tmp_path / "report.json"
+    result = mha("check", "--backend", backend_name, "--case", "causal-b*", "--case", "trained-*", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert "are equal to the reference" in result.output
+    report = json.loads(path.read_text())
+    assert report["schema"] == 1
+    assert backend_name in report["environment"]["backends"]
+    results = report["results"]
+    assert {r["status"] for r in results} == {"equal"}
+    assert {r["dtype"] for r in results} == {"float64", "float32"}
+    assert {r["subject"] for r in results} == {backend_name, f"{backend_name} fast"}
+    assert all(0.0 <= ratio <= 1.0 for r in results for ratio in r["ratios"].values())
+    trained = [r for r in results if r["case"].startswith("trained") and r["dtype"] == "float64"]
+    assert all(distance < 1e-13 for r in trained for distance in r["recorded"].values())
+
+
+def test_check_of_a_broken_backend_exits_1_and_names_stage_index_and_rerun(monkeypatch):
+    pytest.importorskip("torch")
+    import backends.torch.layers as layers
+
+    right = layers.dot_score
+    monkeypatch.setattr(layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
+    result = mha("check", "-b", "torch", "-c", "prime", "-d", "float64")
+    assert result.exit_code == 1
+    assert "torch float64 on cpu, case prime: different since stage 'scores'" in result.output
+    assert "scores differs in 210 of 210 elements (100 %), worst at [" in result.output
+    assert "rerun: mha check --backend torch --case prime --dtype float64" in result.output
+
+
+def test_check_of_a_backend_that_fails_exits_2(monkeypatch):
+    pytest.importorskip("torch")
+    import backends.torch.layers as layers
+
+    def fail(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(layers, "masked_softmax", fail)
+    result = mha("check", "-b", "torch", "-c", "prime", "-d", "float64")
+    assert result.exit_code == 2
+    assert "case prime: did not run" in result.output
+    assert "RuntimeError: no such kernel" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backend", "pytroch"], "backend 'pytroch' is not known (known: jax, mxnet, tf, torch)"),
+        (["--case", "primes"], "case 'primes' is not known"),
+        (["--dtype", "float8"], "dtype 'float8' is not known (known: float64, float32, float16, bfloat16)"),
+        (["--json", "/no/such/folder/report.json"], "There is no /no/such/folder"),
+        (["--json", "/"], "--json must name a file. Got the folder /"),
+        (["--backend", "jax", "--device", "tpu:7"], "device 'tpu:7' is not there (there are: cpu"),
+    ],
+)
+def test_bad_arguments_exit_2_before_anything_runs(arguments, message):
+    result = mha("check", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Worst error" not in result.output
+
+
+def test_a_dtype_that_a_backend_lacks_is_listed_not_skipped_in_silence(backend_names):
+    if "mxnet" not in backend_names:
+        pytest.skip("mxnet is not among the backends under test")
+    both = mha("check", "-b", "torch", "-b", "mxnet", "-c", "prime", "-d", "float16")
+    assert both.exit_code == 0
+    assert "left out: mxnet does not compute in float16 on cpu" in both.output
+    alone = mha("check", "-b", "mxnet", "-c", "prime", "-d", "float16")
+    assert alone.exit_code == 2
+    assert "nothing to run" in alone.output
+
+
+def test_backends_lists_versions_devices_and_dtypes(backend_names):
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["backends"])
+    assert result.exit_code == 0
+    for name in backend_names:
+        assert name in result.output
+    assert "cpu" in result.output
+    assert "float64, float32" in result.output
+
+
+def test_cases_lists_every_case():
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["cases"])
+    assert result.exit_code == 0
+    assert all(case.id in result.output for case in all_cases())
+
+
+def run_in_a_new_process(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
+    code = "from mha.cli.main import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_fifth_backend_comes_from_another_package(tmp_path, request):
+    """One folder and one entry point: what pip would install of examples/fifth_backend."""
+    example = request.config.rootpath / "examples" / "fifth_backend"
+    (tmp_path / "mha_einsum.py").write_text((example / "mha_einsum.py").read_text())
+    info = tmp_path / "mha_einsum-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mha-einsum\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[mha.backends]\neinsum = mha_einsum:EinsumBackend\n")
+    listed = run_in_a_new_process("backends", path=str(tmp_path))
+    assert "einsum" in listed.stdout
+    checked = run_in_a_new_process("check", "--backend", "einsum", path=str(tmp_path))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"All {2 * len(all_cases())} results are equal" in checked.stdout
+    assert "Traceback" not in checked.stderr
+
+
+def test_the_example_says_the_same_entry_point(request):
+    text = (request.config.rootpath / "examples" / "fifth_backend" / "pyproject.toml").read_text()
+    assert 'einsum = "mha_einsum:EinsumBackend"' in text

@@ -1,0 +1,260 @@
+"""`mha convert`: configs in metadata, dtypes, and what has no place on the other side."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from mha.convert.convert import list_layers
+from mha.formats import open_checkpoint
+from mha_core import AttentionConfig, SpecError, load_weights, save_weights
+from tests.mha.convert.weight_files import (
+    GROUPED,
+    PREFIXES,
+    arrays_of,
+    assert_holds,
+    move,
+    torch_source,
+    verify_in_numpy,
+    weights_of,
+    write,
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return torch_source(tmp_path)
+
+
+@pytest.fixture
+def without_frameworks(monkeypatch):
+    verify_in_numpy(monkeypatch)
+
+
+# Configs in the metadata ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_files_of_save_weights_are_read_and_ours_are_loaded_with_scale_and_dropout(tmp_path):
+    config = AttentionConfig(12, 3, bias={"q_proj": True}, scale=0.3, dropout=0.1)
+    weights = weights_of(config, 0)
+    save_weights(tmp_path / "theirs.safetensors", config, weights)
+    move(tmp_path / "theirs.safetensors", to_layout="canonical", out=tmp_path / "ours.safetensors")
+    loaded_config, loaded = load_weights(tmp_path / "ours.safetensors")
+    assert loaded_config == config
+    assert all(loaded[name].tobytes() == array.tobytes() for name, array in weights.items())
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_an_additive_score_keeps_its_weights(tmp_path):
+    config = AttentionConfig(12, 3, score="additive", score_dim=5)
+    save_weights(tmp_path / "a.safetensors", config, weights_of(config, 0))
+    move(tmp_path / "a.safetensors", to_layout="canonical", out=tmp_path / "b.safetensors", to_prefix="attn")
+    assert load_file(tmp_path / "b.safetensors")["attn.score.vector"].shape == (5,)
+    with pytest.raises(SpecError, match="layout 'keras' belongs to layers that scale by .* Got score='additive'"):
+        move(tmp_path / "b.safetensors", to_layout="keras", out=tmp_path / "c.weights.h5")
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"scale": 0.3}, "Got scale=0.3"), ({"softcap": 5.0}, "Got softcap=5.0")]
+)
+def test_what_a_config_says_and_no_array_can_is_not_dropped(fields, message, tmp_path):
+    config = AttentionConfig(12, 3, **fields)
+    save_weights(tmp_path / "a.safetensors", config, weights_of(config, 0))
+    for layout, out in (("torch", "b.pt"), ("canonical", "b.npz")):
+        with pytest.raises(SpecError, match=message):
+            move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / out)
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_several_layers_keep_a_config_each_and_need_no_heads_the_next_time(source, tmp_path):
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    move(source, to_layout="bert", out=first, every=True, num_heads=3)
+    with safe_open(first, framework="numpy") as file:
+        metadata = file.metadata()
+    assert metadata.pop("mha_seal")
+    configs = {key: text for key, text in metadata.items() if key.startswith("mha_config")}
+    assert {key: json.loads(text)["num_heads"] for key, text in configs.items()} == {
+        f"mha_config:{prefix}": 3 for prefix in PREFIXES
+    }
+    move(first, to_layout="torch", out=second, prefix=PREFIXES[1])
+    assert_holds(second, arrays_of("torch", seed=1))
+    assert [layer.num_heads for layer in list_layers(first)] == [3, 3]
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize("layout", ["canonical", "bert"])
+def test_a_config_that_does_not_fit_the_arrays_is_refused(layout, tmp_path):
+    metadata = {"mha_config": json.dumps(AttentionConfig(24, 3).to_dict())}
+    save_file(arrays_of(layout), tmp_path / "a.safetensors", metadata=metadata)
+    with pytest.raises(SpecError, match="must have shape|the config in the file's metadata does not fit|hold '"):
+        move(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the config 'mha_config' in its metadata is not JSON"),
+        ("[3]", "the config 'mha_config' in its metadata must be a JSON object. Got [3]."),
+        ('{"heads": 3}', "heads"),
+        ('{"embed_dim": 12, "num_heads": "3"}', "num_heads must be"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(text, message, tmp_path):
+    save_file(arrays_of("bert"), tmp_path / "a.safetensors", metadata={"mha_config": text})
+    with pytest.raises(SpecError) as caught:
+        move(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "b.npz")
+    assert message in str(caught.value)
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+# Dtypes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["file.pt", "file.weights.h5", "file.msgpack", "file.safetensors"])
+def test_every_dtype_arrives_to_the_bit(dtype, name, tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    arrays = {own: array.astype(numpy_dtype) for own, array in arrays_of("torch").items()}
+    save_file(arrays, tmp_path / "a.safetensors")
+    done = move(tmp_path / "a.safetensors", to_layout="keras", out=tmp_path / name, num_heads=3)
+    assert done.layers[0].dtype == dtype
+    assert_holds(tmp_path / name, {own: array.astype(numpy_dtype) for own, array in arrays_of("keras").items()})
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_a_dtype_is_cast_only_when_asked_for(tmp_path):
+    arrays = arrays_of("torch")
+    save_file({**arrays, "out_proj.weight": arrays["out_proj.weight"].astype("float64")}, tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match=r"several dtypes; say which it shall have \(--dtype\). Got float32, float64."):
+        move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
+    move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3, dtype="float16")
+    assert_holds(tmp_path / "b.npz", {name: array.astype("float16") for name, array in arrays_of("bert").items()})
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize("name", ["b.npz", "b.params"])
+def test_a_dtype_that_a_format_cannot_hold_is_refused(name, tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arrays = {own: array.astype(ml_dtypes.bfloat16) for own, array in arrays_of("torch").items()}
+    save_file(arrays, tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match=r"files can't hold bfloat16 \(they can: float64, float32, float16\)"):
+        move(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / name, num_heads=3)
+    move(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / name, num_heads=3, dtype="float32")
+    assert_holds(tmp_path / name, {own: array.astype("float32") for own, array in arrays.items()})
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_numbers_beyond_the_range_of_the_dtype_are_refused(tmp_path):
+    arrays = arrays_of("torch")
+    arrays["out_proj.bias"][3] = 70000.0
+    save_file(arrays, tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match="out_proj.bias has numbers beyond the range of float16, such as 70000"):
+        move(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "b.npz", num_heads=3, dtype="float16")
+
+
+# What does not fit on the other side ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_missing_biases_become_zeros_and_are_named(tmp_path):
+    config = AttentionConfig(12, 3, bias={"q_proj": True, "v_proj": True, "out_proj": True})
+    save_file(arrays_of("canonical", config, "decoder.attn"), tmp_path / "whisper.safetensors")
+    done = move(tmp_path / "whisper.safetensors", to_layout="keras", out=tmp_path / "b.weights.h5", num_heads=3)
+    assert done.layers[0].notes == ("zeros for biases that it did not have: k_proj.bias",)
+    with open_checkpoint(tmp_path / "b.weights.h5") as checkpoint:
+        assert not checkpoint.array("key/bias").any()
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize(
+    ("layout", "extra", "meaning"),
+    [
+        ("torch", "attn.bias_k", "an extra key"),
+        ("llama", "attn.q_norm.weight", "a norm of queries"),
+        ("linen", "attn/query_ln/scale", "a norm of queries"),
+        ("canonical", "attn.rotary_emb.inv_freq", "rotary positions"),
+        ("canonical", "attn.score.vector", "a score function"),
+        ("bert", "attn.output.LayerNorm.weight", ""),
+        ("bert", "attn.anything.at.all", ""),
+    ],
+)
+def test_unknown_arrays_beside_a_layer_stop_it_unless_they_are_to_be_left(layout, extra, meaning, tmp_path):
+    source, out = tmp_path / "a.safetensors", tmp_path / "b.npz"
+    arrays = {
+        **arrays_of(layout, prefix="attn"),
+        extra: np.ones(12, "float32"),
+        "attention.else": np.ones(2, "float32"),
+    }
+    save_file(arrays, source)
+    name = extra[len("attn.") :]
+    with pytest.raises(SpecError, match="arrays that are no part of its layout: " + name) as caught:
+        move(source, to_layout="torch", out=out, num_heads=3)
+    assert meaning in str(caught.value)
+    assert f"--leave '{name}'" in str(caught.value)
+    with pytest.raises(SpecError, match=r"leave 'q_nrm\.\*' fits no array"):
+        move(source, to_layout="torch", out=out, num_heads=3, leave=[name, "q_nrm.*"])
+    assert not out.exists()
+    caveat = "the Llama family also turns queries and keys by their position, which no array says"
+    for pattern in (name, extra, name[:3] + "*"):
+        done = move(source, to_layout="torch", out=out, num_heads=3, leave=[pattern], force=True)
+        left = f"left behind, no part of the layout: {name}"
+        assert done.layers[0].notes == ((caveat, left) if layout == "llama" else (left,))
+
+
+@pytest.mark.usefixtures("without_frameworks")
+def test_grouped_heads_go_where_they_have_a_place(tmp_path):
+    save_file(arrays_of("llama", GROUPED), tmp_path / "a.safetensors")
+    done = move(tmp_path / "a.safetensors", to_layout="keras-gqa", out=tmp_path / "b.weights.h5", num_heads=4)
+    assert done.layers[0].config == GROUPED
+    assert [(layer.num_heads, layer.num_kv_heads) for layer in list_layers(tmp_path / "b.weights.h5")] == [(4, 2)]
+    back = move(tmp_path / "b.weights.h5", to_layout="llama", out=tmp_path / "c.safetensors")
+    assert back.layers[0].from_layout == "keras-gqa", "keras.layers.MultiHeadAttention has no groups"
+    assert_holds(tmp_path / "c.safetensors", arrays_of("llama", GROUPED))
+    with pytest.raises(SpecError, match="layout 'keras' has as many key heads as query heads. Got num_heads=4"):
+        move(tmp_path / "a.safetensors", to_layout="keras", out=tmp_path / "d.weights.h5", num_heads=4)
+
+
+# Which layout, where several are read in the same way; and how much is in memory --------------------------
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("a.pt", "d2l-torch"), ("a.params", "d2l-mxnet"), ("a.msgpack", "linen"), ("a.weights.h5", "keras")],
+)
+def test_of_layouts_that_are_read_in_the_same_way_the_one_of_the_files_framework_is_taken(name, layout, tmp_path):
+    path = write(tmp_path / name, arrays_of(layout), layout)
+    assert len(list_layers(path)[0].layouts) == 2
+    done = move(path, to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
+    assert done.layers[0].from_layout == layout
+    assert_holds(tmp_path / "b.npz", arrays_of("bert"))
+
+
+@pytest.mark.usefixtures("without_frameworks")
+@pytest.mark.parametrize("name", ["b.weights.h5", "b.npz", "b.params"])
+def test_a_file_is_converted_layer_by_layer(name, tmp_path):
+    """Fewer bytes are in memory at any time than the file has."""
+    config = AttentionConfig(96, 3, bias=True)
+    layout = "keras" if name.endswith(".h5") else "bert"
+    arrays = {key: a for i in range(24) for key, a in arrays_of("torch", config, f"layer.{i}", seed=i).items()}
+    save_file(arrays, tmp_path / "a.safetensors")
+    size = sum(array.nbytes for array in arrays.values())
+    del arrays
+    move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, prefix="layer.0", num_heads=3)  # imports
+    tracemalloc.start()
+    try:
+        move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, every=True, num_heads=3, force=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size

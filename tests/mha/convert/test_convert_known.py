@@ -1,0 +1,341 @@
+"""What `mha convert` knows by a config.json: every family is run, and what changes its arithmetic is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import transformers as hf  # noqa: E402
+
+import mha as mha_tools  # noqa: E402
+from mha.convert.convert import convert, list_layers  # noqa: E402
+from mha.convert.verify import NotEqual  # noqa: E402
+from mha.models.config import ModelConfig  # noqa: E402
+from mha.models.families import FAMILIES, MODEL_TYPES  # noqa: E402
+from mha.recipes import RECIPES  # noqa: E402
+from mha_core import SpecError, load_weights  # noqa: E402
+from tests.mha.convert.known_models import model_of, run  # noqa: E402
+from tests.mha.convert.weight_files import arrays_of, mha, verify_in_numpy  # noqa: E402
+from tests.mha.recipes import hf_models  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def without_frameworks(monkeypatch):
+    verify_in_numpy(monkeypatch)
+
+
+# What is known is so ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_path):
+    """A small model is run, and what its attention gave is reproduced from its file by what its config says."""
+    model = model_of(model_type)
+    model.save_pretrained(tmp_path)
+    calls = run(model_type, model, tmp_path / "calls.safetensors")
+    source, out = tmp_path / "model.safetensors", tmp_path / "o.safetensors"
+    choice = {"every": True}
+    if calls.suffix == ".npz":  # one call by hand, of the first layer
+        choice = {"prefix": list_layers(source)[0].prefix}
+    known = convert(source, to_layout="canonical", out=out, **choice)
+    assert {layer.standing.word for layer in known.layers} == {"known"}
+    assert f"names model type {model_type}" in known.layers[0].standing.why
+    proved = convert(source, to_layout="canonical", out=out, recorded=calls, force=True, **choice)
+    assert {layer.standing.word for layer in proved.layers} == {"proved"}
+    assert [layer.config for layer in proved.layers] == [layer.config for layer in known.layers]
+
+
+@pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_cross_attention_is_known_and_proved_too(name, implementation, tmp_path):
+    known, proved = _known_and_proved(hf_models.model_of(name, implementation), name, tmp_path)
+    assert {layer.standing.word for layer in known.layers} == {"known"}
+    assert {layer.standing.word for layer in proved.layers} == {"proved"}
+
+
+def test_a_call_in_half_precision_that_can_not_tell_is_made_in_float32(tmp_path):
+    """The bound of bfloat16 lets half the scale pass for small layers. The same numbers in float32 prove them."""
+    model = hf_models.model_of("bert", dtype="bfloat16")
+    with pytest.raises(
+        SpecError, match="proves nothing: .* the bound of bfloat16.* those weights in float32 are the same"
+    ):
+        _known_and_proved(model, "bert", tmp_path)
+    model.save_pretrained(tmp_path)
+    _, proved = _known_and_proved(model.float(), "bert", tmp_path, save=False)
+    assert {(layer.standing.word, layer.dtype) for layer in proved.layers} == {("proved", "bfloat16")}
+
+
+def _known_and_proved(model, name, folder, save=True):
+    """What comes of its file without a recorded call, and with one."""
+    if save:
+        model.save_pretrained(folder)
+    with torch.no_grad(), mha_tools.capture(model, folder / "calls.safetensors", overwrite=True):
+        model(**hf_models.batch_of(name, str(model.dtype).removeprefix("torch.")))
+    source = folder / "model.safetensors"
+    arguments = {"to_layout": "canonical", "out": folder / "o.safetensors", "every": True, "force": True}
+    return convert(source, **arguments), convert(source, **arguments, recorded=folder / "calls.safetensors")
+
+
+def test_the_families_are_those_of_the_recipes_and_some_more():
+    names = {family.name: family for family in FAMILIES}
+    for recipe in RECIPES.values():
+        assert set(names[recipe.family].classes) == set(recipe.model_types)
+        for model_type in recipe.model_types:
+            content = hf.AutoConfig.for_model(model_type).to_dict()
+            for prefix in ("model.encoder.layers.0.self_attn", "decoder.layers.1.encoder_attn", "layer.2.attention"):
+                said = ModelConfig(None, content).heads(prefix)
+                if model_type != "vit_mae" and said is not None:
+                    assert said[1] == recipe.heads_in(content, prefix)
+
+
+# What changes a family's arithmetic ---------------------------------------------------------------------------
+
+CONFIG = {"model_type": "bert", "num_attention_heads": 3, "hidden_size": 12, "num_hidden_layers": 2}
+
+
+def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", **changes):
+    """A file with a config beside it."""
+    save_file(arrays_of(layout, prefix=prefix), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key and not absolute"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type is alibi and not absolute"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map says that code of its own computes this model"),
+        ({"architectures": ["JinaBertModel"]}, "architectures names JinaBertModel, which is no Bert"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config says that its arrays are not those"),
+        ({"pruned_heads": {"1": [0]}}, "pruned_heads says that its arrays are not those"),
+        ({"rope_theta": 10000.0}, "rope_theta=10000.0 changes what attention computes"),
+        ({"hidden_size": 24}, "says hidden_size=24 and num_attention_heads=3, and the projection of queries is 12x12"),
+        ({"num_attention_heads": 5}, "says hidden_size=12 and num_attention_heads=5, and the projection"),
+        ({"num_hidden_layers": 1}, "says num_hidden_layers=1, and 'bert.encoder.layer.1.attention' is layer 1"),
+        (
+            {"num_attention_heads": None, "n_head": 3},
+            "type 'bert' call their heads num_attention_heads, and not n_head",
+        ),
+        ({"encoder_attention_heads": 3}, "call their heads num_attention_heads, and not encoder_attention_heads"),
+        ({"n_heads": 6}, "num_attention_heads=3 and n_heads=6 contradict each other"),
+        ({"architectures": ["BertAlibiModel"]}, "architectures names BertAlibiModel, which is no Bert"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 may change what attention computes"),
+        ({"query_pre_attn_scalar": 2}, "query_pre_attn_scalar=2 may change what attention computes"),
+        ({"attention_type": "block_sparse"}, "attention_type=block_sparse may change what attention computes"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 may change what attention computes"),
+        ({"num_attention_heads": None}, "does not say how many heads there are"),
+        ({"model_type": "roformer"}, "names model type 'roformer', which is none of those that are known"),
+        ({"model_type": ["bert"]}, "names no model_type"),
+        ({"model_type": "gpt2"}, "gpt2-cross-flax at ...h.N.(attn|crossattention); 'bert.encoder"),
+    ],
+)
+def test_a_setting_that_changes_what_is_computed_is_not_known(changes, message, tmp_path):
+    source, out = model_file(tmp_path, **changes), tmp_path / "o.npz"
+    result = mha(source, "--to", "torch", "--out", out)
+    assert (result.exit_code, out.exists()) == (2, False), result.output
+    assert "neither proved nor known" in result.output
+    assert message in result.output
+    assert "mha.capture(model, " in result.output
+    assert f"mha convert {source} --to torch --out {out} --recorded calls.safetensors" in result.output
+    heads = [] if changes.get("num_attention_heads", 3) == 3 and "model_type" not in changes else ["--num-heads", 3]
+    if changes.get("num_attention_heads") != 5:
+        moved = mha(source, "--to", "torch", "--out", out, "--moved", *heads)
+        assert moved.exit_code == 0, moved.output
+        assert "1 x bert to torch, moved: " in moved.output
+        assert message in moved.output
+
+
+@pytest.mark.parametrize(
+    ("layout", "prefix", "changes", "message"),
+    [
+        ("gpt2", "h.0.attn", {"n_head": 3, "num_attention_heads": 6}, "=6 and n_head=3 contradict each other"),
+        ("gpt2", "h.0.attn", {"num_heads": 3}, "call their heads n_head or num_attention_heads, and not num_heads"),
+        (
+            *("canonical", "decoder.layers.0.self_attn"),
+            *({"encoder_attention_heads": 3, "num_attention_heads": 3}, "decoder_attention_heads, and not num_attent"),
+        ),
+    ],
+)
+def test_a_number_of_heads_that_the_family_does_not_read_is_not_known(layout, prefix, changes, message, tmp_path):
+    """transformers takes its default where the key of the class is absent."""
+    save_file(arrays_of(layout, prefix=prefix), tmp_path / "model.safetensors")
+    model_type = "gpt2" if layout == "gpt2" else "bart"
+    config = {"model_type": model_type, "hidden_size": 12, "num_hidden_layers": 2, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=f"neither proved nor known: .*{message}"):
+        convert(tmp_path, to_layout="torch", out=tmp_path / "o.npz")
+
+
+def test_two_models_in_a_file_are_not_known_by_the_config_of_one(tmp_path):
+    arrays = {
+        name: array
+        for root in ("bert", "teacher")
+        for name, array in arrays_of("bert", prefix=f"{root}.encoder.layer.1.attention").items()
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(SpecError, match=r"is of one model, and the file has 2 layers at \.\.\.layer\.1\.attention"):
+        convert(tmp_path, to_layout="torch", out=tmp_path / "o.npz", every=True)
+
+
+def test_a_list_of_heads_stops_no_bits(tmp_path):
+    """Swin has a number for each stage, so that the config says none for a layer."""
+    source = model_file(tmp_path, model_type="swin", num_attention_heads=None, num_heads=[3, 6])
+    done = convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=3, moved=True)
+    assert done.layers[0].standing.why.startswith(f"{tmp_path}/config.json names model type 'swin'")
+
+
+@pytest.mark.parametrize("text", ["{", "[3]", '{"a": 1' + "0" * 5000 + "}", '{"a":' * 90000 + "1" + "}" * 90000])
+def test_a_config_that_is_none_makes_nothing_known_and_stops_no_bits(text, tmp_path):
+    source = model_file(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SpecError, match=r"neither proved nor known: .*config.json"):
+        convert(source, to_layout="torch", out=tmp_path / "o.npz")
+    assert convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=3, moved=True).layers
+
+
+def test_an_array_that_the_family_does_not_have_makes_it_unknown(tmp_path):
+    prefix = "bert.encoder.layer.1.attention"
+    model_file(tmp_path)
+    extra = {f"{prefix}.output.LayerNorm.weight": np.ones(12, "float32"), f"{prefix}.rel.weight": np.ones(3, "float32")}
+    save_file({**arrays_of("bert", prefix=prefix), **extra}, tmp_path / "model.safetensors")
+    arguments = {"to_layout": "torch", "out": tmp_path / "o.npz"}
+    with pytest.raises(SpecError, match="no part of its layout: rel.weight; with them"):
+        convert(tmp_path / "model.safetensors", **arguments)
+    with pytest.raises(SpecError, match="neither proved nor known: it has rel.weight, which such layers do not have"):
+        convert(tmp_path / "model.safetensors", **arguments, leave=["rel.*"])
+    (layer,) = convert(tmp_path / "model.safetensors", **arguments, leave=["rel.*"], moved=True).layers
+    assert layer.notes == ("left behind, no part of the layout: output.LayerNorm.weight, rel.weight",)
+
+
+# Heads and scales ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_num_heads_that_contradicts_the_config_is_an_error(moved, tmp_path):
+    source = model_file(tmp_path)
+    with pytest.raises(
+        SpecError, match=r"num_heads of .* must be 3, as the model's config says \(num_attention_heads in"
+    ):
+        convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=6, moved=moved)
+    assert convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=3).layers[0].config.num_heads == 3
+
+
+def test_each_side_has_its_own_heads_also_of_a_family_that_is_not_known(tmp_path):
+    content = {"model_type": "mine", "encoder_attention_heads": 3, "decoder_attention_heads": 2, "d_model": 12}
+    arrays = {
+        name: array
+        for side in ("encoder", "decoder")
+        for name, array in arrays_of("canonical", prefix=f"{side}.layers.0.self_attn").items()
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    arguments = {"to_layout": "torch", "out": tmp_path / "o.npz", "every": True, "moved": True}
+    done = convert(tmp_path / "model.safetensors", **arguments)
+    assert {layer.prefix.split(".")[0]: layer.config.num_heads for layer in done.layers} == {"encoder": 3, "decoder": 2}
+    with pytest.raises(SpecError, match=r"must be 2, as the model's config says \(decoder_attention_heads in"):
+        convert(tmp_path / "model.safetensors", **arguments, num_heads=3, force=True)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_gpt2s_switches_become_the_layers_scale(weighted, by_layer, tmp_path):
+    switches = {"scale_attn_weights": weighted, "scale_attn_by_inverse_layer_idx": by_layer}
+    model = model_of("gpt2", **switches)
+    model.save_pretrained(tmp_path)
+    calls = run("gpt2", model, tmp_path / "calls.safetensors")
+    source, out = tmp_path / "model.safetensors", tmp_path / "o.safetensors"
+    arguments = {"to_layout": "canonical", "prefix": "h.1.attn"}
+    (layer,) = convert(source, out=out, **arguments).layers
+    assert layer.standing.word == "known"
+    assert "masks the future by itself: call it with causal=True" in layer.notes
+    scale = (5**-0.5 if weighted else 1.0) / (2 if by_layer else 1)
+    assert load_weights(out)[0].scale == (None if weighted and not by_layer else scale)
+    assert convert(source, out=out, recorded=calls, force=True, **arguments).layers[0].config == layer.config
+    if not weighted or by_layer:
+        with pytest.raises(SpecError, match=f"layout 'torch' belongs to layers that scale by .* Got scale={scale}"):
+            convert(source, out=tmp_path / "o.npz", to_layout="torch", prefix="h.1.attn")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "scale_attn_weights": "no"}))
+    with pytest.raises(SpecError, match="scale_attn_weights must be true or false. Got no"):
+        convert(source, out=out, force=True, **arguments)
+
+
+# Names that other layers share --------------------------------------------------------------------------------
+
+OTHERS = {
+    "gpt_neo": "GPTNeoSelfAttention",
+    "gptj": "GPTJAttention",
+    "stablelm": "StableLmAttention",
+    "granite": "GraniteAttention",
+    "gemma2": "Gemma2Attention",
+}
+SIZES = {
+    **{"vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_layers": 2, "intermediate_size": 10},
+    **{
+        "num_attention_heads": 3,
+        "num_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 4,
+        "max_position_embeddings": 16,
+    },
+    **{"n_embd": 12, "n_head": 3, "n_layer": 2, "rotary_dim": 4, "attention_types": [[["global"], 2]]},
+    **{"attention_multiplier": 0.7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_layers_of_other_arithmetic_are_refused_and_their_calls_show_it(model_type, tmp_path):
+    """They have a layout's names. What they gave is not what the layout gives."""
+    known = hf.AutoConfig.for_model(model_type).to_dict()
+    config = hf.AutoConfig.for_model(model_type, **{key: value for key, value in SIZES.items() if key in known})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = hf.AutoModel.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=0.4)
+    seen = {}
+
+    def keep(_module, args, kwargs, output):
+        states = args[0] if args else kwargs["hidden_states"]
+        seen.update(queries=states.numpy(), output=output[0].numpy(), causal=True)
+
+    module = next(module for module in model.modules() if type(module).__name__ == OTHERS[model_type])
+    with torch.no_grad(), module.register_forward_hook(keep, with_kwargs=True):
+        model(input_ids=torch.arange(3, 13).reshape(2, 5), use_cache=False)
+    np.savez(tmp_path / "call.npz", **seen)
+    model.save_pretrained(tmp_path)
+    source, out = tmp_path / "model.safetensors", tmp_path / "o.npz"
+    prefix = min(layer.prefix for layer in list_layers(source))
+    with pytest.raises(SpecError, match=f"names model type '{model_type}', which is none of those that are known"):
+        convert(source, to_layout="canonical", out=out, prefix=prefix)
+    with pytest.raises(NotEqual, match="does not give what was recorded of it: output"):
+        convert(source, to_layout="canonical", out=out, prefix=prefix, recorded=tmp_path / "call.npz")
+    assert not out.exists()
+    done = convert(source, to_layout="canonical", out=out, prefix=prefix, moved=True)
+    assert done.layers[0].standing.word == "moved"
+
+
+def test_without_a_config_nothing_is_known(tmp_path):
+    save_file(arrays_of("torch"), tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match="the layer is neither proved nor known: there is no config.json beside it"):
+        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
+
+
+def test_the_page_lists_every_family():
+    rows = [
+        f"| {family.name} | {', '.join(f'`{name}`' for name in family.classes)} | "
+        f"{', '.join(f'`{name}`' for name in family.layouts)} | {family.settings} |"
+        for family in FAMILIES
+    ]
+    page = (Path(__file__).parents[3] / "docs" / "convert.md").read_text()
+    assert "\n".join(rows) in page

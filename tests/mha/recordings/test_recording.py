@@ -1,0 +1,272 @@
+"""Recording: what goes into the file comes out of it to the bit, and what is no whole recording is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from conformance.runner import run_case
+from conformance.subjects.backend import ReferenceSubject
+from mha import Recording
+from mha.recordings.array_pool import ArrayPool
+from mha.recordings.recording import METADATA_KEY, RecordedCall, RecordedLayer
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, save_weights
+from mha_core.dtypes import round_to
+from mha_core.reference import pipeline as reference
+from mha_core.weights import check_weights
+
+B, LQ, LK = 2, 3, 5
+CONFIG = AttentionConfig(
+    12, 4, num_kv_heads=2, query_dim=7, key_dim=9, value_dim=11, output_dim=13, bias={"q_proj": True}, dropout=0.25
+)
+
+
+def layer_of(dtype="float64", name="encoder.attention", seed=0, config=CONFIG):
+    weights = {key: round_to(array, dtype) for key, array in init_weights(config, seed, bias_scale=1.0).items()}
+    return RecordedLayer(name, "mine.Attention", dtype, config, check_weights(config, weights))
+
+
+def call_of(layer, position=0, seed=1, mask=None, **more):
+    rng = np.random.default_rng(seed)
+    widths = layer.config.query_dim, layer.config.key_dim, layer.config.value_dim
+    arrays = [rng.normal(size=(B, length, width)) for length, width in zip((LQ, LK, LK), widths, strict=True)]
+    inputs = AttentionInputs(*arrays, mask or AttentionMask(), **more).rounded(layer.dtype)
+    output = round_to(reference.run(layer.config, layer.weights, inputs).output, layer.dtype)
+    return RecordedCall(position, inputs, {"output": output})
+
+
+def one(dtype="float64", **call):
+    layer = layer_of(dtype)
+    return Recording((layer,), (call_of(layer, **call),), {"mine": "1.0"})
+
+
+def saved(recording, folder):
+    path = folder / "calls.safetensors"
+    recording.save(path)
+    return path
+
+
+def rng_mask(*shape):
+    return np.random.default_rng(3).random(shape) < 0.7
+
+
+MASKS = {
+    "none": AttentionMask(),
+    "lens": AttentionMask(valid_lens=np.array([4, 2])),
+    "lens per query": AttentionMask(valid_lens=np.array([[4, 2, 1], [5, 0, 3]], dtype=np.int32)),
+    "allowed": AttentionMask(allowed=rng_mask(B, 1, LQ, LK)),
+    "bias": AttentionMask(bias=np.random.default_rng(4).normal(size=(4, LQ, LK))),
+    "causal": AttentionMask(causal=True, query_offset=2),
+    "offsets": AttentionMask(causal=True, query_offset=np.array([0, 2])),
+    "window": AttentionMask(window=(1, None)),
+    "all": AttentionMask(
+        np.array([5, 3]), rng_mask(LQ, LK), np.full((1, 1, 1, LK), 0.5), True, np.array([1, 2]), (2, 0)
+    ),
+}
+
+
+def same(left, right):
+    """To the bit, with shapes and dtypes."""
+    if not hasattr(left, "dtype"):
+        return left == right
+    left, right = np.asarray(left), np.asarray(right)
+    return (left.shape, left.dtype, left.tobytes()) == (right.shape, right.dtype, right.tobytes())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_everything_comes_back_to_the_bit(mask, dtype, tmp_path):
+    keep = rng_mask(B, 4, LQ, LK)
+    recording = one(dtype, mask=MASKS[mask], dropout_keep=keep)
+    loaded = Recording.load(saved(recording, tmp_path))
+    assert (loaded.versions, loaded.names) == ({"mine": "1.0"}, ("encoder.attention",))
+    (was,), (layer,) = recording.layers, loaded.layers
+    assert (layer.name, layer.kind, layer.dtype, layer.config) == (was.name, was.kind, dtype, CONFIG)
+    assert list(layer.weights) == list(was.weights)
+    assert all(same(layer.weights[name], was.weights[name]) for name in was.weights)
+    (was,), (call,) = recording.calls, loaded.calls
+    for name, value in {**vars(was.inputs), **vars(was.inputs.mask), **was.outputs}.items():
+        if name != "mask":
+            found = {**vars(call.inputs), **vars(call.inputs.mask), **call.outputs}[name]
+            assert same(found, value), name
+
+
+def test_a_cache_comes_back(tmp_path):
+    layer = layer_of()
+    past = {name: np.random.default_rng(5).normal(size=(B, 2, 6, 3)) for name in ("past_keys", "past_values")}
+    call = call_of(layer, mask=AttentionMask(causal=True, query_offset=6), **past)
+    loaded = Recording.load(saved(Recording((layer,), (call,)), tmp_path))
+    assert same(loaded.calls[0].inputs.past_keys, past["past_keys"])
+    assert loaded.cases()[0].key_len == 6 + LK
+
+
+def test_a_call_is_a_case_like_any_other(tmp_path):
+    loaded = Recording.load(saved(one(mask=MASKS["all"]), tmp_path))
+    (case,) = loaded.cases()
+    result = run_case(case, ReferenceSubject())
+    assert (result.case, result.status) == ("encoder.attention", "equal")
+    assert result.recorded["output"] == 0.0
+
+
+def test_equal_arrays_are_stored_once(tmp_path):
+    config = AttentionConfig(6, 2)
+    layer = layer_of(config=config)
+    x = np.random.default_rng(0).normal(size=(B, LQ, 6))
+    calls = []
+    for _ in range(3):
+        output = reference.run(config, layer.weights, AttentionInputs(x, x, x)).output
+        calls.append(RecordedCall(0, AttentionInputs(x, x, x), {"output": output}))
+        x = output
+    path = saved(Recording((layer,), tuple(calls)), tmp_path)
+    assert len(load_file(path)) == 4 + 1 + 3  # weights, the first input, outputs
+    loaded = Recording.load(path)
+    assert same(loaded.calls[2].inputs.values, calls[1].outputs["output"])
+
+
+def test_arrays_of_the_same_bytes_are_not_equal_for_that():
+    pool = ArrayPool()
+    arrays = np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(6), np.zeros(12, np.float32), np.zeros((2, 3))
+    names = [pool.add(f"x{position}", array, "float64")["array"] for position, array in enumerate(arrays)]
+    assert names == ["x0", "x1", "x2", "x3", "x0"]
+
+
+def test_bfloat16_takes_half_the_room_of_float32(tmp_path):
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        arrays = load_file(saved(one(dtype), tmp_path))
+        sizes[dtype] = sum(array.nbytes for array in arrays.values())
+        (tmp_path / "calls.safetensors").unlink()
+    assert sizes["bfloat16"] * 2 == sizes["float32"]
+
+
+def test_numbers_that_are_not_bfloat16_are_refused(tmp_path):
+    layer = layer_of("float32")
+    recording = Recording((replace(layer, dtype="bfloat16"),), (call_of(layer),))
+    with pytest.raises(SpecError, match="must hold bfloat16 numbers"):
+        recording.save(tmp_path / "calls.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_are_named_after_their_layers():
+    layers = layer_of(name="a"), layer_of(name="b"), layer_of(name="")
+    calls = [call_of(layers[position], position) for position in (0, 1, 0, 2)]
+    assert Recording(layers, tuple(calls)).names == ("a#1", "b", "a#2", "layer")
+
+
+def test_cases_of_one_dtype():
+    layers = layer_of("float32", name="a"), layer_of("float64", name="b")
+    recording = Recording(layers, (call_of(layers[0], 0), call_of(layers[1], 1)))
+    assert recording.dtypes == ("float32", "float64")
+    assert [case.id for case in recording.cases("float64")] == ["b"]
+
+
+def test_an_existing_file_is_replaced_only_when_told(tmp_path):
+    path = saved(one(), tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(SpecError, match="is already there; overwrite=True replaces it"):
+        one(seed=9).save(path)
+    assert path.read_bytes() == before
+    one(seed=9).save(path, overwrite=True)
+    assert path.read_bytes() != before
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(SpecError, match="a recording needs an existing folder. There is no"):
+        one().save(tmp_path / "absent" / "calls.safetensors")
+
+
+def test_weights_that_were_meant(tmp_path):
+    recording = one("float32")
+    meant = init_weights(CONFIG, seed=7, bias_scale=1.0)
+    changed = recording.with_weights({"encoder.attention": (CONFIG, meant)})
+    assert same(changed.layers[0].weights["k_proj.weight"], meant["k_proj.weight"].astype(np.float32))
+    assert changed.calls == recording.calls
+    with pytest.raises(SpecError, match="no layer is named 'decoder'"):
+        recording.with_weights({"decoder": (CONFIG, meant)})
+
+
+# What is refused ------------------------------------------------------------------------------------
+
+
+def edited(path, change):
+    """The file with its description changed."""
+    arrays = load_file(path)
+    with safe_open(path, framework="numpy") as file:
+        description = json.loads(file.metadata()[METADATA_KEY])
+    change(description, arrays)
+    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(description)})
+    return path
+
+
+BROKEN = {
+    "newer": (lambda d, a: d.update(format=2), "it has format 2, and this version reads up to 1"),
+    "no format": (lambda d, a: d.pop("format"), "it lacks 'format'"),
+    "odd format": (lambda d, a: d.update(format="1"), "its format must be a positive integer. Got '1'"),
+    "no calls": (lambda d, a: d.update(calls=[]), "needs at least one call"),
+    "no layers": (lambda d, a: d.update(layers=[]), "one of 0 layers"),
+    "other layer": (lambda d, a: d["calls"][0].update(layer=-1), "one of 1 layers by position. Got -1"),
+    "no output": (lambda d, a: d["calls"][0].update(outputs={}), "has no output"),
+    "no array": (lambda d, a: a.pop("calls.0.keys"), "it lacks 'calls.0.keys'"),
+    "no queries": (lambda d, a: d["calls"][0]["inputs"].pop("queries"), "queries"),
+    "unknown mask": (lambda d, a: d["calls"][0]["mask"].update(alibi=True), "AttentionMask has no field 'alibi'"),
+    "unknown config": (lambda d, a: d["layers"][0]["config"].update(rope=1), "config has no field 'rope'"),
+    "unknown dtype": (lambda d, a: d["layers"][0].update(dtype="int4"), "dtype 'int4' is not known"),
+    "missing weight": (lambda d, a: d["layers"][0]["weights"].pop("q_proj.bias"), "weights lack 'q_proj.bias'"),
+    "other shape": (
+        lambda d, a: a.update({"calls.0.output": np.zeros((B, LQ, 12))}),
+        "output must have shape (2, 3, 13)",
+    ),
+    "other dtype": (
+        lambda d, a: a.update({"calls.0.output": np.zeros((B, LQ, 13), np.float32)}),
+        "output of a layer in float64 must be float64. Got float32",
+    ),
+    "unknown stage": (
+        lambda d, a: d["calls"][0]["outputs"].update(present={"array": "calls.0.keys"}),
+        "has an output 'present', which is not known",
+    ),
+    "no object": (lambda d, a: d.update(layers=3), "a recording that can't be used"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_contradicts_itself_is_refused(name, tmp_path):
+    change, message = BROKEN[name]
+    path = edited(saved(one(), tmp_path), change)
+    with pytest.raises(SpecError) as caught:
+        Recording.load(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = saved(one(), tmp_path)
+    whole = path.read_bytes()
+    for length in (0, 7, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(SpecError, match="is not a whole safetensors file"):
+            Recording.load(path)
+
+
+def test_another_file_is_refused(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_weights(path, CONFIG, init_weights(CONFIG, seed=0))
+    with pytest.raises(SpecError, match="is no recording"):
+        Recording.load(path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        Recording.load(tmp_path / "absent.safetensors")
+    path.write_bytes(b"PK\x03\x04 some other format, with a name that says otherwise")
+    with pytest.raises(SpecError, match="is not a whole safetensors file"):
+        Recording.load(path)
+
+
+def test_a_description_that_is_no_json_is_refused(tmp_path):
+    path = tmp_path / "calls.safetensors"
+    save_file({"x": np.zeros(1)}, path, metadata={METADATA_KEY: "{"})
+    with pytest.raises(SpecError, match="can't be used"):
+        Recording.load(path)
