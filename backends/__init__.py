@@ -1,13 +1,65 @@
-"""One package per framework; the same file names with the same roles in each.
+"""One package per framework: the same files with the same roles, and the same functions with the same signatures.
 
-framework.py   imports the framework; its dtypes and devices
-heads.py       split, merge, group
-masks.py       the mask of one call, built on the device
-attention.py   score functions, masked softmax, dropout, weighted sum
-additive.py    the module of the additive score, which layers with and without heads have in common
-layers.py      multi-head attention, the module that a user of that framework imports
-single_head.py dot-product and additive attention without heads
-positional.py  sinusoidal positions
-weights.py     canonical weights in and out
-backend.py     the contract: NumPy in, NumPy out
+    layers.py        multi-head attention: the constructor, the call, the projection step and the seven stages
+    single_head.py   dot-product and additive attention without heads
+    positional.py    sinusoidal positions
+    weights.py       canonical parameters in and out
+    backend.py       the contract: NumPy in, NumPy out
+    ops/             the vocabulary of layers.py
+        framework.py   imports the framework; its dtypes, devices and arrays
+        heads.py       split, merge, group
+        masks.py       the mask of one call, built on the device
+        attention.py   score functions, masked softmax, dropout, weighted sum
+        additive.py    the module of the additive score
+    fast/            the same without an array of all scores
+        attend.py      block by block, with gradients of its own
+    native/          the framework's own layers
+        convert.py     their parameters in and out
+        d2l.py         the layer of d2l.ai's chapter
+        subjects.py    each as a subject of the suite
+        capture.py     how a call of one is recorded
+        probes.py      where they do something else: the probe behind each known deviation
+        live_probe.py  whether a live one computes what its parameters say
+
+A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
+`GLOSSARY` has the functions of `ops/` and `fast/`. The framework decides the body, never the name, the order or the
+meaning of the arguments; what only one framework needs (JAX: `precision`) is keyword-only.
 """
+
+GLOSSARY: dict[str, dict[str, str]] = {
+    "ops.heads": {
+        "split_heads": "x, num_heads",  # (B, L, H * d) -> (B, H, L, d); what is split stays
+        "merge_heads": "x",  # (B, H, L, d) -> (B, L, H * d)
+        "transpose_qkv": "x, num_heads",  # (B, L, H * d) -> (B * H, L, d), as in d2l.ai's chapter
+        "transpose_output": "x, num_heads",  # its inverse
+        "repeat_kv_heads": "x, num_heads",  # (B, G, L, d) -> (B, H, L, d)
+    },
+    "ops.masks": {
+        "placed": "call, layer",  # the Call with this framework's arrays, where the layer's parameters are
+        "build_mask": "call, spec",  # check the Call against a LayerSpec; its Mask
+        "allowed_keys": "mask, block",  # bool, broadcastable to (B, H, Lq, Lk) of the block; None where all are
+        "additive_bias": "mask",  # the bias with 0 where -inf only excludes; None without one
+        "part_of": "mask, block",  # the Mask of a Block
+    },
+    "ops.attention": {
+        "zero_padding": "x, mask",  # (B, L, D) with rows of 0 where nobody may attend
+        "after_past": "past, new, mask",  # (B, G, Lp, d), (B, G, L, d) -> (B, G, Lk, d)
+        "dot_score": "queries, keys, scale",  # (B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)
+        "additive_score": "queries, keys, vector",  # (B, H, Lq, S), (B, G, Lk, S), (S,) -> (B, H, Lq, Lk)
+        "cap": "similarity, softcap",  # softcap * tanh(similarity / softcap)
+        "add_bias": "scores, mask",
+        "masked_softmax": "scores, mask",  # over the allowed keys; 0 elsewhere, and in a row without any
+        "drop": "weights, mask, dropout, training",  # by the keep-mask if the call has one
+        "weighted_sum": "weights, values",  # (B, H, Lq, Lk), (B, G, Lk, dv) -> (B, H, Lq, dv)
+        "Score": "scale, vector, softcap",  # how blocks are scored: vector (S,) of the additive score, or None
+    },
+    "fast.attend": {
+        "attend_in_blocks": "operands, score, mask, dropout, training, query_block",  # -> (B, H, Lq, dv)
+    },
+    "native.convert": {
+        "to_native": "config, weights",
+        "from_native": "layer",
+        "layout_of": "layer",
+    },
+}
+"""Module -> function -> its arguments; the same in all four."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
 
-Score = Literal["scaled_dot", "dot", "additive"]
-SCORES: tuple[str, ...] = get_args(Score)
+ScoreName = Literal["scaled_dot", "dot", "additive"]
+SCORES: tuple[str, ...] = get_args(ScoreName)
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 """The four projections, in canonical order."""
@@ -46,6 +46,26 @@ class ProjectionBias:
             if all(isinstance(value, bool) for value in choice.values()):
                 return cls(**choice)
         raise SpecError(f"bias must be a bool, or a bool for each of {', '.join(PROJECTIONS)}. Got {choice!r}.")
+
+
+class ConfigOptions(TypedDict, total=False):
+    """The keywords of an `AttentionConfig` that every layer takes as they are: `**options: Unpack[ConfigOptions]`.
+
+    The others stand in the layers' own signatures: `embed_dim, num_heads, dropout=0.0, bias=False`, as in d2l.ai's.
+    """
+
+    num_kv_heads: int | None
+    head_dim: int | None
+    value_head_dim: int | None
+    query_dim: int | None
+    key_dim: int | None
+    value_dim: int | None
+    output_dim: int | None
+    score: ScoreName
+    scale: float | None
+    score_dim: int | None
+    softcap: float | None
+    projections: bool
 
 
 @dataclass(frozen=True, init=False)
@@ -99,7 +119,7 @@ Got embed_dim=100, num_heads=3.
     value_dim: int
     output_dim: int
     bias: ProjectionBias
-    score: Score
+    score: ScoreName
     scale: float | None
     score_dim: int | None
     softcap: float | None
@@ -119,7 +139,7 @@ Got embed_dim=100, num_heads=3.
         value_dim: int | None = None,
         output_dim: int | None = None,
         bias: bool | Mapping[str, bool] | ProjectionBias = False,
-        score: Score = "scaled_dot",
+        score: ScoreName = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
         softcap: float | None = None,

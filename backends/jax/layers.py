@@ -33,7 +33,7 @@ from backends.jax.ops.masks import Mask, Widths, Window, build_mask, sources_of
 from mha_core.call.arguments import settled
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
 from mha_core.weights import weight_shapes
 
 
@@ -73,7 +73,7 @@ class MultiHeadAttention(nn.Module):
     key_dim: int | None = None
     value_dim: int | None = None
     output_dim: int | None = None
-    score: Score = "scaled_dot"
+    score: ScoreName = "scaled_dot"
     scale: float | None = None
     score_dim: int | None = None
     softcap: float | None = None

@@ -29,7 +29,7 @@ from backends.mxnet.ops.masks import Mask, Widths, Window, build_mask, sources_o
 from mha_core.call.arguments import settled
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
 
 
 @mx.util.use_np
@@ -70,7 +70,7 @@ class MultiHeadAttention(KeywordBlock):
         key_dim: int | None = None,
         value_dim: int | None = None,
         output_dim: int | None = None,
-        score: Score = "scaled_dot",
+        score: ScoreName = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
         softcap: float | None = None,

@@ -34,7 +34,7 @@ from backends.tf.ops.masks import Mask, Shape, Widths, Window, allowed_keys, as_
 from mha_core.call.arguments import settled
 from mha_core.call.checks import check_dropout_keep, check_one_dtype, describe_argument
 from mha_core.call.masks import ARRAY_SOURCES, AttentionMask
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_dropout, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_dropout, check_size
 
 _ARRAYS = ("queries", "keys", "values", *ARRAY_SOURCES, "dropout_keep", "past_keys", "past_values")
 """The arguments of a call that may be arrays."""
@@ -150,7 +150,7 @@ class MultiHeadAttention(AttentionLayer):
         key_dim: int | None = None,
         value_dim: int | None = None,
         output_dim: int | None = None,
-        score: Score = "scaled_dot",
+        score: ScoreName = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
         softcap: float | None = None,

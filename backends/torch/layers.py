@@ -31,7 +31,7 @@ from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Widths, Window, build_mask, check_first_call, sources_of
 from mha_core.call.arguments import settled
 from mha_core.call.checks import check_dropout_keep
-from mha_core.config import AttentionConfig, ProjectionBias, Score, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
 
 
 class MultiHeadAttention(LazyModuleMixin, nn.Module):
@@ -68,7 +68,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         key_dim: int | None = None,
         value_dim: int | None = None,
         output_dim: int | None = None,
-        score: Score = "scaled_dot",
+        score: ScoreName = "scaled_dot",
         scale: float | None = None,
         score_dim: int | None = None,
         softcap: float | None = None,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mha.formats.checkpoint import spec_errors
 from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_valid_lens
 from mha_core.dtypes import DTYPES, check_dtype, round_to
 from mha_core.errors import shown
@@ -68,7 +69,7 @@ class Observed:
         masks = _masks(recorded, queries.shape, keys.shape, dtype)
         for mask in masks.values():
             heads = max((np.shape(a)[-3] for a in (mask.allowed, mask.bias) if np.ndim(a) > 2), default=1)
-            check_call(queries=queries, keys=keys, values=values, mask=mask, num_heads=heads)
+            check_call(Call(queries, keys, values, mask), LayerSpec(heads))
             if mask.valid_lens is not None:
                 check_valid_lens(mask.valid_lens, keys.shape[1])
         if output.ndim != 3 or output.shape[:2] != queries.shape[:2]:

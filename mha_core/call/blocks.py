@@ -7,7 +7,7 @@ the whole block. What stands here is known without an array of any framework.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,39 @@ from numpy.typing import NDArray
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
 
+Array = TypeVar("Array")
+
 SMALLEST_BLOCK = 32
 """Queries below which a block's matrix products are no longer worth their overhead."""
+
+
+class Block(NamedTuple):
+    """A part of all scores (B, H, Lq, Lk): a slice of each axis.
+
+    A slice's ends are integers; in a TensorFlow graph, where a size is not known yet, scalars of the graph.
+    """
+
+    items: slice
+    heads: slice
+    queries: slice
+    keys: slice
+
+
+class Operands(NamedTuple, Generic[Array]):
+    """What attention is computed of, block by block: as wide as the score takes them.
+
+    queries: (B, H, Lq, d). keys, values: (B, G, L, d), (B, G, L, dv) in parts that stand one after the other: the
+    past and the new ones where nobody needs them joined, else one. For the additive score, queries and keys are its
+    hidden layers' inputs: S wide.
+    """
+
+    queries: Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+    def map(self, convert: Any) -> Operands[Any]:
+        """The same with `convert(array)` in place of each."""
+        return Operands(convert(self.queries), tuple(map(convert, self.keys)), tuple(map(convert, self.values)))
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
@@ -93,9 +124,7 @@ def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
     if mask.has_positions:
         offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1)
         position = offset + np.arange(sizes.query_len, dtype=np.int64)
-        left, right = mask.window or (None, None)
-        if mask.causal:
-            stop = np.minimum(stop, position + 1)
+        left, right = mask.limits
         if right is not None:
             stop = np.minimum(stop, position + right + 1)
         if left is not None:

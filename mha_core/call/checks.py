@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mha_core.call.arguments import holds_long_integers
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import ArraySpec, CallSizes, Dim, describe_array
 from mha_core.dtypes import DTYPES
@@ -32,62 +33,40 @@ OFFSETS = (-LONGEST - 1, LONGEST)
 
 
 def check_call(
-    *,
-    queries: Any,
-    keys: Any,
-    values: Any,
-    mask: AttentionMask,
-    dropout_keep: Any = None,
-    past_keys: Any = None,
-    past_values: Any = None,
-    num_heads: int,
-    widths: tuple[Dim, Dim, Dim] = (None, None, None),
-    head_shapes: HeadShapes | None = None,
-    split: bool = False,
-    layer_dtype: str | None = None,
-    describe: Callable[[Any], ArraySpec | None] = describe_array,
+    call: Call[Any], layer: LayerSpec, describe: Callable[[Any], ArraySpec | None] = describe_array
 ) -> CallSizes:
     """Check one attention call by shapes and dtypes; return its sizes.
 
     Args:
-        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) of one floating-point dtype.
-        mask: the sources of the mask (see AttentionMask).
-        dropout_keep: bool (B, H, Lq, Lk), or None.
-        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: the keys and values of a
-            decoding cache, which stand before the others. Lk then counts both.
-        num_heads: H.
-        widths: the expected (Dq, Dk, Dv); None where any width will do.
-        head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
-        split: whether queries, keys and values may be (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv).
-        layer_dtype: the dtype that the layer computes in; None where it takes that of its inputs.
+        call: everything that the layer is given.
+        layer: what it has to fit.
         describe: turns an array of the caller's framework, or of NumPy, into an ArraySpec; None for any other.
 
     Raises:
         SpecError: naming the first argument that does not fit, the rule, and what was given.
     """
-    specs = {}
-    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        specs[name] = describe_argument(name, array, describe)
-    if split and head_shapes is not None and any(len(spec.shape) == 4 for spec in specs.values()):
-        specs = {name: _merged(name, spec, head_shapes) for name, spec in specs.items()}
+    specs = {name: describe_argument(name, getattr(call, name), describe) for name in ("queries", "keys", "values")}
+    if layer.split and layer.head_shapes is not None and any(len(spec.shape) == 4 for spec in specs.values()):
+        specs = {name: _merged(name, spec, layer.head_shapes) for name, spec in specs.items()}
     for name, spec in specs.items():
         if len(spec.shape) != 3:
             raise SpecError(f"{name} must have shape (batch, length, width). Got {_show(spec.shape)}.")
         _check_lengths(name, spec.shape)
-    _check_inputs(specs, widths)
-    check_layer_dtype("queries", specs["queries"].dtype, layer_dtype)
+    _check_inputs(specs, layer.widths)
+    dtype = specs["queries"].dtype
+    check_layer_dtype("queries", dtype, layer.dtype)
 
     batch, query_len, _ = specs["queries"].shape
-    past_len = _check_past(past_keys, past_values, batch, specs["queries"].dtype, head_shapes, describe)
+    past_len = _check_past(call, batch, dtype, layer.head_shapes, describe)
     new_len = specs["keys"].shape[1]
     key_len = None if past_len is None or new_len is None else past_len + new_len
     if isinstance(key_len, int) and key_len > LONGEST:
         raise SpecError(f"past and new keys must be at most {LONGEST} together. Got {key_len}.")
     sizes = CallSizes(batch, query_len, key_len, past_len)
-    full = (batch, num_heads, query_len, sizes.key_len)
-    _check_mask(mask, sizes, full, specs["queries"].dtype, describe)
-    if dropout_keep is not None:
-        spec = describe_argument("dropout_keep", dropout_keep, describe)
+    full = (batch, layer.num_heads, query_len, sizes.key_len)
+    _check_mask(call.mask, sizes, full, dtype, describe)
+    if call.dropout_keep is not None:
+        spec = describe_argument("dropout_keep", call.dropout_keep, describe)
         if spec.dtype != "bool":
             raise SpecError(f"dropout_keep must be boolean (True = kept). Got dtype {spec.dtype}.")
         if not _same_shape(spec.shape, full):
@@ -161,14 +140,14 @@ def _merged(name: str, spec: ArraySpec, head_shapes: HeadShapes) -> ArraySpec:
 
 
 def _check_past(
-    past_keys: Any,
-    past_values: Any,
+    call: Call[Any],
     batch: Dim,
     dtype: str,
     head_shapes: HeadShapes | None,
     describe: Callable[[Any], ArraySpec | None],
 ) -> Dim:
     """The length of the past, 0 without one; SpecError for what does not fit."""
+    past_keys, past_values = call.past_keys, call.past_values
     if past_keys is None and past_values is None:
         return 0
     if past_keys is None or past_values is None:

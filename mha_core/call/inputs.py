@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.arguments import settled
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -59,6 +60,13 @@ class AttentionInputs:
                 object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @property
+    def call(self) -> Call[NDArray]:
+        """What a layer is given of it: everything but the cotangent."""
+        return Call(
+            *(self.queries, self.keys, self.values, self.mask, self.dropout_keep, self.past_keys, self.past_values)
+        )
+
+    @property
     def is_split(self) -> bool:
         """Whether queries, keys and values are split into heads already."""
         return self.queries.ndim == 4
@@ -73,20 +81,7 @@ class AttentionInputs:
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
-        sizes = check_call(
-            queries=self.queries,
-            keys=self.keys,
-            values=self.values,
-            mask=self.mask,
-            dropout_keep=self.dropout_keep,
-            past_keys=self.past_keys,
-            past_values=self.past_values,
-            num_heads=config.num_heads,
-            head_shapes=config.head_shapes,
-            split=not config.projections,
-            widths=(config.query_dim, config.key_dim, config.value_dim),
-            layer_dtype=dtype,
-        )
+        sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
         check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if self.cotangent is not None:
             output = (sizes.batch, sizes.query_len, config.output_dim)

@@ -112,6 +112,18 @@ class AttentionMask:
         )
 
     @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """(left, right): key j is allowed iff position - left <= j <= position + right. None is unbounded.
+
+        Both rules about positions in one: causal is a right limit of 0, and combines with the window by AND.
+
+        >>> AttentionMask(causal=True, window=(2, 3)).limits
+        (2, 0)
+        """
+        left, right = self.window or (None, None)
+        return left, 0 if self.causal else right
+
+    @property
     def has_sources(self) -> bool:
         """Whether it has any source at all; without one every key is allowed."""
         return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
@@ -198,9 +210,7 @@ def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     position = offset + np.arange(sizes.query_len)[:, None]
     ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
     reach = np.ones(ahead.shape, dtype=np.bool_)
-    left, right = mask.window or (None, None)
-    if mask.causal:
-        reach &= ahead <= 0
+    left, right = mask.limits
     if left is not None:
         reach &= ahead >= -left
     if right is not None:

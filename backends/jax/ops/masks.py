@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from backends.jax.ops.framework import as_jax, check_enabled, describe, has_values, numbers
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import LONGEST, OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -107,21 +108,8 @@ def build_mask(
     `head_shapes` and `split` are those of `mha_core.call.checks.check_call`; `dtype` is that of the layer's
     parameters, None if it has none or casts to a dtype of its own.
     """
-    sizes = check_call(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=mask,
-        dropout_keep=dropout_keep,
-        past_keys=past_keys,
-        past_values=past_values,
-        num_heads=num_heads,
-        widths=widths,
-        head_shapes=head_shapes,
-        split=split,
-        layer_dtype=dtype,
-        describe=describe,
-    )
+    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, dtype), describe)
     lens, offset = mask.valid_lens, mask.query_offset
     known_lens = np.asarray(lens) if lens is not None and has_values(lens) else None
     known_offset = offset if isinstance(offset, int) else numbers(offset)
@@ -157,8 +145,7 @@ def _reach(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array |
         lens = mask.valid_lens
         stop = jnp.minimum((lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None], stop)
     if mask.has_positions:
-        left, right = mask.window or (None, None)
-        right = 0 if mask.causal else right
+        left, right = mask.limits
         offset = jnp.asarray(mask.query_offset, dtype=int).reshape(-1, 1, 1, 1)
         query = jnp.arange(sizes.query_len)[:, None]
         if right is not None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from backends.mxnet.ops.framework import as_mxnet, check_computes, describe, mx, numbers, select, to_array
 from mha_core.call.blocks import Reach, reach
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -123,21 +124,9 @@ def build_mask(
     All arrays have been through `as_mxnet`, but for those of the mask's integers, which may be NumPy's.
     `head_shapes` and `split` are those of `mha_core.call.checks.check_call`.
     """
-    sizes = check_call(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=mask,
-        dropout_keep=dropout_keep,
-        past_keys=past_keys,
-        past_values=past_values,
-        num_heads=num_heads,
-        widths=widths,
-        head_shapes=head_shapes,
-        split=split,
-        layer_dtype=None if layer_dtype is None else np.dtype(layer_dtype).name,
-        describe=describe,
-    )
+    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+    dtype = None if layer_dtype is None else np.dtype(layer_dtype).name
+    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, dtype), describe)
     known = replace(mask, valid_lens=numbers(mask.valid_lens), query_offset=numbers(mask.query_offset))
     check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
     check_computes("queries", queries.dtype)  # which is that of all

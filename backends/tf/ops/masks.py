@@ -12,6 +12,7 @@ from keras import ops
 
 from backends.tf.ops.framework import as_tensor, describe
 from mha_core.call.blocks import Reach, reach
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import ArraySpec, CallSizes
@@ -78,7 +79,7 @@ def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> W
         if shape is None:
             raise SpecError(f"{name} must be a tensor or an array.")
         specs.append(ArraySpec(tuple(shape), "float32"))  # the dtype is the call's affair
-    check_call(queries=specs[0], keys=specs[1], values=specs[2], mask=AttentionMask(), num_heads=1, widths=given)
+    check_call(Call(specs[0], specs[1], specs[2]), LayerSpec(widths=given))
     dq, dk, dv = (spec.shape[2] if width is None else width for spec, width in zip(specs, given, strict=True))
     return dq, dk, dv
 
@@ -104,21 +105,8 @@ def build_mask(
     that of the layer's parameters, None if it has none. A size that is not known while a function is
     traced is not checked, and neither are the values of `valid_lens` then.
     """
-    sizes = check_call(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=mask,
-        dropout_keep=dropout_keep,
-        past_keys=past_keys,
-        past_values=past_values,
-        num_heads=num_heads,
-        widths=widths,
-        head_shapes=head_shapes,
-        split=split,
-        layer_dtype=dtype,
-        describe=describe,
-    )
+    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, dtype), describe)
     known = replace(
         mask,
         valid_lens=None if mask.valid_lens is None else _static(mask.valid_lens),
@@ -252,9 +240,7 @@ def _interval(
         stop = tf.minimum(stop, lens[:, tf.newaxis] if lens.shape.rank == 1 else lens)
     if mask.has_positions:
         position = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1)) + _arange(query_len)
-        left, right = mask.window or (None, None)
-        if mask.causal:
-            stop = tf.minimum(stop, position + 1)
+        left, right = mask.limits
         if right is not None:
             stop = tf.minimum(stop, position + right + 1)
         if left is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backends.torch.ops.framework import as_tensor, describe, dtype_name, numbers
 from mha_core.call.blocks import Reach, reach
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -127,21 +128,8 @@ def build_mask(
     it has none.
     """
     device = queries.device if isinstance(queries, Tensor) else torch.device("cpu")
-    sizes = check_call(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=mask,
-        dropout_keep=dropout_keep,
-        past_keys=past_keys,
-        past_values=past_values,
-        num_heads=num_heads,
-        widths=widths,
-        head_shapes=head_shapes,
-        split=split,
-        layer_dtype=expected_dtype(dtype, device),
-        describe=describe,
-    )
+    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, expected_dtype(dtype, device)), describe)
     lens = None if mask.valid_lens is None else numbers(mask.valid_lens)
     offset = mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset)
     check_numbers(lens, offset, sizes.key_len)
@@ -191,8 +179,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tu
     if mask.valid_lens is not None:
         lens = mask.valid_lens
         stop = (lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None]
-    left, right = mask.window or (None, None)
-    right = 0 if mask.causal else right
+    left, right = mask.limits
     if left is not None or right is not None:
         offset = torch.as_tensor(mask.query_offset, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
         position = offset + torch.arange(sizes.query_len, device=device)[:, None]
@@ -262,12 +249,4 @@ def expected_dtype(dtype: torch.dtype | None, device: torch.device) -> str | Non
 
 def check_first_call(queries: Any, keys: Any, values: Any, dtype: torch.dtype | None, device: torch.device) -> None:
     """Refuse the inputs of a layer's first call, which decides its widths, before they reach a parameter."""
-    check_call(
-        queries=queries,
-        keys=keys,
-        values=values,
-        mask=AttentionMask(),
-        num_heads=1,
-        layer_dtype=expected_dtype(dtype, device),
-        describe=describe,
-    )
+    check_call(Call(queries, keys, values), LayerSpec(dtype=expected_dtype(dtype, device)), describe)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_dropout_keep, check_same_width
 from mha_core.call.sizes import ArraySpec
 
@@ -93,10 +94,11 @@ def test_sizes_that_are_not_known_while_tracing_fit_anything():
         "values": ArraySpec((2, None, None), "float32"),
     }
     mask = AttentionMask(valid_lens=ArraySpec((None,), "int64"), allowed=ArraySpec((None, 1, None, None), "bool"))
-    sizes = check_call(**unknown, mask=mask, num_heads=3, widths=(5, 7, 11), describe=lambda spec: spec)
+    call = Call(**unknown, mask=mask)
+    sizes = check_call(call, LayerSpec(3, (5, 7, 11)), lambda spec: spec)
     assert sizes == (None, None, None, 0)
     with pytest.raises(SpecError, match=r"keys must be key_dim=8 wide. Got \(\?, \?, 7\)"):
-        check_call(**unknown, mask=mask, num_heads=3, widths=(5, 8, 11), describe=lambda spec: spec)
+        check_call(call, LayerSpec(3, (5, 8, 11)), lambda spec: spec)
 
 
 def test_keep_mask_belongs_to_training():

@@ -1,0 +1,84 @@
+"""Call: everything that one call of a layer is given; LayerSpec: what it has to fit.
+
+`forward`, `call` or `__call__` of each framework makes a Call of its explicit arguments, inside what is compiled
+(`causal` and `window` are static, so it is never an argument of `jax.jit` or `tf.function`); everything below takes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from mha_core.call.arguments import settled
+from mha_core.call.masks import AttentionMask
+from mha_core.call.sizes import Dim
+from mha_core.config import AttentionConfig
+from mha_core.heads import HeadShapes
+
+Array = TypeVar("Array")
+Widths = tuple[Dim, Dim, Dim]
+"""(Dq, Dk, Dv): how wide queries, keys and values are; None where any width will do, or is not known yet."""
+
+ARRAYS = ("queries", "keys", "values", "past_keys", "past_values")
+"""The fields of a Call that hold floats of the layer's dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Generic[Array]):
+    """One call of a layer, in the arrays of one framework.
+
+    Args:
+        queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
+            also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
+        mask: the sources of the mask, as they were given.
+        dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
+            the new ones; Lk then counts both, in the mask too.
+
+    >>> import numpy as np
+    >>> x = np.zeros((2, 4, 6))
+    >>> Call(x, x, x, AttentionMask(causal=True)).map(lambda name, array: array.astype("float32")).queries.dtype
+    dtype('float32')
+    """
+
+    queries: Array
+    keys: Array
+    values: Array
+    mask: AttentionMask = field(default_factory=AttentionMask)
+    dropout_keep: Array | None = None
+    past_keys: Array | None = None
+    past_values: Array | None = None
+
+    def map(self, convert: Any) -> Call[Any]:
+        """The same call with `convert(name, array)` in place of its floats, of `dropout_keep` and of nothing else.
+
+        Lists as `dropout_keep` are arrays of NumPy by then (see `mha_core.call.arguments`).
+        """
+        floats = {name: getattr(self, name) for name in ARRAYS}
+        given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
+        changes: dict[str, Any] = {name: x if x is None else convert(name, x) for name, x in given.items()}
+        return replace(self, **changes)
+
+
+class LayerSpec(NamedTuple):
+    """What a call has to fit, whatever the framework.
+
+    Args:
+        num_heads: H.
+        widths: the layer's (Dq, Dk, Dv); None where it takes any.
+        head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
+        split: whether queries, keys and values may come split into heads.
+        dtype: what the layer computes in, by name; None where it takes that of its inputs.
+    """
+
+    num_heads: int = 1
+    widths: Widths = (None, None, None)
+    head_shapes: HeadShapes | None = None
+    split: bool = False
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
+        """The layer of a config; `widths` where the parameters know better, or do not know yet."""
+        own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
+        return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype)

@@ -1,0 +1,47 @@
+"""What a layer computes of one call: all seven stages, or the output alone; and what of it the caller gets."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Array = TypeVar("Array")
+
+
+class Stages(NamedTuple, Generic[Array]):
+    """The seven stages of one call, in the arrays of one framework.
+
+    queries: (B, H, Lq, d). keys: (B, G, Lk, d). values: (B, G, Lk, dv). scores, weights: (B, H, Lq, Lk), the
+    weights before dropout. heads: (B, H, Lq, dv). output: (B, Lq, Do).
+    """
+
+    queries: Array
+    keys: Array
+    values: Array
+    scores: Array
+    weights: Array
+    heads: Array
+    output: Array
+
+    @property
+    def present(self) -> tuple[Array, Array]:
+        """Keys (B, G, Lk, d) and values (B, G, Lk, dv): the past of the next step of decoding."""
+        return self.keys, self.values
+
+
+class Attended(NamedTuple, Generic[Array]):
+    """What a layer gives where nobody asks for weights: the output (B, Lq, Do), and the present if asked for."""
+
+    output: Array
+    present: tuple[Array, Array] | None
+
+
+def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:
+    """What `forward`, `call` or `__call__` returns: the output, or a tuple of it and of what was asked for.
+
+    >>> returned(Attended("output", ("keys", "values")), return_weights=False, return_present=True)
+    ('output', ('keys', 'values'))
+    """
+    extra = [made.weights] if return_weights and isinstance(made, Stages) else []
+    if return_present:
+        extra.append(made.present)
+    return (made.output, *extra) if extra else made.output
