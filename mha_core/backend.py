@@ -23,6 +23,9 @@ from mha_core.weights import Weights, check_weights
 
 ENTRY_POINT_GROUP = "mha.backends"
 
+BLOCK = 2
+"""Queries that the path "blocks" computes at once: with so few, a small call has as many blocks as it can."""
+
 Run = Callable[[AttentionInputs], Trace]
 """Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
 
@@ -69,7 +72,7 @@ class Backend(ABC):
         "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
         framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
         holds the output and gradients alone; "fast-compiled" and the like are the same compiled. "blocks" is the
-        fast path in blocks of two queries: as many as a small call can have.
+        fast path in blocks of `BLOCK` queries.
         """
         return ("eager",)
 

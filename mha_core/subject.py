@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from numpy.typing import NDArray
-
 from mha_core.backend import Run
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import as_valid_lens
@@ -106,19 +104,6 @@ OPERATION = Capabilities(
 
 def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
     return as_valid_lens(inputs.mask, inputs.check(config), config.num_heads) is not None
-
-
-def leaves_of(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """What of one call has a gradient, by its public name: the floating-point arrays that are given.
-
-    >>> import numpy as np
-    >>> x = np.ones((1, 2, 6))
-    >>> list(leaves_of(AttentionInputs(x, x, x)))
-    ['queries', 'keys', 'values']
-    """
-    names = ("queries", "keys", "values", "past_keys", "past_values")
-    given = {**{name: getattr(inputs, name) for name in names}, "bias": inputs.mask.bias}
-    return {name: array for name, array in given.items() if array is not None}
 
 
 def one_width(layer: str, config: AttentionConfig) -> int:

@@ -2,7 +2,7 @@
 
 A `Formulation` is a subject, in NumPy, that computes genuinely in its dtype (see `arithmetic.py`). It
 shares only the mask rules with the reference. FORMULATIONS is the list; `formulation(name, dtype)`
-makes one. Its parts: `formulation_core.py` has the attention between the projections.
+makes one. Its parts: `attention.py` has the attention between the projections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Case: one entry of the suite. Its sizes, its mask, and what it catches; the table stands in `cases.py`.
+"""Case: one entry of the suite. Its sizes, its mask, and what it catches; the table stands in `table.py`.
 
 A case is a recipe; `Case.build()` makes the Problem, the same one each time. Building refuses what
 would test nothing: a mask that excludes nothing or everything, and equal sizes that would hide a

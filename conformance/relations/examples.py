@@ -1,6 +1,6 @@
 """The examples that the relations are tried on: a first problem, changed ones, and what must agree.
 
-Every function here draws an example from a random generator, for a dtype; `relations.py` says in
+Every function here draws an example from a random generator, for a dtype; `relation.py` says in
 words what each of them is about.
 """
 

@@ -3,7 +3,7 @@
     with mha.capture(model, "calls.safetensors"):
         model(...)
 
-Each framework has its hooks and its adapters in `backends/<name>/capture.py`; an adapter turns one call of
+Each framework has its hooks and its adapters in `backends/<name>/native/capture.py`; an adapter turns one call of
 one kind of layer into the terms of the definition, or says why it can't. For another kind of layer,
 `register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)`,
 `read(layer, arguments, output)` and, if you like, `probe(layer)` (see `Adapter`).
@@ -56,7 +56,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Protocol):
-    """What `backends/<name>/capture.py` has."""
+    """What `backends/<name>/native/capture.py` has."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -232,7 +232,7 @@ def _hooks_of(target: Any) -> Hooks:
     for cls in type(target).__mro__:
         framework = FRAMEWORKS.get(cls.__module__.split(".")[0])
         if framework is not None:
-            return importlib.import_module(f"backends.{framework}.capture")
+            return importlib.import_module(f"backends.{framework}.native.capture")
     raise SpecError(
         f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
     )

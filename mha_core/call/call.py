@@ -19,7 +19,7 @@ Array = TypeVar("Array")
 Widths = tuple[Dim, Dim, Dim]
 """(Dq, Dk, Dv): how wide queries, keys and values are; None where any width will do, or is not known yet."""
 
-ARRAYS = ("queries", "keys", "values", "past_keys", "past_values")
+FLOATS = ("queries", "keys", "values", "past_keys", "past_values")
 """The fields of a Call that hold floats of the layer's dtype."""
 
 
@@ -54,7 +54,7 @@ class Call(Generic[Array]):
 
         Lists as `dropout_keep` are arrays of NumPy by then (see `mha_core.call.arguments`).
         """
-        floats = {name: getattr(self, name) for name in ARRAYS}
+        floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
         changes: dict[str, Any] = {name: x if x is None else convert(name, x) for name, x in given.items()}
         return replace(self, **changes)

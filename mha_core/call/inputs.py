@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.arguments import settled
-from mha_core.call.call import Call, LayerSpec
+from mha_core.call.call import FLOATS, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -65,6 +67,32 @@ class AttentionInputs:
         return Call(
             *(self.queries, self.keys, self.values, self.mask, self.dropout_keep, self.past_keys, self.past_values)
         )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this is a training step: a given keep-mask makes it one."""
+        return self.dropout_keep is not None
+
+    def leaves(self) -> dict[str, NDArray]:
+        """What of one call has a gradient, by its public name: the floating-point arrays that are given.
+
+        >>> x = np.ones((1, 2, 6))
+        >>> list(AttentionInputs(x, x, x).leaves())
+        ['queries', 'keys', 'values']
+        """
+        given = {**{name: getattr(self, name) for name in FLOATS}, "bias": self.mask.bias}
+        return {name: array for name, array in given.items() if array is not None}
+
+    def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:
+        """The same call in a framework's arrays.
+
+        Args:
+            leaves: in place of `leaves()`, by the same names.
+            convert: makes the framework's array of any other, by its name: lengths, offsets, masks.
+        """
+        mask = self.mask.map_arrays(lambda name, array: leaves[name] if name in leaves else convert(name, array))
+        keep = None if self.dropout_keep is None else convert("dropout_keep", self.dropout_keep)
+        return Call(mask=mask, dropout_keep=keep, **{name: leaves.get(name) for name in FLOATS})
 
     @property
     def is_split(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from mha_core.stages import STAGES
+
 Array = TypeVar("Array")
 
 
@@ -33,6 +35,11 @@ class Attended(NamedTuple, Generic[Array]):
 
     output: Array
     present: tuple[Array, Array] | None
+
+
+def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
+    """The stages that it holds, by name."""
+    return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 
 def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:

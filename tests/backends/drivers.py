@@ -18,7 +18,7 @@ class Driver:
 
     def __init__(self, name: str) -> None:
         self.package: ModuleType = importlib.import_module(f"backends.{name}")
-        self.heads: ModuleType = importlib.import_module(f"backends.{name}.heads")
+        self.heads: ModuleType = importlib.import_module(f"backends.{name}.ops.heads")
         self.to_weights = importlib.import_module(f"backends.{name}.weights").to_weights
 
     def new(self, layer: str, *args: Any, **kwargs: Any) -> Any:

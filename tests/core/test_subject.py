@@ -8,7 +8,7 @@ import pytest
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.call.masks import as_valid_lens
 from mha_core.call.sizes import CallSizes
-from mha_core.subject import Capabilities, leaves_of, one_width
+from mha_core.subject import Capabilities, one_width
 
 SIZES = CallSizes(batch=2, query_len=3, key_len=4)
 PER_HEAD = np.ones((2, 5, 3, 4), bool)
@@ -57,11 +57,11 @@ def test_what_has_a_gradient_is_what_is_given():
     arrays = {name: np.full((1, 2, 3), index) for index, name in enumerate(names)}
     bias = np.zeros((3, 4))
     whole = AttentionInputs(**arrays, mask=AttentionMask(bias=bias, allowed=np.ones(4, bool)), cotangent=bias)
-    leaves = leaves_of(whole)
+    leaves = whole.leaves()
     assert list(leaves) == [*names, "bias"]
     assert all(leaves[name] is arrays[name] for name in names)
     assert leaves["bias"] is bias
-    assert list(leaves_of(AttentionInputs(*(arrays[name] for name in names[:3])))) == list(names[:3])
+    assert list(AttentionInputs(*(arrays[name] for name in names[:3])).leaves()) == list(names[:3])
 
 
 @pytest.mark.parametrize(

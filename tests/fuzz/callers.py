@@ -57,7 +57,7 @@ def asker(name: str) -> Callable[[Call], Trace]:
     """How backend `name` is asked."""
     load(name)
     package = importlib.import_module(f"backends.{name}")
-    framework = importlib.import_module(f"backends.{name}.framework")
+    framework = importlib.import_module(f"backends.{name}.ops.framework")
     driver = drive(name)
     made: list[Any] = [None, None]  # the weights of the last call, and their layer
 

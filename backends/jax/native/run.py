@@ -19,14 +19,14 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, allowed_keys
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
-from mha_core.subject import NativeSubject, leaves_of
+from mha_core.subject import NativeSubject
 from mha_core.weights import Weights
 
 Stages = dict[str, Array]
 """What a layer shows, by the name of the stage; "output" is always there."""
 
 Forward = Callable[..., Stages]
-"""(parameters, floats, **told) -> Stages, where floats holds what `leaves_of` the inputs gives."""
+"""(parameters, floats, **told) -> Stages, where floats holds what `AttentionInputs.leaves` gives."""
 
 
 class JaxSubject(NativeSubject):
@@ -70,7 +70,7 @@ class JaxSubject(NativeSubject):
             with framework.scope(self.dtype, device):
                 stages, gradients = compiled(
                     params,
-                    {name: to_array(name, array.astype(dtype)) for name, array in leaves_of(inputs).items()},
+                    {name: to_array(name, array.astype(dtype)) for name, array in inputs.leaves().items()},
                     {name: to_array(name, value) for name, value in told.items() if isinstance(value, np.ndarray)},
                     None if cotangent is None else to_array("cotangent", cotangent),
                     tuple((name, value) for name, value in told.items() if not isinstance(value, np.ndarray)),

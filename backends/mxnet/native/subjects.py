@@ -23,7 +23,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys, as_valid_lens
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
-from mha_core.subject import WIDTHS, Capabilities, NativeSubject, leaves_of
+from mha_core.subject import WIDTHS, Capabilities, NativeSubject
 from mha_core.weights import Weights
 
 Leaves = Mapping[str, Any]
@@ -61,7 +61,7 @@ class GluonSubject(NativeSubject):
         block = to_native(config, weights, self.layer, dtype=self.dtype, ctx=mx.cpu())
 
         def run(inputs: AttentionInputs) -> Trace:
-            given = leaves_of(inputs)
+            given = inputs.leaves()
             if "bias" in given:
                 given["bias"] = additive_bias(inputs.mask)
             leaves = {name: self.array(array) for name, array in given.items()}

@@ -27,7 +27,7 @@ from mha_core.call.masks import allowed_keys, as_valid_lens
 from mha_core.config import AttentionConfig
 from mha_core.layouts import canonical_gradients
 from mha_core.stages import Trace
-from mha_core.subject import OPERATION, WIDTHS, Capabilities, NativeSubject, leaves_of
+from mha_core.subject import OPERATION, WIDTHS, Capabilities, NativeSubject
 from mha_core.weights import Weights
 
 Tensors = Mapping[str, tf.Tensor]
@@ -60,7 +60,7 @@ class TfSubject(NativeSubject):
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(device):
-                leaves = {name: to_tensor(array, dtype) for name, array in leaves_of(inputs).items()}
+                leaves = {name: to_tensor(array, dtype) for name, array in inputs.leaves().items()}
                 wanted = leaves, self.parameters(layer)
                 with tf.GradientTape() as tape:
                     tape.watch(wanted)

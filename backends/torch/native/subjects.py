@@ -24,7 +24,7 @@ from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.layouts import canonical_gradients
 from mha_core.stages import Trace
-from mha_core.subject import Capabilities, NativeSubject, leaves_of
+from mha_core.subject import Capabilities, NativeSubject
 from mha_core.weights import Weights
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run it on `leaves`, as `leaves_of` names them. The stages that it shows."""
+        """Run it on `leaves`, as `AttentionInputs.leaves` names them. The stages that it shows."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Whether gradients of such a call can be had, all of them."""
@@ -65,7 +65,7 @@ class TorchSubject(NativeSubject):
         dtype = TORCH_DTYPES[self.dtype]
 
         def run(inputs: AttentionInputs) -> Trace:
-            leaves = {name: to_tensor(array, dtype, CPU) for name, array in leaves_of(inputs).items()}
+            leaves = {name: to_tensor(array, dtype, CPU) for name, array in inputs.leaves().items()}
             if inputs.cotangent is None or not self.differentiates(inputs):
                 with torch.no_grad():
                     stages = self.call(layer, config, inputs, leaves)

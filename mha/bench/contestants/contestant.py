@@ -104,7 +104,7 @@ def load(name: str) -> Framework:
     if name not in PACKAGES:
         raise BackendError(f"there are no benchmarks for backend {name!r} (there are: {', '.join(PACKAGES)})")
     try:
-        return cast(Framework, importlib.import_module(f"mha.bench.contestants.contestant.{name}"))
+        return cast(Framework, importlib.import_module(f"mha.bench.contestants.{name}"))
     except ModuleNotFoundError as error:
         raise BackendError(f"backend {name!r} needs the package {error.name!r}, which is not installed.") from error
 

@@ -582,7 +582,7 @@ def test_our_own_layers_are_recorded_as_they_are_called(backend_name):
 
 
 def seed_layer(name):
-    module = __import__(f"backends.{name}.native_seed", fromlist=["SeedMultiHeadAttention"])
+    module = __import__(f"backends.{name}.native.d2l", fromlist=["SeedMultiHeadAttention"])
     if name == "torch":
         import torch
 
