@@ -12,6 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from mha_core.call.call import Call
+from mha_core.call.masks import ARRAY_SOURCES, AttentionMask
+
+
+def as_call(arrays: list[Any], keywords: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """The Call that a layer makes of its arguments, and the keywords that are not part of one, as `query_block`."""
+    queries, keys, values, *lens = arrays
+    given = {**keywords, **({"valid_lens": lens[0]} if lens else {})}
+    mask = AttentionMask(**{name: given.pop(name) for name in (*ARRAY_SOURCES, "causal", "window") if name in given})
+    own = {name: given.pop(name) for name in ("dropout_keep", "past_keys", "past_values") if name in given}
+    return Call(queries, keys, values, mask, **own), given
+
 
 class Driver:
     """NumPy in, one call of a framework's layer, NumPy out."""
