@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mha_core.call.arguments import settled
-from mha_core.call.masks import AttentionMask
+from mha_core.call.masks import AttentionMask, keep_for_one_head
 from mha_core.call.sizes import Dim
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
@@ -58,6 +59,14 @@ class Call(Generic[Array]):
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
         changes: dict[str, Any] = {name: x if x is None else convert(name, x) for name, x in given.items()}
         return replace(self, **changes)
+
+    def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
+        """The call of a layer without heads, whose weights are (B, Lq, Lk), with a mask as of a layer with one head.
+
+        `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
+        """
+        mask = self.mask.for_one_head(insert_axis)
+        return replace(self, mask=mask, dropout_keep=keep_for_one_head(self.dropout_keep, insert_axis))
 
 
 class LayerSpec(NamedTuple):
