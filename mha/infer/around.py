@@ -1,4 +1,7 @@
-"""Around: hypotheses that differ from one in a single respect; what a record can't tell from it is among them."""
+"""Neighbours of a hypothesis: all that differ from it in one property.
+
+Those that fit the record as well are reported beside it, as indistinguishable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def around(
     observed: Observed,
     num_heads: int | None,
 ) -> Iterator[Hypothesis]:
-    """Every readable neighbour of `found`: another scale, mask, order, number of heads, array or query bias."""
+    """Every readable hypothesis with one property unlike `found`: scale, mask, order, heads, array or query bias."""
     bare = replace(found, bv=None, bo=None)
     for changed in _all(bare, list(families), candidates, observed, num_heads):
         if changed.is_readable() and changed.is_plain():
@@ -73,5 +76,5 @@ def _other_arrays(bare: Hypothesis, families: list[Family]) -> Iterator[Hypothes
 
 
 def _alike(a: Slice, b: Slice) -> bool:
-    """Whether one can stand where the other does."""
+    """Whether the two slices have equal sizes, so that one can take the place of the other."""
     return a.count == b.count and a.source.inputs == b.source.inputs

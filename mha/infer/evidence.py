@@ -1,4 +1,4 @@
-"""Evidence: whether a hypothesis gives what was recorded, within the computed bound; and with which biases."""
+"""Judges a hypothesis: whether it gives the recorded output within the computed bound, and with which biases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 EXP_ULPS = 20.0
-"""The least exact exponential of any framework: whose layer was recorded is not known."""
+"""Error of the least exact exponential of any framework, because the record does not name its framework."""
 
 KEYS_PER_BLOCK = 512
 """The smallest block of an online softmax."""
@@ -40,12 +40,12 @@ HOPELESS = 1e3
 """Worst error / allowed error from which on the rest of a record is not looked at."""
 
 JUDGED = 3
-"""How many choices of biases of one hypothesis are held against the bound."""
+"""How many choices of biases of one hypothesis are compared with the record."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis and how it stands to the record.
+    """A hypothesis, and how far its output is from the recorded one.
 
     Attributes:
         hypothesis: with all its biases.
@@ -66,7 +66,7 @@ class Fit:
 
 
 class Judge:
-    """Holds hypotheses against all of a record."""
+    """Compares hypotheses with every row of a record."""
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.candidates, self.observed = candidates, observed
@@ -74,7 +74,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Every choice of biases of values and output that fits; else the one that comes closest."""
+        """A Fit for every choice of value and output biases that fits; else one for the choice that comes closest."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -100,7 +100,7 @@ class Judge:
         return fitting or [min(judged, key=lambda fit: fit.ratio)]
 
     def _output(self, hypothesis: Hypothesis) -> tuple[NDArray, NDArray]:
-        """(B, Lq, Do) in float64, and bool (B, Lq): the rows with a key in every head."""
+        """The output (B, Lq, Do) of a hypothesis in float64, and bool (B, Lq): the rows with a key in every head."""
         config, weights = hypothesis.canonical()
         parts: list[NDArray] = []
         for problem, _ in self._problems(hypothesis, config, weights, self._pieces(hypothesis.heads)):
@@ -151,7 +151,7 @@ class Judge:
     def _problems(
         self, hypothesis: Hypothesis, config: AttentionConfig, weights: Weights, pieces: list[tuple[slice, slice]]
     ) -> Iterator[tuple[Problem, NDArray]]:
-        """Each piece of the record as a problem, and what was recorded."""
+        """Each piece of the record as a problem, with the output that was recorded for it."""
         observed, mask = self.observed, self.observed.masks[hypothesis.mask]
         batch, query_len, _ = observed.queries.shape
         if pieces == [(slice(None), slice(None))]:
@@ -168,7 +168,7 @@ class Judge:
 
 
 def _worst(wanted: NDArray | None, given: NDArray) -> float:
-    """The largest finite error."""
+    """The largest finite difference between two arrays."""
     assert wanted is not None
     with np.errstate(invalid="ignore"):
         error = np.abs(wanted - given)

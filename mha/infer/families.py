@@ -1,4 +1,4 @@
-"""Families: which slices could be the four projections of one layer together, ordinary readings first."""
+"""Families: slices that could together be the four projections of one layer, ordinary readings first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mha.infer.observed import Observed
 from mha.infer.sample import mask_heads
 
 RAREST = 7
-"""The tier of the least ordinary readings; what is rarer still is not tried."""
+"""The tier of the least ordinary readings that are tried."""
 
 NARROW = 8
 """Heads narrower than this are rare in layers of at least NARROW * NARROW channels."""
@@ -53,8 +53,8 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One family, read in one way: everything but the mask and the query bias."""
+class Reading:
+    """One family with heads, orders and scale chosen: all of a hypothesis but its slices, mask and query bias."""
 
     family: Family
     heads: int
@@ -116,8 +116,8 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
     return found
 
 
-def jobs(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Job]:
-    """The ways to read the families that belong to one tier."""
+def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
+    """Every reading of the families that belongs to one tier."""
     per_head = mask_heads(observed)
     for family in found:
         if family.rarity > tier:
@@ -135,12 +135,12 @@ def jobs(found: list[Family], observed: Observed, num_heads: int | None, tier: i
                     continue
                 if (tied and family.together) or not _tells(family, heads, width, orders):
                     continue
-                yield Job(family, heads, orders, scale, tiled, tied)
+                yield Reading(family, heads, orders, scale, tiled, tied)
 
 
 @cache
 def _options(rarity: int) -> list[tuple[Orders, str, bool, bool]]:
-    """Orders, scale, tiled, tied, of one rarity."""
+    """All (orders, scale, tiled, tied) of one rarity."""
     found = []
     for orders, scale, tiled, tied in product(product(("hd", "dh"), repeat=4), SCALES, (False, True), (False, True)):
         q, k, v, o = orders
@@ -152,7 +152,7 @@ def _options(rarity: int) -> list[tuple[Orders, str, bool, bool]]:
 
 
 def _tells(family: Family, heads: int, width: int, orders: Orders) -> bool:
-    """Whether these orders are possible, and other rows than the ordinary ones."""
+    """Whether these orders are possible, and choose other rows than the ordinary orders do."""
     if set(orders) == {"hd"}:
         return True
     if heads == 1 or width == family.o[0].count // heads == 1:

@@ -1,4 +1,4 @@
-"""Inference: search, judge, look around what fits, and say what is known."""
+"""Infer: search the hypotheses, judge the best ones and the neighbours of those that fit, and report the result."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ from mha_core.config import PROJECTIONS, check_size
 from mha_core.weights import Weights, check_weights
 
 REFINED_ROWS, REFINED_KEYS = 24, 256
-"""Sizes of the sample that the best of a sketch are ranked by again."""
+"""Rows and keys of the larger sample by which the best hypotheses of the sketch are ranked again."""
 
 WORTH_JUDGING = 0.1
-"""Misfit on that sample up to which a hypothesis is held against the bound."""
+"""Misfit on that sample up to which a hypothesis is compared with the whole record, within the bound."""
 
 ALIKE = 30.0
 """How many times the least misfit another one may be and still be judged."""
 
 MOST_JUDGED = 40
-"""Hypotheses held against the bound, and as many again around the best; where more would be, the record tells next
-to nothing."""
+"""Most hypotheses that are compared with the whole record, and as many again among the neighbours of the best.
+
+Where more come close, the record tells next to nothing.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """What is known of the arrays.
+    """The result of `infer`: which readings of the arrays give the recorded output.
 
     Attributes:
-        fits: every hypothesis within the bound, each a function of its own; best first.
+        fits: every hypothesis within the bound, best first; no two of them compute one function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
         exhausted: whether all of them were, up to the last tier begun; False if time ran out.
         unjudged: more that come as close and were not judged, because the record tells next to nothing.
         key_bias: the most plausible key bias, and why; it has no influence on the output.
-        candidates, observed: what there was.
+        candidates, observed: the readings of the arrays, and the record.
         seconds: how long it took.
     """
 
@@ -137,41 +139,41 @@ def infer(
     widths = {x.shape[-1] for x in (observed.queries, observed.keys, observed.values, observed.output)}
     candidates = Candidates.of(arrays, widths)
     search = Search(candidates, observed, num_heads, started + time_limit)
-    court = _Court(candidates, observed)
+    shortlist = _Shortlist(candidates, observed)
     searched = 0
     for tier in range(RAREST + 1):
-        if court.settled and search.cost(tier) > CHEAP:
+        if shortlist.settled and search.cost(tier) > CHEAP:
             break
         progress(f"tier {tier} of {RAREST}: {'ordinary' if not tier else 'rarer'} ways to read the arrays")
-        hits = search.run(tier, court.finds)
-        searched += hits.searched
-        court.hear(hits.ranked())
+        ranking = search.run(tier, shortlist.settles)
+        searched += ranking.searched
+        shortlist.add(ranking.ranked())
         if search.timed_out:
             break
     if not searched and not search.timed_out:
         given = "" if num_heads is None else f" with num_heads={num_heads}"
         raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}")
-    if court.fitting:
+    if shortlist.fitting:
         progress("looking at what is similar to the hypothesis that fits")
-        neighbours = list(around(court.best.hypothesis, search.families, candidates, observed, num_heads))
+        neighbours = list(around(shortlist.best.hypothesis, search.families, candidates, observed, num_heads))
         searched += len(neighbours)
-        court.most += MOST_JUDGED  # what differs in one thing says most of what is not known
-        court.hear(neighbours)
+        shortlist.most += MOST_JUDGED  # the neighbours tell most about what the record leaves open
+        shortlist.add(neighbours)
     return Inference(
-        fits=tuple(court.fitting),
-        closest=court.best if court.judged else None,
+        fits=tuple(shortlist.fitting),
+        closest=shortlist.best if shortlist.judged else None,
         searched=searched,
         exhausted=not search.timed_out,
-        unjudged=tuple(court.unjudged) if court.fitting else (),
-        key_bias=key_bias(court.best.hypothesis, candidates) if court.fitting else (None, ""),
+        unjudged=tuple(shortlist.unjudged) if shortlist.fitting else (),
+        key_bias=key_bias(shortlist.best.hypothesis, candidates) if shortlist.fitting else (None, ""),
         candidates=candidates,
         observed=observed,
         seconds=time.monotonic() - started,
     )
 
 
-class _Court:
-    """Ranks hypotheses on a larger sample, and judges those that come close."""
+class _Shortlist:
+    """Ranks hypotheses on a larger sample, and compares those that come close with the whole record."""
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.judge = Judge(candidates, observed)
@@ -189,19 +191,20 @@ class _Court:
 
     @property
     def settled(self) -> bool:
-        """Whether one fits, or would with biases that are not there."""
+        """Whether a hypothesis fits, or would fit with biases that are not among the arrays."""
         return any(fit.fits or fit.constant for fit in self.judged)
 
     @property
     def fitting(self) -> list[Fit]:
         return sorted((fit for fit in self.judged if fit.fits), key=lambda fit: fit.ratio)
 
-    def finds(self, hypotheses: Iterable[Hypothesis]) -> bool:
-        """Whether one of them settles it."""
-        self.hear(hypotheses)
+    def settles(self, hypotheses: Iterable[Hypothesis]) -> bool:
+        """Add these hypotheses, and return whether the list is settled then."""
+        self.add(hypotheses)
         return self.settled
 
-    def hear(self, hypotheses: Iterable[Hypothesis]) -> None:
+    def add(self, hypotheses: Iterable[Hypothesis]) -> None:
+        """Rank these hypotheses and judge the close ones; functions that were judged before are left out."""
         misfits = ((self.sample.misfit(h, self.judge.candidates), i, h) for i, h in enumerate(hypotheses))
         ranked = sorted(misfits, key=lambda one: one[:2])
         if not ranked:

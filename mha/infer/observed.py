@@ -26,13 +26,13 @@ NAMES = ("queries", "keys", "values", "output", "valid_lens", "allowed", "bias",
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What a layer was given, and what it gave.
+    """One recorded call: the inputs of a layer and its output.
 
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
         output: (B, Lq, Do).
-        masks: what the mask may have been, by a name in words: the one that the record states; or, where the
-            record does not say whether the layer is causal, without and with that.
+        masks: the possible masks by a name in words: the one that the record states; or, where the record does
+            not say whether the layer is causal, one without and one with the causal mask.
         dtype: what the layer computed in.
     """
 
@@ -82,7 +82,7 @@ class Observed:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Observed:
-        """From an .npz or a safetensors file of arrays by the names of NAMES.
+        """Read an .npz or a safetensors file of arrays by the names of NAMES.
 
         Raises:
             SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
@@ -116,7 +116,7 @@ def _rounded(name: str, array: Any, dtype: str) -> NDArray:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """One bool, or the integer 0 or 1, in an array of any shape. SpecError for anything else."""
+    """The value as a bool: one bool, or the integer 0 or 1, in an array of any shape. SpecError for anything else."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu" or array.item() not in (0, 1):
         raise SpecError(f"{name} must be True or False. Got {array.dtype} {array.shape}: {shown(array.ravel()[:1])}.")
@@ -126,7 +126,7 @@ def _flag(name: str, value: Any) -> bool:
 def _masks(
     recorded: Mapping[str, Any], queries: tuple[int, ...], keys: tuple[int, ...], dtype: str
 ) -> dict[str, AttentionMask]:
-    """What the mask may have been. A record that does not say `causal` may come from a layer that is."""
+    """The possible masks, by a name in words: also a causal one where the record does not say `causal`."""
     given = {name: np.asarray(recorded[name]) for name in ("valid_lens", "allowed") if name in recorded}
     if "bias" in recorded:
         given["bias"] = _rounded("bias", recorded["bias"], dtype)

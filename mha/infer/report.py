@@ -21,12 +21,12 @@ SHOWN = 8
 
 
 def describe(found: Inference) -> str:
-    """The answer as one would give it to a colleague; several lines."""
+    """The result in plain words, in several lines."""
     return "\n".join([_head(found), *_body(found), *_notes(found)])
 
 
 def to_dict(found: Inference) -> dict[str, Any]:
-    """The same for a program."""
+    """The result as a dict of JSON values, with the notes of `describe`."""
     return {
         "verdict": found.verdict,
         "searched": found.searched,
@@ -91,7 +91,7 @@ def mapping_lines(found: Inference) -> list[str]:
 
 
 def _facts(h: Hypothesis, *, apart: bool = False) -> dict[str, str]:
-    """What a hypothesis says, by what it says it of; `apart`: the order of the heads for itself."""
+    """A hypothesis in words: name of a fact -> text; with `apart`, the order of the heads is a fact of its own."""
     facts = {}
     for letter, projection in ROLES.items():
         part: Slice = getattr(h, letter)
@@ -130,7 +130,7 @@ def _place(part: Slice) -> str:
 
 
 def _orientation(part: Slice, letter: str) -> str:
-    """(out, in), or what is the other way round."""
+    """How the axes of the array stand: (out, in), transposed, or which axis is the input or output."""
     shape, axis = part.source.shape, part.source.axis
     if len(shape) > 2:
         return f"axis {axis} is the {'output' if letter == 'o' else 'input'}"
@@ -144,9 +144,9 @@ def _order(h: Hypothesis, letter: str) -> str:
 
 
 def _in_common(found: Inference) -> tuple[dict[str, str], list[str]]:
-    """The facts of every hypothesis that fits, or may fit and was not judged; and the names of the others.
+    """The facts that all hypotheses share which fit, or may fit and were not judged; and the names of the other facts.
 
-    Which of them were judged first is chance: what these alone have in common is no fact.
+    The unjudged ones count too, because it is chance which hypotheses were judged first.
     """
     fitting = [_facts(fit.hypothesis, apart=True) for fit in found.fits]
     others = [_facts(hypothesis, apart=True) for hypothesis in found.unjudged]
@@ -158,7 +158,7 @@ def _in_common(found: Inference) -> tuple[dict[str, str], list[str]]:
 
 
 def _compared(all_facts: list[dict[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """The facts that all have, and the names of the others."""
+    """The facts that are equal in all the dicts, and the names of those that are not."""
     names = list(dict.fromkeys(name for facts in all_facts for name in facts))
     for facts in all_facts:
         for name in names:
@@ -168,7 +168,7 @@ def _compared(all_facts: list[dict[str, str]]) -> tuple[dict[str, str], list[str
 
 
 def _notes(found: Inference) -> Iterator[str]:
-    """What limits what can be known."""
+    """Sentences about what limits this result: too few rows or keys, arrays of zeros, no time."""
     observed, candidates = found.observed, found.candidates
     rows = usable_rows(observed)
     if rows and max(count for _, _, count in rows) < 2:

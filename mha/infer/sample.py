@@ -1,4 +1,7 @@
-"""Sample: some query rows of a record, with the keys that they may attend to; what a hypothesis gives for them."""
+"""Sample: some query rows of a record with their keys, and the output of a hypothesis for them.
+
+It is small enough to rank many hypotheses by.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.call.sizes import CallSizes
 
 NOISE = 1e3
-"""Differences of rows that are smaller than so many roundings say nothing."""
+"""Rows that differ by fewer unit roundoffs than this count as equal."""
 
 
 @dataclass(eq=False)
@@ -82,14 +85,14 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """(n or L, heads, width): the inputs of `role` in {"q", "k", "v"} through some rows of a source."""
+        """Inputs of `role` ("q", "k" or "v") projected by the given rows of a source: (n or L, heads, width)."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
         return self._projected[key][:, rows]
 
     def attend(self, scores: NDArray, mask: str) -> NDArray:
-        """Weights (..., H, n, L) from scores without the additive bias; in place."""
+        """Attention weights (..., H, n, L) from scores without the additive bias, computed in place."""
         bias, allowed = self.bias[mask], self.allowed[mask]
         if bias is not None:
             scores += bias
@@ -102,7 +105,7 @@ class Sample:
         return scores
 
     def output(self, h: Hypothesis) -> NDArray:
-        """(n, Do): what the hypothesis gives, without the biases of values and output."""
+        """The output (n, Do) of a hypothesis, without the biases of values and output."""
         rows = {role: h.rows(role) for role in "qkvo"}
         kv = h.kv_of()
         queries = self.project(h.q, rows["q"], "q")
@@ -115,7 +118,7 @@ class Sample:
         return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[rows["o"].reshape(-1)]
 
     def misfit(self, h: Hypothesis, candidates: Candidates) -> float:
-        """How far the hypothesis is off, relative to how much the outputs vary; up to a constant vector.
+        """Error of the hypothesis relative to how much the outputs vary, up to a constant vector.
 
         Biases of values and output add the same vector to every row, so rows are compared with their mean. Rows
         that are all alike are compared as they are, with the best choice of biases.

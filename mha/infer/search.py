@@ -1,9 +1,10 @@
-"""Search: rank every hypothesis by a sketch of what it gives.
+"""Search: rank every hypothesis by a sketch, a few numbers of its output.
 
-A layer's output is linear in products of two things that are known apart: the weights of a pair (q, k), and what
-a pair (v, o) makes of each key. For a few query rows and output channels, one matrix product of all the former
-with all the latter is therefore the output of every quadruple. Rows are compared by their differences, which do
-not depend on the biases of values and output; the key bias never counts; the query bias is searched.
+A layer's output is a sum of products of two factors that are computed apart: the attention weights of a pair (q, k),
+and the output that a pair (v, o) gives for each key alone. For a few query rows and output channels, one matrix
+product of all the former with all the latter is therefore the output of every quadruple. Rows are compared by their
+differences, which do not depend on the biases of values and output; no output depends on the key bias; the query
+bias is searched.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.infer.families import Job, families, jobs
+from mha.infer.families import Reading, families, readings
 from mha.infer.hypotheses.bias_sums import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import SCALES, Hypothesis, kv_of
@@ -29,22 +30,22 @@ ROWS = 3
 """Query rows of the sketch."""
 
 NUMBERS = 8
-"""How many numbers each hypothesis is ranked by."""
+"""How many output numbers each hypothesis is ranked by."""
 
 KEPT = 400
-"""How many hypotheses go on from the sketch."""
+"""How many of the best hypotheses are ranked again on the larger sample."""
 
 PROMISING = 0.7
 """A sketch's misfit, relative to the outputs' differences, from which on a hypothesis is as good as chance."""
 
-STRIKING = 1e-2
+SIGNIFICANT = 1e-2
 """A sketch's misfit that chance does not reach, in any number of hypotheses that there is time for."""
 
 CHEAP = 1.5e9
-"""Multiplications up to which a tier is searched to its end, whatever has been found."""
+"""Multiplications up to which a tier is searched to its end, even if a hypothesis was found that fits."""
 
-PER_JOB = 2e7
-"""What a job costs however small it is, in multiplications."""
+PER_READING = 2e7
+"""Overhead of one reading, counted in multiplications."""
 
 DEAR = 1.5e11
 """Multiplications of one tier above which query biases are searched only for the best without one."""
@@ -54,12 +55,19 @@ GROWN = 60
 
 
 @dataclass
-class Hits:
-    """The best hypotheses so far; and those that came strikingly close, until somebody takes them."""
+class Ranking:
+    """The best hypotheses so far; and those too close for chance, until the search judges them.
+
+    Attributes:
+        best: a heap of (-misfit, number, hypothesis), worst first.
+        searched: how many hypotheses were ranked.
+        significant: those with a misfit below SIGNIFICANT that were not judged yet.
+        nearest: the least misfit that was seen, with its hypothesis.
+    """
 
     best: list[tuple[float, int, Hypothesis]] = field(default_factory=list)
     searched: int = 0
-    striking: list[Hypothesis] = field(default_factory=list)
+    significant: list[Hypothesis] = field(default_factory=list)
     nearest: tuple[float, Hypothesis | None] = (np.inf, None)
     _ticket: Iterator[int] = field(default_factory=count)
 
@@ -69,15 +77,15 @@ class Hits:
 
     def add(self, misfit: float, hypothesis: Hypothesis) -> None:
         entry = (-misfit, next(self._ticket), hypothesis)
-        if misfit < STRIKING:
-            self.striking.append(hypothesis)
+        if misfit < SIGNIFICANT:
+            self.significant.append(hypothesis)
         if len(self.best) < KEPT:
             heapq.heappush(self.best, entry)
         else:
             heapq.heappushpop(self.best, entry)
 
     def ranked(self) -> list[Hypothesis]:
-        """Best first; if all are as good as chance, the nearest one."""
+        """The hypotheses, best first; if all are as good as chance, the nearest one."""
         if not self.best and self.nearest[1] is not None:
             return [self.nearest[1]]
         return [hypothesis for _, _, hypothesis in sorted(self.best, key=lambda entry: -entry[0])]
@@ -87,7 +95,7 @@ class Search:
     """All hypotheses about one file and one record, tier by tier.
 
     Args:
-        candidates, observed: what there is.
+        candidates, observed: the readings of the arrays, and the record.
         num_heads: H, if it is known.
         deadline: the time.monotonic() after which the search gives up.
     """
@@ -110,90 +118,92 @@ class Search:
         self.size = float(np.square(self.target).sum()) or 1.0
         self.timed_out = False
 
-    def jobs(self, tier: int) -> list[Job]:
-        """The ways to read the arrays that belong to a tier, those with heads of usual widths first."""
-        found = jobs(self.families, self.observed, self.num_heads, tier)
-        return sorted(found, key=lambda job: _unusual_width(job.family.q[0].count // job.heads))
+    def readings(self, tier: int) -> list[Reading]:
+        """The readings that belong to a tier, those with heads of usual widths first."""
+        found = readings(self.families, self.observed, self.num_heads, tier)
+        return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Multiplications of a tier, roughly; each job has its price besides."""
+        """Roughly how many multiplications a tier costs, with PER_READING for each reading."""
         keys = len(self.sample.k)
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
-        for job in self.jobs(tier):
-            quadruples = prod(len(slices) for slices in (job.family.q, job.family.k, job.family.v, job.family.o))
-            total += PER_JOB + float(quadruples) * biases * job.heads * keys * self.target.size
+        for reading in self.readings(tier):
+            quadruples = prod(
+                len(slices) for slices in (reading.family.q, reading.family.k, reading.family.v, reading.family.o)
+            )
+            total += PER_READING + float(quadruples) * biases * reading.heads * keys * self.target.size
         return total * len(self.observed.masks)
 
-    def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Hits:
-        """The best hypotheses of one tier. Sets `timed_out` if there was no time for all of them.
+    def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
+        """Rank the hypotheses of one tier. Sets `timed_out` if there was no time for all of them.
 
-        A tier that is dear is left as soon as `is_found` says so of hypotheses that can't come close by chance.
+        An expensive tier ends as soon as `is_found` returns True for hypotheses that are too close for chance.
         """
-        hits = Hits()
+        ranking = Ranking()
         cost = self.cost(tier)
-        for job in self.jobs(tier):
+        for reading in self.readings(tier):
             if time.monotonic() > self.deadline:
                 self.timed_out = True
                 break
             if cost <= DEAR:
-                self._run_job(job, hits, biased=True)
+                self._run_reading(reading, ranking, biased=True)
             else:
-                self._run_unbiased(job, hits)
-            striking, hits.striking = hits.striking, []
-            if striking and cost > CHEAP and is_found(striking):
+                self._run_unbiased(reading, ranking)
+            significant, ranking.significant = ranking.significant, []
+            if significant and cost > CHEAP and is_found(significant):
                 break
-        return hits
+        return ranking
 
-    def _run_unbiased(self, job: Job, hits: Hits) -> None:
-        """The best of a job without a query bias, and each of them with every query bias."""
-        plain = Hits()
-        self._run_job(job, plain, biased=False)
-        hits.searched += plain.searched
-        hits.nearest = min(hits.nearest, plain.nearest, key=lambda near: near[0])
+    def _run_unbiased(self, reading: Reading, ranking: Ranking) -> None:
+        """Rank a reading without a query bias, and then the best of it with every query bias."""
+        plain = Ranking()
+        self._run_reading(reading, plain, biased=False)
+        ranking.searched += plain.searched
+        ranking.nearest = min(ranking.nearest, plain.nearest, key=lambda near: near[0])
         for hypothesis in plain.ranked()[:GROWN]:
             for bias in (None, *self.candidates.biases(hypothesis.q)):
                 changed = replace(hypothesis, bq=bias)
                 if changed.is_readable():
-                    hits.searched += bias is not None
+                    ranking.searched += bias is not None
                     misfit = self.sample.misfit(changed, self.candidates)
-                    if misfit < hits.cutoff:
-                        hits.add(misfit, changed)
+                    if misfit < ranking.cutoff:
+                        ranking.add(misfit, changed)
 
-    def _run_job(self, job: Job, hits: Hits, *, biased: bool) -> None:
-        family = job.family
+    def _run_reading(self, reading: Reading, ranking: Ranking, *, biased: bool) -> None:
+        family = reading.family
         pairs = [
             (v, o)
-            for v in _readable(family.v, job.kv_heads, job.orders[2])
-            for o in _readable(family.o, job.heads, job.orders[3])
+            for v in _readable(family.v, reading.kv_heads, reading.orders[2])
+            for o in _readable(family.o, reading.heads, reading.orders[3])
             if _apart(v, o, tied=False)
         ]
-        queries = _readable(family.q, job.heads, job.orders[0])
-        keys = _readable(family.k, job.kv_heads, job.orders[1])
+        queries = _readable(family.q, reading.heads, reading.orders[0])
+        keys = _readable(family.k, reading.kv_heads, reading.orders[1])
         if not pairs or not queries or not keys:
             return
-        made = self._made_of_keys(job, pairs)  # (pairs * channels, H * L)
-        added = self._added(job, keys[0], pairs)
+        made = self._output_by_key(reading, pairs)  # (pairs * channels, H * L)
+        added = self._added(reading, keys[0], pairs)
         for key in keys:
             for mask in self.observed.masks:
                 found = [
                     (query, bias)
                     for query in queries
-                    if _apart(query, key, job.tied)
+                    if _apart(query, key, reading.tied)
                     for bias in [None, *(self.candidates.biases(query) if biased else ())]
-                    if bias is None or bias.rows(job.heads, job.orders[0]) is not None
+                    if bias is None or bias.rows(reading.heads, reading.orders[0]) is not None
                 ]
                 if not found:
                     continue
-                weights = self._weights(job, key, found, mask)  # (found * differences, H * L)
+                weights = self._weights(reading, key, found, mask)  # (found * differences, H * L)
                 given = (weights @ made.T).reshape(len(found), len(self.target), len(pairs), len(self.channels))
                 given -= self.target[None, :, None, :]
                 misfit = np.sqrt(self._squares(given, added) / self.size)
-                hits.searched += misfit.size
-                self._keep(job, key, mask, found, pairs, misfit, hits)
+                ranking.searched += misfit.size
+                self._keep(reading, key, mask, found, pairs, misfit, ranking)
 
     def _squares(self, given: NDArray, added: list[NDArray]) -> NDArray:
-        """(found, pairs): the sum of squares of the errors (found, differences, pairs, channels)."""
+        """Sum of squared errors (found, pairs), from errors of shape (found, differences, pairs, channels)."""
         if self.sample.varies:
             return np.einsum("adpc,adpc->ap", given, given)
         squares = [
@@ -201,67 +211,86 @@ class Search:
         ]
         return np.stack(squares, axis=1)
 
-    def _added(self, job: Job, key: Slice, pairs: list[tuple[Slice, Slice]]) -> list[NDArray]:
-        """For each pair (v, o), what each choice of biases adds to the channels; empty where it can't be seen."""
+    def _added(self, reading: Reading, key: Slice, pairs: list[tuple[Slice, Slice]]) -> list[NDArray]:
+        """For each pair (v, o), the vectors that its choices of biases add to the channels.
+
+        Empty where rows vary: differences of rows do not depend on these biases.
+        """
         if self.sample.varies:
             return []
         found = []
         for value, out in pairs:
-            bare = Hypothesis(out, key, value, out, job.orders, job.heads, job.kv_heads, job.scale, "", job.tiled)
+            bare = Hypothesis(
+                out, key, value, out, reading.orders, reading.heads, reading.kv_heads, reading.scale, "", reading.tiled
+            )
             vectors = [vector[self.channels] for _, vector in constants(bare, self.candidates)]
             found.append(np.array(vectors, dtype=np.float32))
         return found
 
     def _keep(
         self,
-        job: Job,
+        reading: Reading,
         key: Slice,
         mask: str,
         found: list[tuple[Slice, Slice | None]],
         pairs: list[tuple[Slice, Slice]],
         misfit: NDArray,
-        hits: Hits,
+        ranking: Ranking,
     ) -> None:
-        good = np.argwhere(misfit < hits.cutoff)
+        good = np.argwhere(misfit < ranking.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
             good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
-        if not len(good) and misfit.min() < hits.nearest[0]:
+        if not len(good) and misfit.min() < ranking.nearest[0]:
             good = np.argwhere(misfit == misfit.min())[:1]
         for a, p in good:
             query, bias = found[a]
             value, out = pairs[p]
             hypothesis = Hypothesis(
-                query, key, value, out, job.orders, job.heads, job.kv_heads, job.scale, mask, job.tiled, bq=bias
+                query,
+                key,
+                value,
+                out,
+                reading.orders,
+                reading.heads,
+                reading.kv_heads,
+                reading.scale,
+                mask,
+                reading.tiled,
+                bq=bias,
             )
-            if not (job.tied or hypothesis.is_plain()):
+            if not (reading.tied or hypothesis.is_plain()):
                 continue
-            if misfit[a, p] < hits.cutoff:
-                hits.add(float(misfit[a, p]), hypothesis)
-            elif misfit[a, p] < hits.nearest[0]:
-                hits.nearest = float(misfit[a, p]), hypothesis
+            if misfit[a, p] < ranking.cutoff:
+                ranking.add(float(misfit[a, p]), hypothesis)
+            elif misfit[a, p] < ranking.nearest[0]:
+                ranking.nearest = float(misfit[a, p]), hypothesis
 
-    def _made_of_keys(self, job: Job, pairs: list[tuple[Slice, Slice]]) -> NDArray:
-        """(pairs * channels, H * L): what each pair (v, o) makes of each key in each head."""
-        kv = kv_of(job.heads, job.kv_heads, job.tiled)
+    def _output_by_key(self, reading: Reading, pairs: list[tuple[Slice, Slice]]) -> NDArray:
+        """Output of each pair (v, o) for each key alone, in each head: (pairs * channels, H * L)."""
+        kv = kv_of(reading.heads, reading.kv_heads, reading.tiled)
         values = {
-            v: self.sample.project(v, v.read(job.kv_heads, job.orders[2]), "v")[:, kv].transpose(1, 2, 0)
+            v: self.sample.project(v, v.read(reading.kv_heads, reading.orders[2]), "v")[:, kv].transpose(1, 2, 0)
             for v in dict.fromkeys(v for v, _ in pairs)
         }  # (H, dv, L)
         outs = {
-            o: o.source.flat[o.read(job.heads, job.orders[3])][:, :, self.channels].transpose(0, 2, 1)
+            o: o.source.flat[o.read(reading.heads, reading.orders[3])][:, :, self.channels].transpose(0, 2, 1)
             for o in dict.fromkeys(o for _, o in pairs)
         }  # (H, channels, dv)
         made = [np.matmul(outs[o], values[v]).transpose(1, 0, 2) for v, o in pairs]
         return np.array(made, dtype=np.float32).reshape(len(pairs) * len(self.channels), -1)
 
-    def _weights(self, job: Job, key: Slice, found: list[tuple[Slice, Slice | None]], mask: str) -> NDArray:
-        """(found * differences, H * L): the differences of the rows' attention weights."""
-        sample, heads, order = self.sample, job.heads, job.orders[0]
-        kv = kv_of(heads, job.kv_heads, job.tiled)
-        keys = sample.project(key, key.read(job.kv_heads, job.orders[1]), "k")[:, kv].transpose(1, 2, 0)  # (H, d, L)
-        scale = SCALES[job.scale](
-            Hypothesis(found[0][0], key, key, job.family.o[0], job.orders, heads, job.kv_heads, job.scale, mask)
+    def _weights(self, reading: Reading, key: Slice, found: list[tuple[Slice, Slice | None]], mask: str) -> NDArray:
+        """Differences between the rows' attention weights: (found * differences, H * L)."""
+        sample, heads, order = self.sample, reading.heads, reading.orders[0]
+        kv = kv_of(heads, reading.kv_heads, reading.tiled)
+        keys = sample.project(key, key.read(reading.kv_heads, reading.orders[1]), "k")[:, kv].transpose(
+            1, 2, 0
+        )  # (H, d, L)
+        scale = SCALES[reading.scale](
+            Hypothesis(
+                found[0][0], key, key, reading.family.o[0], reading.orders, heads, reading.kv_heads, reading.scale, mask
+            )
         )
         plain: dict[Slice, NDArray] = {}
         shift: dict[tuple, NDArray] = {}
@@ -283,7 +312,7 @@ class Search:
 
 
 def _unusual_width(width: int) -> tuple[int, int]:
-    """A key that puts 64 first, as most models have it, then what is near to it and round."""
+    """Sort key of a head width: 64, 32 and 128 first, then multiples of 16, each by its distance from 64."""
     return (0 if width in (64, 32, 128) else 1 if width % 16 == 0 else 2, abs(width - 64))
 
 
@@ -292,7 +321,7 @@ def _readable(slices: tuple[Slice, ...], heads: int, order: str) -> list[Slice]:
 
 
 def _apart(a: Slice, b: Slice, tied: bool) -> bool:
-    """Whether two projections use different rows, or copies of them, or may use the same ones."""
+    """Whether two projections use different rows or copies of them, or with `tied` may use the same rows."""
     if a.source.names != b.source.names:
         return True
     if a.home == b.home and a.kind != "whole":

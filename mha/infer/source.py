@@ -1,4 +1,4 @@
-"""The arrays of a file whose names say nothing."""
+"""Reads the arrays of a file whose names are not used."""
 
 from __future__ import annotations
 

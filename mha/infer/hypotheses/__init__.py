@@ -1,1 +1,1 @@
-"""What a layer of a file might be: readings of its arrays."""
+"""Hypotheses: possible readings of a file's arrays as one attention layer."""

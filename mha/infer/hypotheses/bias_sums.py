@@ -1,4 +1,4 @@
-"""Constants: the vector that biases of values and output add to every row, for each choice of the two.
+"""The vector that value and output biases add to every output row, for each choice of the two biases.
 
 Attention weights add up to 1, so a bias of the values passes through them unchanged.
 """
@@ -16,7 +16,7 @@ from mha.infer.hypotheses.hypothesis import Hypothesis
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """`found` with each choice of biases of values and output, and (Do,), what they add; without biases first."""
+    """`found` with each choice of value and output biases, and the vector (Do,) that they add; first without biases."""
     bare = replace(found, bv=None, bo=None)
     outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]
     for bv in (None, *candidates.biases(bare.v)):
@@ -33,5 +33,5 @@ def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypot
 
 
 def _same(a: Slice | None, b: Slice | None) -> bool:
-    """Whether two biases are the same numbers of an array that is there once."""
+    """Whether two biases use the same numbers of an array of which the file has no copy."""
     return a is not None and b is not None and a.source is b.source and a.part == b.part and len(a.source.names) == 1

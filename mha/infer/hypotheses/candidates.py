@@ -1,4 +1,4 @@
-"""Candidates: what each array of a file could be, by its shape alone.
+"""Candidates: every projection or bias that an array of a file could be, by its shape alone.
 
 An array is a flat matrix once it is known which of its axes is the input (of an output projection: the
 output); the other axes, run together, are its rows. A `Slice` says which of the rows belong to one projection,
@@ -105,7 +105,7 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Equal for the slices that one array is cut into in one way."""
+        """A key that is equal for all slices which come from one way of cutting one array."""
         return (self.source, self.kind, self.parts, self.roles, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
@@ -116,7 +116,7 @@ class Slice:
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """`rows`, of a slice whose array allows it."""
+        """As `rows`, but raises ValueError where the axes of the array forbid it."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
@@ -156,7 +156,7 @@ class Slice:
         return positions[start * groups : (start + size) * groups]
 
     def _fits(self, sizes: Sequence[int]) -> bool:
-        """Whether the array's own axes end where one of these factors does."""
+        """Whether each axis of the array ends at a boundary of this factorisation of its rows."""
         return self.source.boundaries <= {prod(sizes[:n]) for n in range(1, len(sizes) + 1)}
 
 
@@ -166,7 +166,7 @@ class Candidates:
 
     Attributes:
         matrices: arrays with an input axis.
-        vectors: what could be a bias.
+        vectors: arrays that could be a bias.
         zeros: names of vectors of zeros, which are as good as absent.
         unused: name -> why the array can't belong to the layer.
     """
@@ -230,7 +230,7 @@ class Candidates:
                             yield Slice(source, kind, 3, roles.index(role), "".join(roles), group)
 
     def biases(self, weight: Slice) -> list[Slice]:
-        """Every slice of a vector that could be the bias of `weight`: cut as that is, or on its own."""
+        """Every slice of a vector that could be the bias of `weight`: cut in the same way, or not cut."""
         key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.roles, weight.group
         if key not in self._biases:
             self._biases[key] = list(self._find_biases(weight))

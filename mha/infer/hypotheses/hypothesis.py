@@ -1,4 +1,4 @@
-"""Hypothesis: one complete reading of the arrays, and the canonical weights that it means."""
+"""Hypothesis: one complete reading of the arrays, which gives a config and canonical weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALES = {
     "1 / sqrt(query_dim)": lambda h: h.q.source.inputs**-0.5,
     "1 / head_dim": lambda h: 1.0 / h.head_dim,
 }
-"""What the scores may be multiplied by -> its value; the usual one first."""
+"""Scale of the scores, in words -> a function that gives its value; the usual one first."""
 
 DEFAULT_SCALE = next(iter(SCALES))
 
@@ -81,13 +81,13 @@ class Hypothesis:
         return part.read(*self._split(role))
 
     def _split(self, role: str) -> tuple[int, str]:
-        """How many heads the rows of a projection or of its bias are, in which order."""
+        """The number of heads of a projection or of its bias, and the order of their rows."""
         if role == "bo":
             return 1, "hd"
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Whether the axes of the arrays allow it."""
+        """Whether the axes of the arrays allow all of its orders and numbers of heads."""
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
@@ -106,7 +106,7 @@ class Hypothesis:
         return kv_of(self.heads, self.kv_heads, self.tiled)
 
     def canonical(self) -> tuple[AttentionConfig, dict[str, NDArray]]:
-        """The config, and the weights in float64, that this reading means.
+        """The config and the canonical weights, in float64, of this reading.
 
         Tiled key heads become repeated ones: the query heads that read one key head are moved together.
         """
@@ -138,7 +138,7 @@ class Hypothesis:
         return config, {name: np.ascontiguousarray(array) for name, array in found.items()}
 
     def function(self) -> bytes:
-        """Equal for hypotheses that are one function: heads in another order, or other names for the same numbers.
+        """A digest that is equal for hypotheses which compute one function: heads in another order, equal arrays.
 
         Key biases are left out: the output does not depend on them.
         """

@@ -1,4 +1,4 @@
-"""The key bias: a number added to all scores of a row, which softmax does not see; so only names can tell it."""
+"""Chooses the key bias by names: it adds one number to all scores of a row, so the output does not depend on it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, s
 
 
 def _analogous(weight: str, bias: str, other: str) -> str:
-    """The name that is to `other` what `bias` is to `weight`.
+    """The name of the bias of the weight `other`, formed as `bias` is from `weight`; "" if that has no such form.
 
     >>> _analogous("query.weight", "query.bias", "key.weight")
     'key.bias'
@@ -56,5 +56,5 @@ def _analogous(weight: str, bias: str, other: str) -> str:
 
 
 def _alike(a: str, b: str) -> int:
-    """With how many characters both begin."""
+    """How many characters two names have in common at their beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
