@@ -25,7 +25,7 @@ def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[st
     heads, values = b["heads"].map(merge_heads), repeated(state, b["values"])
     d_merged = cotangent
     if config.projections:
-        d_merged = r.product(cotangent, Bounded.exact(state.weights["out_proj.weight"]))
+        d_merged = r.product(cotangent, Bounded.exact(state.parameters["out_proj.weight"]))
     d_heads = d_merged.map(lambda array: split_heads(array, config.num_heads))
     d_weights = r.product(d_heads, values.T)
     if state.inputs.dropout_keep is not None:
@@ -57,7 +57,7 @@ def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[st
     for projection, name, x, gradient in projections:
         merged = gradient.map(merge_heads)
         if config.projections:
-            gradients[name] = r.product(merged, Bounded.exact(state.weights[f"{projection}.weight"]))
+            gradients[name] = r.product(merged, Bounded.exact(state.parameters[f"{projection}.weight"]))
             gradients.update(_parameter_gradients(state, r, projection, Bounded.exact(x), merged))
         else:
             gradients[name] = gradient if state.is_split else merged
@@ -164,7 +164,7 @@ def _parameter_gradients(
 
     rows = gradient.map(as_rows)
     found = {f"{projection}.weight": r.product(rows.T, x.map(as_rows))}
-    if f"{projection}.bias" in state.weights:
+    if f"{projection}.bias" in state.parameters:
         found[f"{projection}.bias"] = r.total(rows, (0,))
     return found
 
@@ -173,7 +173,7 @@ def _additive_backward(
     state: State, r: Rounding, b: dict[str, Bounded], d_scores: Bounded
 ) -> tuple[Bounded, Bounded, dict[str, Bounded]]:
     """Gradients of queries (B, H, Lq, d), of keys (B, G, Lk, d), and of the score's parameters."""
-    config, hidden, w = state.config, b["hidden"], state.weights["score.vector"]
+    config, hidden, w = state.config, b["hidden"], state.parameters["score.vector"]
     slope = r.store(Bounded(1.0 - hidden.v**2, 2.0 * hidden.most * hidden.e + 2.0 * r.unit(r.precision.u)))
     outer = r.times(d_scores.map(lambda array: array[..., None]), w)  # dS * w
     inside = r.store(
@@ -198,7 +198,7 @@ def _additive_backward(
         "score.key.weight": _either(parameter(by_key, repeated(state, b["keys"])), parameter(by_group_key, b["keys"])),
         "score.vector": r.product(flat_scores, hidden.map(as_rows)).map(lambda array: array[0]),
     }
-    of_query, of_key = (Bounded.exact(state.weights[f"score.{name}.weight"]) for name in ("query", "key"))
+    of_query, of_key = (Bounded.exact(state.parameters[f"score.{name}.weight"]) for name in ("query", "key"))
     d_queries = r.product(by_query, of_query)
     d_keys = _either(_sum_groups(state, r, r.product(by_key, of_key)), r.product(by_group_key, of_key))
     return d_queries, d_keys, parameters

@@ -64,8 +64,8 @@ def _project(state: State, r: Rounding, projection: str, x: Bounded) -> Bounded:
     """(B, L, in) -> (B, L, out): x W^T + b, the bias added afterwards or as the first term of the sum."""
     if not state.config.projections:
         return x
-    projected = r.product(x, Bounded.exact(state.weights[f"{projection}.weight"].T))
-    bias = state.weights.get(f"{projection}.bias")
+    projected = r.product(x, Bounded.exact(state.parameters[f"{projection}.weight"].T))
+    bias = state.parameters.get(f"{projection}.bias")
     if bias is None:
         return projected
     as_first_term = r.gamma(x.v.shape[-1] + 1, r.precision.ua) * np.abs(bias)
@@ -80,7 +80,7 @@ def _scores(state: State, r: Rounding, b: dict[str, Bounded]) -> Bounded:
     q, k = b["queries"], repeated(state, b["keys"])
     if state.config.score == "additive":
         b["hidden"] = _hidden(state, r, q, k)
-        similarity = r.product(b["hidden"], Bounded.exact(state.weights["score.vector"][:, None]))
+        similarity = r.product(b["hidden"], Bounded.exact(state.parameters["score.vector"][:, None]))
         scores = similarity.map(lambda array: array[..., 0])
     else:
         scores = scaled_product(state, r, q, k.T)
@@ -132,8 +132,8 @@ def scaled_product(state: State, r: Rounding, a: Bounded, b: Bounded) -> Bounded
 
 def _hidden(state: State, r: Rounding, q: Bounded, k: Bounded) -> Bounded:
     """tanh(A q + C k). Its slope is at most 1, so an error inside gets no larger outside."""
-    from_query = r.product(q, Bounded.exact(state.weights["score.query.weight"].T))
-    from_key = r.product(k, Bounded.exact(state.weights["score.key.weight"].T))
+    from_query = r.product(q, Bounded.exact(state.parameters["score.query.weight"].T))
+    from_key = r.product(k, Bounded.exact(state.parameters["score.key.weight"].T))
     inside = r.plus(
         from_query.map(lambda array: array[:, :, :, None, :]), from_key.map(lambda array: array[:, :, None, :, :])
     )

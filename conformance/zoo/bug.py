@@ -85,19 +85,19 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
             raise SpecError(f"bugs {a.id!r} and {b.id!r} can't be made at once: both replace {shared}")
     forward, backward = dict(FORWARD), dict(BACKWARD)
     for bug in bugs:
-        forward.update({name: _where_weights_are(step) for name, step in bug.forward.items()})
-        backward.update({name: _where_weights_are(step) for name, step in bug.backward.items()})
+        forward.update({name: _where_parameters_are(step) for name, step in bug.forward.items()})
+        backward.update({name: _where_parameters_are(step) for name, step in bug.backward.items()})
     return forward, backward
 
 
-def _where_weights_are(step: Step) -> Step:
-    """The step, which raises DoesNotApply in a layer without the weight that it does something to."""
+def _where_parameters_are(step: Step) -> Step:
+    """The step, which raises DoesNotApply in a layer without the parameter that it changes."""
 
     def guarded(state: State) -> Any:
         try:
             return step(state)
         except KeyError as error:
-            if error.args[0] in state.weights or not str(error.args[0]).endswith((".weight", ".bias", ".vector")):
+            if error.args[0] in state.parameters or not str(error.args[0]).endswith((".weight", ".bias", ".vector")):
                 raise
             raise DoesNotApply(f"this layer has no {error.args[0]}") from error
 

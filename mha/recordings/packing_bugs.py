@@ -68,7 +68,7 @@ def _with_weights(
     """The steps of the reference that apply these projections, with changed weights."""
 
     def step(name: str, state: State) -> NDArray:
-        return forward.FORWARD[name](replace(state, weights=change(state.config, state.weights)))
+        return forward.FORWARD[name](replace(state, parameters=change(state.config, state.parameters)))
 
     return {name: partial(step, name) for projection, name in STEP_OF.items() if projection in projections}
 

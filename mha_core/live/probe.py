@@ -212,7 +212,7 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
 
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
     """What the reference computes from float64 weights: without the copies of them that `run_state` makes each time."""
-    state = State(config=config, weights=weights, inputs=inputs.as_float64(), sizes=inputs.check(config))
+    state = State(config=config, parameters=weights, inputs=inputs.as_float64(), sizes=inputs.check(config))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for name, step in FORWARD.items():
             state.arrays[name] = step(state)

@@ -38,14 +38,14 @@ LINEAR = 0.5
 
 
 def rounding_error(
-    state: State, dtype: str, squared_weights: Mapping[str, NDArray] | None = None
+    state: State, dtype: str, squared_parameters: Mapping[str, NDArray] | None = None
 ) -> dict[str, NDArray]:
     """The error allowed in each element of `weights`, `heads` and `output` of a layer with scaled dot products.
 
     Args:
         state: what the reference computed, from numbers of `dtype`.
         dtype: in which the layer computes, by name.
-        squared_weights: the squares of `state.weights`, where they are at hand.
+        squared_parameters: the squares of `state.parameters`, where they are at hand.
 
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config, x = AttentionConfig(6, 2), np.linspace(-1.0, 1.0, 24).reshape(1, 4, 6)
@@ -53,7 +53,11 @@ def rounding_error(
     >>> {name: float(error.max()) < 1e-4 for name, error in rounding_error(state, "float32").items()}
     {'weights': True, 'heads': True, 'output': True}
     """
-    squared = {name: array**2 for name, array in state.weights.items()} if squared_weights is None else squared_weights
+    squared = (
+        {name: array**2 for name, array in state.parameters.items()}
+        if squared_parameters is None
+        else squared_parameters
+    )
     config, unit, tiny = state.config, UNIT[dtype], SMALLEST[dtype] ** 2
     allowed, softmax_unit = state["allowed"], max(UNIT[dtype], SOFTMAX_UNIT)
     queries, keys = state["queries"], state.heads_of("keys")
@@ -92,7 +96,7 @@ def rounding_error(
     output = (
         _projected(squared, "out_proj", merge_heads(heads) ** 2, dtype) + 2.0 * unit**2 * state["output"] ** 2 + tiny
     )
-    output = output + _carried(rows, state.weights["out_proj.weight"].T, squared["out_proj.weight"].T)
+    output = output + _carried(rows, state.parameters["out_proj.weight"].T, squared["out_proj.weight"].T)
     errors = {"weights": np.where(far, 1.0 / SIGMAS**2, w_error), "heads": h_error, "output": output}
     return {name: SIGMAS * np.sqrt(error) for name, error in errors.items()}
 

@@ -21,7 +21,7 @@ def d_heads(state: State) -> NDArray:
     """(B, H, Lq, dv)."""
     gradient = state["d_output"]
     if state.config.projections:
-        gradient = gradient @ state.weights["out_proj.weight"]
+        gradient = gradient @ state.parameters["out_proj.weight"]
     return split_heads(gradient, state.config.num_heads)
 
 
@@ -74,20 +74,20 @@ def d_additive_hidden(state: State) -> NDArray | None:
     if state.config.score != "additive":
         return None
     slope = 1.0 - additive_hidden(state) ** 2
-    return state["d_similarity"][..., None] * state.weights["score.vector"] * slope
+    return state["d_similarity"][..., None] * state.parameters["score.vector"] * slope
 
 
 def d_queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
     if state.config.score == "additive":
-        return state["d_additive_hidden"].sum(axis=3) @ state.weights["score.query.weight"]
+        return state["d_additive_hidden"].sum(axis=3) @ state.parameters["score.query.weight"]
     return state["d_similarity"] @ state.heads_of("keys") * state.config.softmax_scale
 
 
 def d_keys(state: State) -> NDArray:
     """(B, G, Lk, d): the query heads of one group add up."""
     if state.config.score == "additive":
-        per_head = state["d_additive_hidden"].sum(axis=2) @ state.weights["score.key.weight"]
+        per_head = state["d_additive_hidden"].sum(axis=2) @ state.parameters["score.key.weight"]
     else:
         per_head = state["d_similarity"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale
     return sum_kv_groups(per_head, state.config.num_kv_heads)
@@ -110,10 +110,10 @@ def project_backward(state: State, projection: str, x: NDArray, gradient: NDArra
     if not state.config.projections:
         return {"input": gradient}
     gradients = {
-        "input": gradient @ state.weights[f"{projection}.weight"],
+        "input": gradient @ state.parameters[f"{projection}.weight"],
         f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x),
     }
-    if f"{projection}.bias" in state.weights:
+    if f"{projection}.bias" in state.parameters:
         gradients[f"{projection}.bias"] = gradient.sum(axis=(0, 1))
     return gradients
 

@@ -41,8 +41,8 @@ def project(state: State, projection: str, x: NDArray) -> NDArray:
     """(B, L, in) -> (B, L, out): x W^T + b; x as it is in a layer without projections."""
     if not state.config.projections:
         return x
-    projected = x @ state.weights[f"{projection}.weight"].T
-    bias = state.weights.get(f"{projection}.bias")
+    projected = x @ state.parameters[f"{projection}.weight"].T
+    bias = state.parameters.get(f"{projection}.bias")
     return projected if bias is None else projected + bias
 
 
@@ -88,7 +88,7 @@ def scores(state: State) -> NDArray:
 def similarity(state: State) -> NDArray:
     """(B, H, Lq, Lk): the score function, scaled."""
     if state.config.score == "additive":
-        return additive_hidden(state) @ state.weights["score.vector"]
+        return additive_hidden(state) @ state.parameters["score.vector"]
     return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2) * state.config.softmax_scale
 
 
@@ -100,8 +100,8 @@ def cap(state: State, x: NDArray) -> NDArray:
 
 def additive_hidden(state: State) -> NDArray:
     """(B, H, Lq, Lk, S): tanh(A q + C k)."""
-    from_query = state["queries"] @ state.weights["score.query.weight"].T
-    from_key = state.heads_of("keys") @ state.weights["score.key.weight"].T
+    from_query = state["queries"] @ state.parameters["score.query.weight"].T
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
     return np.tanh(from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
 
 

@@ -56,7 +56,7 @@ def run_state(
     sizes = inputs.check(config)
     state = State(
         config=config,
-        weights={name: array.astype(np.float64) for name, array in checked.items()},
+        parameters={name: array.astype(np.float64) for name, array in checked.items()},
         inputs=inputs.merged().as_float64(),
         sizes=sizes,
         is_split=inputs.is_split,

@@ -19,11 +19,15 @@ from mha_core.weights import Weights
 class State:
     """What a step may read: the problem, and the arrays of earlier steps by name.
 
-    Inputs that are split into heads are merged here, whatever the caller gave; `is_split` remembers it.
+    Attributes:
+        config, inputs, sizes: the layer and the call. Inputs that are split into heads are merged here.
+        parameters: the layer's W and b by name, float64. The step `weights` is something else: the attention weights.
+        is_split: whether the caller gave inputs that are split into heads.
+        arrays: what the steps before this one gave, by name; `state[name]` reads it.
     """
 
     config: AttentionConfig
-    weights: Weights
+    parameters: Weights
     inputs: AttentionInputs
     sizes: CallSizes
     is_split: bool = False

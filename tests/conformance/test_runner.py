@@ -65,7 +65,7 @@ MISTAKES = {
         "values",
         {"values": lambda s: split_heads(forward.project(s, "v_proj", s["key_inputs"]), s.config.num_kv_heads)},
     ),
-    "output bias twice": ("output", {"output": lambda s: forward.output(s) + s.weights["out_proj.bias"]}),
+    "output bias twice": ("output", {"output": lambda s: forward.output(s) + s.parameters["out_proj.bias"]}),
 }
 
 

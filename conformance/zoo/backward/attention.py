@@ -158,7 +158,7 @@ def _weights_untransposed(state: State) -> NDArray:
 def _without_slope(state: State) -> NDArray | None:
     if state.config.score != "additive":
         return None
-    vector = state.weights["score.vector"]
+    vector = state.parameters["score.vector"]
     return state["d_similarity"][..., None] * vector
 
 
@@ -166,7 +166,7 @@ def _slope_of_output(state: State) -> NDArray | None:
     """1 - tanh instead of 1 - tanh^2."""
     if state.config.score != "additive":
         return None
-    return state["d_similarity"][..., None] * state.weights["score.vector"] * (1.0 - additive_hidden(state))
+    return state["d_similarity"][..., None] * state.parameters["score.vector"] * (1.0 - additive_hidden(state))
 
 
 def _score_parameters(change: Callable[[State, dict[str, NDArray]], dict[str, NDArray]]) -> Mapping[str, Step]:
@@ -253,7 +253,7 @@ def _grouped(reduce: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
 
     def d_keys(state: State) -> NDArray:
         if state.config.score == "additive":
-            return by_group(state, state["d_additive_hidden"].sum(axis=2) @ state.weights["score.key.weight"])
+            return by_group(state, state["d_additive_hidden"].sum(axis=2) @ state.parameters["score.key.weight"])
         return by_group(state, state["d_similarity"].swapaxes(-1, -2) @ state["queries"] * state.config.softmax_scale)
 
     def d_values(state: State) -> NDArray:

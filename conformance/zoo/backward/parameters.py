@@ -165,7 +165,7 @@ def _weight_of_merged(merge: Callable[[NDArray], NDArray]) -> Callable[[State, s
 
 
 def _input_of_untransposed(state: State, projection: str, gradients: Gradients) -> Gradients:
-    weight = state.weights[f"{projection}.weight"]
+    weight = state.parameters[f"{projection}.weight"]
     if weight.shape[0] != weight.shape[1]:
         raise DoesNotApply(f"a weight can stay untransposed unnoticed only where it is square, not {weight.shape}")
     if projection == "q_proj":
@@ -216,7 +216,7 @@ PARAMETERS = (
         "gradient-of-heads-split-d-h",
         "The output's gradient is split into heads as (d, h).",
         "Split it as the heads were merged: (h, d).",
-        {"d_heads": lambda s: interleaved(s["d_output"] @ s.weights["out_proj.weight"], s.config.num_heads)},
+        {"d_heads": lambda s: interleaved(s["d_output"] @ s.parameters["out_proj.weight"], s.config.num_heads)},
     ),
     _bug(
         "gradient-of-inputs-weight-untransposed",

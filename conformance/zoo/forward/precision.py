@@ -62,8 +62,8 @@ def _projection(name: str, x: str, num_heads: str, form: str) -> Step:
 
     def stage(state: State) -> NDArray:
         given = state.inputs.queries if x == "queries" else state[x]
-        product = _narrow(given, form) @ _narrow(state.weights[f"{name}.weight"], form).T
-        product = product + state.weights.get(f"{name}.bias", 0.0)
+        product = _narrow(given, form) @ _narrow(state.parameters[f"{name}.weight"], form).T
+        product = product + state.parameters.get(f"{name}.bias", 0.0)
         return split_heads(product, getattr(state.config, num_heads))
 
     return stage
@@ -92,8 +92,8 @@ def _heads_in(form: str) -> Step:
 
 def _output_in(form: str) -> Step:
     def output(state: State) -> NDArray:
-        product = _narrow(merge_heads(state["heads"]), form) @ _narrow(state.weights["out_proj.weight"], form).T
-        return product + state.weights.get("out_proj.bias", 0.0)
+        product = _narrow(merge_heads(state["heads"]), form) @ _narrow(state.parameters["out_proj.weight"], form).T
+        return product + state.parameters.get("out_proj.bias", 0.0)
 
     return output
 

@@ -37,14 +37,14 @@ def as_stage(state: State, projection: str, projected: NDArray) -> NDArray:
 
 
 def bias_of(state: State, projection: str) -> NDArray | float:
-    return state.weights.get(f"{projection}.bias", 0.0)
+    return state.parameters.get(f"{projection}.bias", 0.0)
 
 
 def _with_weight(projection: str, change: Callable[[State, NDArray], NDArray]) -> Mapping[str, Step]:
     """The projection's stage with the weight `change(state, weight)`."""
 
     def stage(state: State) -> NDArray:
-        weight = change(state, state.weights[f"{projection}.weight"])
+        weight = change(state, state.parameters[f"{projection}.weight"])
         return as_stage(state, projection, input_of(state, projection) @ weight.T + bias_of(state, projection))
 
     return {STEP_OF[projection]: stage}
@@ -54,7 +54,7 @@ def _with_bias(projection: str, change: Callable[[State], NDArray | float]) -> M
     """The projection's stage with the bias `change(state)`."""
 
     def stage(state: State) -> NDArray:
-        product = input_of(state, projection) @ state.weights[f"{projection}.weight"].T
+        product = input_of(state, projection) @ state.parameters[f"{projection}.weight"].T
         return as_stage(state, projection, product + change(state))
 
     return {STEP_OF[projection]: stage}
@@ -80,7 +80,7 @@ def _read_as_in_out(state: State, weight: NDArray) -> NDArray:
 
 def _weight_of(projection: str) -> Callable[[State, NDArray], NDArray]:
     def change(state: State, weight: NDArray) -> NDArray:
-        other = state.weights[f"{projection}.weight"]
+        other = state.parameters[f"{projection}.weight"]
         _same_shape("weights", weight, other)
         return other
 
@@ -93,7 +93,7 @@ def _packed(order: Callable[[NDArray, int], NDArray]) -> Mapping[str, Step]:
     def part(position: int, projection: str) -> Step:
         def stage(state: State) -> NDArray:
             names = ("q_proj", "k_proj", "v_proj")
-            weights = [state.weights[f"{name}.weight"] for name in names]
+            weights = [state.parameters[f"{name}.weight"] for name in names]
             for weight in weights[1:]:
                 _same_shape("packed weights", weights[0], weight)
             weight = order(np.concatenate(weights), state.config.num_heads)[position]
@@ -172,10 +172,10 @@ WEIGHTS = (
 def _exchanged_bias(own: str, other: str) -> Callable[[State], NDArray | float]:
     def change(state: State) -> NDArray | float:
         names = (f"{own}.bias", f"{other}.bias")
-        if any(name not in state.weights for name in names):
+        if any(name not in state.parameters for name in names):
             return bias_of(state, own)
-        _same_shape("biases", state.weights[names[0]], state.weights[names[1]])
-        return state.weights[names[1]]
+        _same_shape("biases", state.parameters[names[0]], state.parameters[names[1]])
+        return state.parameters[names[1]]
 
     return change
 

@@ -205,12 +205,12 @@ def _additive(score: Callable[[NDArray, NDArray, NDArray], NDArray], exchanged: 
     def scores(state: State) -> NDArray:
         if state.config.score != "additive":
             return forward.scores(state)
-        for_query, for_key = state.weights["score.query.weight"], state.weights["score.key.weight"]
+        for_query, for_key = state.parameters["score.query.weight"], state.parameters["score.key.weight"]
         if exchanged:
             for_query, for_key = for_key, for_query
         from_query = (state["queries"] @ for_query.T)[:, :, :, None, :]
         from_key = (state.heads_of("keys") @ for_key.T)[:, :, None, :, :]
-        return cap(state, score(from_query, from_key, state.weights["score.vector"])) + bias_of(state)
+        return cap(state, score(from_query, from_key, state.parameters["score.vector"])) + bias_of(state)
 
     return {"scores": scores}
 
