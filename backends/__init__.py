@@ -23,7 +23,7 @@
 
 A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
 `GLOSSARY` has the functions of `ops/` and `fast/`. The framework decides the body, never the name, the order or the
-meaning of the arguments; what only one framework needs (JAX: `precision`) is keyword-only.
+meaning of the arguments; what only one framework needs (JAX: `precision`) is given by keyword.
 """
 
 GLOSSARY: dict[str, dict[str, str]] = {
@@ -57,9 +57,9 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "attend_in_blocks": "operands, score, mask, dropout, training, query_block",  # -> (B, H, Lq, dv)
     },
     "native.convert": {
-        "to_native": "config, weights",
-        "from_native": "layer",
-        "layout_of": "layer",
+        "to_native": "config, weights, layout",  # the framework's own layer of a layout, with these parameters
+        "from_native": "layer",  # -> (config, weights)
+        "layout_of": "layer",  # the layout of its parameters
     },
 }
 """Module -> function -> its arguments; the same in all four."""

@@ -1,4 +1,4 @@
-"""What the hooks of all four frameworks share: calls of this project's own layers and of the seed's, and refusals."""
+"""What the hooks of all four frameworks share: calls of this project's own layers and of d2l.ai's, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def own_call(
     return Call(config, weights, inputs, outputs, *dtypes)
 
 
-def seed_call(
+def d2l_call(
     layout: str,
     arrays: Mapping[str, NDArray],
     num_heads: int,
@@ -109,7 +109,7 @@ def as_lens(lens: NDArray) -> NDArray:
     return lens.astype(np.int64) if lens.dtype.kind == "f" and (lens == np.floor(lens)).all() else lens
 
 
-def has_seed_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
+def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
     """Whether a layer has what d2l.ai's has: num_heads, four projections of this kind, and its call."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)

@@ -1,6 +1,6 @@
 """Native: what somebody else's layer can express, and such a layer as a subject of the conformance suite.
 
-Each backend's `native_subjects.py` makes the layers of its framework into subjects with this.
+Each backend's `native/subjects.py` makes the layers of its framework into subjects with this.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 class NativeSubject(ABC):
     """One layer of a framework, along one of its paths, as a subject.
 
-    A factory in `native_subjects.py` is the subclass itself: `mha check --subject
-    backends.torch.native.subjects:MultiheadAttention` calls it with the dtype.
+    A factory in `native/subjects.py` is the subclass itself: `mha check --subject
+    backends.torch.native.subjects:MultiheadAttentionSubject` calls it with the dtype.
 
     Attributes:
         name: as reports show it, such as "torch.nn.MultiheadAttention (need_weights)".

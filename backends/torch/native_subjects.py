@@ -1,3 +1,19 @@
-"""The subjects of `backends.torch.native.subjects` under the path that commands name."""
+"""The subjects of `backends.torch.native.subjects` under older names, by which commands may ask for them."""
 
-from backends.torch.native.subjects import *  # noqa: F403  # all of them, by whatever name a command asks
+from backends.torch.native.subjects import D2lMultiHeadAttentionSubject as SeedMultiHeadAttention
+from backends.torch.native.subjects import MultiheadAttentionFastPathSubject as MultiheadAttentionFastPath
+from backends.torch.native.subjects import MultiheadAttentionInTrainingSubject as MultiheadAttentionInTraining
+from backends.torch.native.subjects import MultiheadAttentionIsCausalSubject as MultiheadAttentionIsCausal
+from backends.torch.native.subjects import MultiheadAttentionSubject as MultiheadAttention
+from backends.torch.native.subjects import MultiheadAttentionTimeMajorSubject as MultiheadAttentionTimeMajor
+from backends.torch.native.subjects import MultiheadAttentionWithoutWeightsSubject as MultiheadAttentionWithoutWeights
+
+__all__ = [
+    "MultiheadAttention",
+    "MultiheadAttentionFastPath",
+    "MultiheadAttentionInTraining",
+    "MultiheadAttentionIsCausal",
+    "MultiheadAttentionTimeMajor",
+    "MultiheadAttentionWithoutWeights",
+    "SeedMultiHeadAttention",
+]

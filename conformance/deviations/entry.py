@@ -49,13 +49,15 @@ class Deviation:
     def layer(self) -> str:
         """The subject for a reader: framework and layer, or the spec as it is.
 
-        >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPA", "", "", "", "", ())
+        >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
         >>> entry.layer, entry.frameworks
         ('torch SDPA', ('torch',))
         """
         module, _, name = self.subject.partition(":")
         parts = module.split(".")
-        return f"{parts[1]} {name}" if parts[0] == "backends" and len(parts) > 2 else self.subject
+        return (
+            f"{parts[1]} {name.removesuffix('Subject')}" if parts[0] == "backends" and len(parts) > 2 else self.subject
+        )
 
     @property
     def frameworks(self) -> tuple[str, ...]:

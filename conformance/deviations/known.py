@@ -37,12 +37,16 @@ class Deviations:
     option: str = ""
 
     def expected(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
-        """The entries that must show in this case on this subject, with what is installed."""
-        spec = getattr(subject, "spec", "")
+        """The entries that must show in this case on this subject, with what is installed.
+
+        An entry names the subject as `--subject` was given, or the place where it is defined: a layer that is asked
+        for by an alias deviates as it does by its own name.
+        """
+        names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
             entry
             for entry in self.entries
-            if entry.subject == spec and case in entry.cases and dtype in entry.dtypes and not entry.why_not_here()
+            if entry.subject in names and case in entry.cases and dtype in entry.dtypes and not entry.why_not_here()
         ]
 
 

@@ -58,6 +58,7 @@ class LoadedSubject:
 
     Attributes:
         spec: where it was found, package.module:factory.
+        origin: where that factory, class or function is defined, if it was imported under another name; else the spec.
         original: the object with `prepare`.
         name, dtype, device, precision: as reports show it, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -70,6 +71,7 @@ class LoadedSubject:
     device: str
     precision: Precision
     time_limit: float = DEFAULT_TIME_LIMIT
+    origin: str = ""
 
     @property
     def selector(self) -> str:
@@ -129,7 +131,19 @@ def _loaded(spec: str, where: str, named: Any, name: str, dtype: str, time_limit
         device=_text(where, original, "device", "cpu"),
         precision=_precision_of(where, original, dtype),
         time_limit=time_limit,
+        origin=_origin(named) or spec,
     )
+
+
+def _origin(named: Any) -> str:
+    """module:qualname of a factory, class or function; "" if that is something else, as of what `wraps` another."""
+    module, path = (getattr(named, name, None) for name in ("__module__", "__qualname__"))
+    if not isinstance(module, str) or not isinstance(path, str):
+        return ""
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return f"{module}:{path}" if found is named else ""
 
 
 def load_subjects(

@@ -33,25 +33,25 @@ from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 SUBJECTS: Mapping[str, str] = {
-    "torch": "backends.torch.native.subjects:MultiheadAttention",
-    "torch-separate": "backends.torch.native.subjects:MultiheadAttention",
-    "d2l-torch": "backends.torch.native.subjects:SeedMultiHeadAttention",
-    "keras": "backends.tf.native.subjects:MultiHeadAttention",
-    "keras-gqa": "backends.tf.native.subjects:GroupQueryAttention",
-    "d2l-tf": "backends.tf.native.subjects:Seed",
-    "linen": "backends.jax.native.subjects:LinenMultiHeadDotProductAttention",
+    "torch": "backends.torch.native.subjects:MultiheadAttentionSubject",
+    "torch-separate": "backends.torch.native.subjects:MultiheadAttentionSubject",
+    "d2l-torch": "backends.torch.native.subjects:D2lMultiHeadAttentionSubject",
+    "keras": "backends.tf.native.subjects:MultiHeadAttentionSubject",
+    "keras-gqa": "backends.tf.native.subjects:GroupQueryAttentionSubject",
+    "d2l-tf": "backends.tf.native.subjects:D2lMultiHeadAttentionSubject",
+    "linen": "backends.jax.native.subjects:LinenMultiHeadDotProductAttentionSubject",
     # With sow_weights it computes in its own precision; without, its softmax is in float32 always.
-    "nnx": "backends.jax.native.subjects:NnxMultiHeadAttentionSowed",
-    "d2l-jax": "backends.jax.native.subjects:SeedMultiHeadAttention",
-    "d2l-mxnet": "backends.mxnet.native.subjects:SeedMultiHeadAttention",
-    "mxnet-selfatt": "backends.mxnet.native.subjects:InterleavedSelfAttention",
-    "mxnet-encdec": "backends.mxnet.native.subjects:InterleavedEncDecAttention",
+    "nnx": "backends.jax.native.subjects:NnxMultiHeadAttentionSowedSubject",
+    "d2l-jax": "backends.jax.native.subjects:D2lMultiHeadAttentionSubject",
+    "d2l-mxnet": "backends.mxnet.native.subjects:D2lMultiHeadAttentionSubject",
+    "mxnet-selfatt": "backends.mxnet.native.subjects:InterleavedSelfAttentionSubject",
+    "mxnet-encdec": "backends.mxnet.native.subjects:InterleavedEncDecAttentionSubject",
 }
 """Layout -> the framework's own layer that has it, as a subject."""
 
 SCALE_IN_FLOAT32: Mapping[str, str] = {
-    "backends.tf.native.subjects:MultiHeadAttention": "keras-mha-scale-in-float32",
-    "backends.tf.native.subjects:GroupQueryAttention": "keras-gqa-scale-in-float32",
+    "backends.tf.native.subjects:MultiHeadAttentionSubject": "keras-mha-scale-in-float32",
+    "backends.tf.native.subjects:GroupQueryAttentionSubject": "keras-gqa-scale-in-float32",
 }
 """Layer -> the known deviation that it rounds its scale to float32 in float64: that is no error of a conversion."""
 

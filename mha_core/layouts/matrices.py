@@ -89,7 +89,7 @@ def _named(query: str, key: str, value: str, out: str) -> dict[str, str]:
     return dict(zip(PROJECTIONS, (query, key, value, out), strict=True))
 
 
-SEED = _named("W_q", "W_k", "W_v", "W_o")
+D2L = _named("W_q", "W_k", "W_v", "W_o")
 
 HUGGING_FACE = {
     "bert": _named("self.query", "self.key", "self.value", "output.dense"),
@@ -123,19 +123,19 @@ MATRIX_LAYOUTS = (
         _named(*PROJECTIONS),
     ),
     MatrixLayout(
-        "d2l-torch", "d2l.ai's MultiHeadAttention in PyTorch", SEED, framework="torch", all_or_none=(PROJECTIONS,)
+        "d2l-torch", "d2l.ai's MultiHeadAttention in PyTorch", D2L, framework="torch", all_or_none=(PROJECTIONS,)
     ),
     MatrixLayout(
         "d2l-mxnet",
         "d2l.ai's MultiHeadAttention in MXNet, and Gluon Dense projections",
-        SEED,
+        D2L,
         framework="mxnet",
         all_or_none=(PROJECTIONS,),
     ),
     MatrixLayout(
         "d2l-tf",
         "d2l.ai's MultiHeadAttention in TensorFlow",
-        SEED,
+        D2L,
         framework="tf",
         transposed=True,
         separator="/",
@@ -145,7 +145,7 @@ MATRIX_LAYOUTS = (
     MatrixLayout(
         "d2l-jax",
         "d2l.ai's MultiHeadAttention in Flax",
-        SEED,
+        D2L,
         framework="jax",
         transposed=True,
         separator="/",

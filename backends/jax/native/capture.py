@@ -27,12 +27,12 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     Call,
     arguments_of,
+    d2l_call,
     none_found,
     one_dtype,
     outermost,
     own_call,
     refuse_dropout,
-    seed_call,
     takes_lens,
 )
 from mha_core.errors import SpecError
@@ -244,7 +244,7 @@ class OwnLayer:
         return own_call(config, weights, arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class SeedLayer:
+class D2lLayer:
     """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
 
     kind = "d2l.jax.MultiHeadAttention"
@@ -259,25 +259,25 @@ class SeedLayer:
 
     def probe(self, layer: Any) -> None:
         if has_values(layer.variables):  # else its call is refused
-            config, weights = layouts.get("d2l-jax").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
-            live_probe.check_seed(layer, config, weights, layer.variables)
+            config, weights = layouts.get("d2l-jax").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_d2l(layer, config, weights, layer.variables)
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
         arguments = dict(arguments)
         refuse_dropout(training=bool(arguments.pop("training", False)), rate=float(getattr(layer, "dropout", 0.0)))
         params = layer.variables["params"]
-        arrays = _seed_arrays(layer)
+        arrays = _d2l_arrays(layer)
         result, folded = output if isinstance(output, tuple) else (output, None)
         dtypes = _dtypes(layer, params, list(arguments.values())[:3], result)
         call = arguments, result, folded, _array
-        return seed_call("d2l-jax", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call("d2l-jax", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
-ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), SeedLayer())
+ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), D2lLayer())
 """How the layers that are known here are read."""
 
 
-def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
     return {name: to_numpy(array) for name, array in flatten_dict(layer.variables["params"], sep="/").items()}
 
 

@@ -1,12 +1,12 @@
-"""Flax's own attention layers, and the seed's, to canonical weights and back, exact to the bit.
+"""Flax's own attention layers, and d2l.ai's, to canonical weights and back, exact to the bit.
 
-What the arrays are called and how they lie is said in `mha_core.layouts`; this moves them into
-live layers and out of them.
+`to_native(config, weights, "linen")` makes a layer, `from_native(layer)` reads one, of any kind; `to_linen` and
+`from_linen` have a linen layer and its variables apart. Names and shapes of the arrays stand in `mha_core.layouts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import DTypeLike, NDArray
 
 from backends.jax.native import live_probe
-from backends.jax.native.d2l import SeedMultiHeadAttention
+from backends.jax.native.d2l import D2lMultiHeadAttention
 from backends.jax.ops.framework import check_enabled, to_numpy
 from backends.jax.weights import Variables
 from mha_core import layouts
@@ -28,7 +28,98 @@ from mha_core.layouts import Layout
 from mha_core.subject import one_width
 from mha_core.weights import Weights, check_weights, common_dtype
 
-LINEN, NNX, SEED = (layouts.get(name) for name in ("linen", "nnx", "d2l-jax"))
+LINEN, NNX, D2L = (layouts.get(name) for name in ("linen", "nnx", "d2l-jax"))
+
+LAYOUT_OF: dict[type, Layout] = {
+    nn.MultiHeadDotProductAttention: LINEN,
+    nnx.MultiHeadAttention: NNX,
+    D2lMultiHeadAttention: D2L,
+}
+"""Kind of layer -> its layout."""
+
+
+# Any of them ------------------------------------------------------------------------------------------
+
+
+def to_native(
+    config: AttentionConfig,
+    weights: Mapping[str, NDArray],
+    layout: str = "linen",
+    *,
+    dtype: DTypeLike | None = None,
+    **options: Any,
+) -> nn.Module | nnx.Module:
+    """Somebody else's layer that holds copies of these weights.
+
+    Args:
+        config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
+        layout: "linen" for flax.linen.MultiHeadDotProductAttention, "nnx" for flax.nnx.MultiHeadAttention, "d2l-jax"
+            for d2l.ai's layer. Those of linen are bound to their variables: `layer.unbind()` gives layer and variables.
+        dtype: of the parameters. Default: that of the arrays.
+        options: what else the layer takes, such as `precision`.
+
+    Raises:
+        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
+
+    >>> import numpy as np
+    >>> from mha_core import AttentionConfig, init_weights
+    >>> config = AttentionConfig(6, 2, key_dim=5)
+    >>> weights = {name: array.astype(np.float32) for name, array in init_weights(config, seed=0).items()}
+    >>> layer = to_native(config, weights)
+    >>> layer(np.ones((1, 4, 6)), np.ones((1, 3, 5)), np.ones((1, 3, 6))).shape
+    (1, 4, 6)
+    >>> from_native(layer)[0] == config
+    True
+    """
+    if layout not in MAKERS:
+        raise SpecError(f"layout {layout!r} is of no layer in Flax (there are: {', '.join(MAKERS)})")
+    made = MAKERS[layout](config, weights, dtype=dtype, **options)
+    return made[0].bind(made[1]) if isinstance(made, tuple) else made
+
+
+def from_native(
+    layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
+) -> tuple[AttentionConfig, Weights]:
+    """Config and canonical weights of a layer, as read-only NumPy copies; see `from_linen`, `from_nnx`, `from_d2l`.
+
+    Args:
+        layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
+        variables: of a layer of linen, as `layer.apply` takes them. Default: those that it is bound to.
+        probe: as in `from_linen`.
+
+    Raises:
+        SpecError: it is no such layer; a layer of linen that is bound to no variables was given none, or one of nnx was
+            given some; or as the function of its kind.
+    """
+    kind = layout_of(layer)
+    if isinstance(layer, nnx.MultiHeadAttention):
+        if variables is not None:
+            raise SpecError("variables must be None for a flax.nnx.MultiHeadAttention, which holds its own parameters")
+        return from_nnx(layer, probe=probe)
+    linen: Any = layer
+    if variables is None:
+        if linen.scope is None:
+            raise SpecError(f"{type(layer).__name__} is bound to no variables: give those that layer.apply takes")
+        linen, variables = linen.unbind()
+    return (from_linen if kind is LINEN else from_d2l)(linen, variables, probe=probe)
+
+
+def layout_of(layer: nn.Module | nnx.Module) -> Layout:
+    """The layout of a layer's parameters. SpecError if it is of no kind that is known here.
+
+    >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
+    'linen'
+    >>> layout_of(nn.Dense(2))
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: Dense is no layer that can be read here (there are: \
+flax.linen.MultiHeadDotProductAttention, flax.nnx.MultiHeadAttention, D2lMultiHeadAttention)
+    """
+    for kind, layout in LAYOUT_OF.items():
+        if isinstance(layer, kind):
+            return layout
+    known = "flax.linen.MultiHeadDotProductAttention, flax.nnx.MultiHeadAttention, D2lMultiHeadAttention"
+    raise SpecError(f"{type(layer).__name__} is no layer that can be read here (there are: {known})")
 
 
 # flax.linen -------------------------------------------------------------------------------------------
@@ -152,12 +243,7 @@ def to_nnx(
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Config and canonical weights of an nnx layer, as read-only NumPy copies.
 
-    Args:
-        layer: it stays as it is; a copy of it is run.
-        probe: as in `from_linen`.
-
-    Raises:
-        SpecError: as `from_linen`.
+    `probe` and errors are those of `from_linen`; the layer stays as it is, a copy of it is run.
     """
     _refuse(layer, normalize_qk=False, decode=False)
     if layer.attention_fn is not nnx.dot_product_attention:
@@ -175,28 +261,28 @@ def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[Atte
     return config, weights
 
 
-# The seed's -------------------------------------------------------------------------------------------
+# d2l.ai's -------------------------------------------------------------------------------------------
 
 
-def to_seed(
+def to_d2l(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None
-) -> tuple[SeedMultiHeadAttention, Variables]:
-    """The seed's layer (see `backends.jax.native.d2l`), and the variables to apply it with.
+) -> tuple[D2lMultiHeadAttention, Variables]:
+    """d2l.ai's layer (see `backends.jax.native.d2l`), and the variables to apply it with.
 
     Raises:
         SpecError: as `to_linen`; or a width is not num_hiddens, which all four projections make.
     """
     hiddens = one_width("d2l.ai's layer", config)
-    arrays, param_dtype = _layer_arrays(SEED, config, weights, dtype)
+    arrays, param_dtype = _layer_arrays(D2L, config, weights, dtype)
     use_bias = "W_q/bias" in arrays
-    layer = SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias, param_dtype)
+    layer = D2lMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias, param_dtype)
     return layer, _variables(arrays)
 
 
-def from_seed(
-    layer: SeedMultiHeadAttention, variables: Variables, *, probe: bool = True
+def from_d2l(
+    layer: D2lMultiHeadAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of the seed's layer, as read-only NumPy copies.
+    """Config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
 
     Args:
         layer, variables: as `layer.apply` takes them.
@@ -206,13 +292,17 @@ def from_seed(
         SpecError: the variables do not fit the layer; or, unless probe=False, it computes something else than they
             say or can't be run.
     """
-    config, weights = SEED.read(_arrays_of(variables), num_heads=layer.num_heads)
+    config, weights = D2L.read(_arrays_of(variables), num_heads=layer.num_heads)
     for projection in PROJECTIONS:
         _check_features("num_hiddens", layer.num_hiddens, weights[f"{projection}.weight"].shape[0])
     config = replace(config, dropout=layer.dropout)
     if probe:
-        live_probe.check_seed(layer, config, weights, variables)
+        live_probe.check_d2l(layer, config, weights, variables)
     return config, weights
+
+
+MAKERS: dict[str, Callable[..., Any]] = {"linen": to_linen, "nnx": to_nnx, "d2l-jax": to_d2l}
+"""Layout -> what makes a layer of it: (layer, variables) with linen, the layer with nnx."""
 
 
 # Between ----------------------------------------------------------------------------------------------

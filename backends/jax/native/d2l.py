@@ -1,4 +1,4 @@
-"""The Flax layer that this project grew out of, as d2l.ai teaches it: the trap it is, kept as it is.
+"""d2l.ai's layer in Flax, as the book teaches it: the trap it is, kept as it is.
 
 Four Dense projections, heads folded into the batch, `valid_lens` as the only mask, and -1e6 written over
 the scores that it excludes. See https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html
@@ -16,10 +16,10 @@ from jax import Array
 from backends.jax.ops.heads import transpose_output, transpose_qkv
 
 FILL = -1e6
-"""What the seed writes where a key is excluded; a number like others, not minus infinity."""
+"""What it writes where a key is excluded; a number like others, not minus infinity."""
 
 
-class SeedMultiHeadAttention(nn.Module):
+class D2lMultiHeadAttention(nn.Module):
     """Multi-head attention as in the book: `num_hiddens` wide inside and at its output.
 
     Attributes:
@@ -29,7 +29,7 @@ class SeedMultiHeadAttention(nn.Module):
         bias: whether the projections have biases, all four or none.
 
     >>> import jax
-    >>> layer = SeedMultiHeadAttention(100, 5, 0.5)
+    >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> queries, keys = jax.numpy.ones((2, 4, 100)), jax.numpy.ones((2, 6, 100))
     >>> (output, weights), _ = layer.init_with_output(jax.random.key(0), queries, keys, keys, jax.numpy.array([3, 2]))
     >>> output.shape, weights.shape  # heads folded into the batch

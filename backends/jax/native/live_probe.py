@@ -60,14 +60,14 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
     _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state)
 
 
-def check_seed(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
+def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
     """SpecError unless a linen layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
     own = layer.clone(parent=None)
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         given = {name: _as(getattr(inputs, name), dtype) for name in ("queries", "keys", "values")}
         lens = inputs.mask.valid_lens
-        return _shown(_seed, own, variables, {**given, "lens": None if lens is None else jnp.asarray(lens)})
+        return _shown(_d2l, own, variables, {**given, "lens": None if lens is None else jnp.asarray(lens)})
 
     dtype = _dtype(layer, variables)
     _check(layer, config, weights, run, dtype, Words(masks=("valid_lens",)), variables)
@@ -86,7 +86,7 @@ def _nnx(graph: Any, state: Any, given: Mapping[str, Any]) -> Any:
     return layer(given["queries"], given["keys"], given["values"], mask=given["mask"], deterministic=True, decode=False)
 
 
-def _seed(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
+def _d2l(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
     answer = layer.apply(variables, given["queries"], given["keys"], given["values"], given["lens"])
     return answer[0] if isinstance(answer, tuple) else answer
 

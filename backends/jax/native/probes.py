@@ -178,16 +178,16 @@ def nnx_causal_decoding() -> str | None:
     return f"each step attends to the first key alone: {far}"
 
 
-def seed_low_scores() -> str | None:
-    """Scores below -1e6, in the seed's softmax."""
+def d2l_low_scores() -> str | None:
+    """Scores below -1e6, in d2l.ai's softmax."""
     weights = masked_softmax(jnp.asarray([[[-3e6, -3e6, 0.0]]]), jnp.asarray([2]))
     if not weights[0, 0, 2] > 0.0:
         return None
     return f"two allowed keys that score -3e6 get {weights[0, 0, 0]:.3g} each, the excluded one {weights[0, 0, 2]:.3g}"
 
 
-def seed_half_precision() -> str | None:
-    """A valid length of 0 in float16, in the seed's softmax."""
+def d2l_half_precision() -> str | None:
+    """A valid length of 0 in float16, in d2l.ai's softmax."""
     half, single = (masked_softmax(jnp.zeros((1, 1, 4), dtype), jnp.asarray([0])) for dtype in ("float16", "float32"))
     if not jnp.isnan(half).all() or jnp.isnan(single).any():
         return None

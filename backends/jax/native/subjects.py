@@ -1,6 +1,6 @@
-"""Flax's attention layers, JAX's and Flax's attention operations, and the seed's layer, as subjects.
+"""Flax's attention layers, JAX's and Flax's attention operations, and d2l.ai's layer, as subjects.
 
-    mha check --subject backends.jax.native.subjects:NnxMultiHeadAttention
+    mha check --subject backends.jax.native.subjects:NnxMultiHeadAttentionSubject
 
 Each is told the mask in its own words, made from what `mha_core.call.masks.allowed_keys` says is allowed.
 """
@@ -20,7 +20,7 @@ from flax import nnx
 from jax import Array
 from numpy.typing import NDArray
 
-from backends.jax.native.convert import LINEN, NNX, SEED, flat_arrays, to_linen, to_nnx, to_seed
+from backends.jax.native.convert import D2L, LINEN, NNX, flat_arrays, to_d2l, to_linen, to_nnx
 from backends.jax.native.run import Forward, JaxSubject, Stages, bool_mask
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from mha_core.call.inputs import AttentionInputs
@@ -33,7 +33,7 @@ from mha_core.weights import Weights
 # Layers -----------------------------------------------------------------------------------------------
 
 
-class LinenMultiHeadDotProductAttention(JaxSubject):
+class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
     """flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
 
     name = "flax.linen.MultiHeadDotProductAttention"
@@ -55,7 +55,7 @@ class LinenMultiHeadDotProductAttention(JaxSubject):
         return canonical_gradients(LINEN, config, flat_arrays(gradients))
 
 
-class LinenMultiHeadDotProductAttentionSowed(LinenMultiHeadDotProductAttention):
+class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAttentionSubject):
     """The same with sow_weights=True, which hands out the weights."""
 
     name = "flax.linen.MultiHeadDotProductAttention (sow_weights)"
@@ -65,7 +65,7 @@ class LinenMultiHeadDotProductAttentionSowed(LinenMultiHeadDotProductAttention):
         return {"weights": state["intermediates"]["attention_weights"][0], "output": output}
 
 
-class NnxMultiHeadAttention(JaxSubject):
+class NnxMultiHeadAttentionSubject(JaxSubject):
     """flax.nnx.MultiHeadAttention without dropout: jax.nn.dot_product_attention does its arithmetic."""
 
     name = "flax.nnx.MultiHeadAttention"
@@ -101,14 +101,14 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
     return layer(*inputs, **options), nnx.pop(layer, nnx.Intermediate)
 
 
-class NnxMultiHeadAttentionSowed(NnxMultiHeadAttention):
+class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
     """The same with sow_weights=True, which hands out the weights, and takes other arithmetic."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
 
 
-class NnxMultiHeadAttentionDropout(NnxMultiHeadAttention):
+class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
     """The same with a dropout rate that does not act (deterministic=True): other arithmetic all the same."""
 
     name = "flax.nnx.MultiHeadAttention (dropout_rate, deterministic)"
@@ -117,7 +117,7 @@ class NnxMultiHeadAttentionDropout(NnxMultiHeadAttention):
         return super().make(replace(config, dropout=config.dropout or 0.1), weights)
 
 
-class SeedMultiHeadAttention(JaxSubject):
+class D2lMultiHeadAttentionSubject(JaxSubject):
     """The layer of `backends.jax.native.d2l`, told everything as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
@@ -134,7 +134,7 @@ class SeedMultiHeadAttention(JaxSubject):
         return {"valid_lens": lens if inputs.mask.has_sources else None}
 
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
-        layer, variables = to_seed(config, weights, dtype=self.dtype)
+        layer, variables = to_d2l(config, weights, dtype=self.dtype)
 
         def forward(params: Any, floats: Stages, valid_lens: Array | None) -> Stages:
             answer: Any = layer.apply({"params": params}, *_three(floats), valid_lens)
@@ -144,13 +144,13 @@ class SeedMultiHeadAttention(JaxSubject):
         return variables["params"], forward
 
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        return canonical_gradients(SEED, config, flat_arrays(gradients))
+        return canonical_gradients(D2L, config, flat_arrays(gradients))
 
 
 # Operations -------------------------------------------------------------------------------------------
 
 
-class _Operation(JaxSubject):
+class _OperationSubject(JaxSubject):
     """An operation on (B, L, heads, width) between plain projections with the canonical weights themselves.
 
     Without projections it is given the heads; the keys and values of the past stand before the new ones.
@@ -193,7 +193,7 @@ class _Operation(JaxSubject):
         return {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
 
-class LinenDotProductAttention(_Operation):
+class LinenDotProductAttentionSubject(_OperationSubject):
     """flax.linen.dot_product_attention."""
 
     name = "flax.linen.dot_product_attention"
@@ -203,7 +203,7 @@ class LinenDotProductAttention(_Operation):
         return nn.dot_product_attention(queries, keys, values, bias, told["mask"], deterministic=True)
 
 
-class DotProductAttention(_Operation):
+class DotProductAttentionSubject(_OperationSubject):
     """jax.nn.dot_product_attention, told the mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
@@ -213,7 +213,7 @@ class DotProductAttention(_Operation):
         return jax.nn.dot_product_attention(queries, keys, values, bias, **told)
 
 
-class _OwnWords(DotProductAttention):
+class _OwnWordsSubject(DotProductAttentionSubject):
     """jax.nn.dot_product_attention, told a part of the mask by an argument of its own and the rest as `mask`."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
@@ -224,7 +224,7 @@ class _OwnWords(DotProductAttention):
         """None, or why the argument can't say its part of the mask."""
 
 
-class DotProductAttentionCausal(_OwnWords):
+class DotProductAttentionCausalSubject(_OwnWordsSubject):
     """jax.nn.dot_product_attention(is_causal=True)."""
 
     name = "jax.nn.dot_product_attention (is_causal)"
@@ -238,7 +238,7 @@ class DotProductAttentionCausal(_OwnWords):
         return {"is_causal": True, "mask": bool_mask(config, inputs, replace(inputs.mask, causal=False))}
 
 
-class DotProductAttentionWindow(_OwnWords):
+class DotProductAttentionWindowSubject(_OwnWordsSubject):
     """jax.nn.dot_product_attention(local_window_size=...), causal masks and offsets in it too."""
 
     name = "jax.nn.dot_product_attention (local_window_size)"
@@ -259,7 +259,7 @@ class DotProductAttentionWindow(_OwnWords):
         return {"local_window_size": window, "mask": bool_mask(config, inputs, rest)}
 
 
-class DotProductAttentionLengths(_OwnWords):
+class DotProductAttentionLengthsSubject(_OwnWordsSubject):
     """jax.nn.dot_product_attention(key_value_seq_lengths=...)."""
 
     name = "jax.nn.dot_product_attention (key_value_seq_lengths)"

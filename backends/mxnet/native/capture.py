@@ -17,13 +17,13 @@ from backends.mxnet.weights import to_weights
 from mha_core.capture import (
     Call,
     arguments_of,
-    has_seed_parts,
+    d2l_call,
+    has_d2l_parts,
     none_found,
     one_dtype,
     outermost,
     own_call,
     refuse_dropout,
-    seed_call,
 )
 from mha_core.errors import SpecError
 
@@ -96,13 +96,13 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class SeedLayer:
+class D2lLayer:
     """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
 
     kind = "d2l.mxnet.MultiHeadAttention"
 
     def matches(self, layer: Any) -> bool:
-        return has_seed_parts(layer, layer.forward, mx.gluon.nn.Dense)
+        return has_d2l_parts(layer, layer.forward, mx.gluon.nn.Dense)
 
     def check(self, layer: mx.gluon.Block) -> None:
         """Everything about it can be recorded."""
@@ -117,10 +117,10 @@ class SeedLayer:
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtypes=dtypes)
 
 
-ADAPTERS = (OwnLayer(), SeedLayer())
+ADAPTERS = (OwnLayer(), D2lLayer())
 """How the layers that are known here are read."""
 
 

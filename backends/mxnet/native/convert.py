@@ -1,4 +1,4 @@
-"""Gluon layers of others, and the one that this project grew out of: their weights, exact to the bit.
+"""Gluon layers of others, and d2l.ai's: their weights, exact to the bit.
 
 `to_native(config, weights, "mxnet-selfatt")` makes a layer, `from_native(layer)` reads one. How such a layer names
 and packs its parameters stands in `mha_core.layouts`, not here.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from backends.mxnet.native import live_probe
 from backends.mxnet.native.cells import DenseAttention, InterleavedEncDecAttention, InterleavedSelfAttention, legacy
-from backends.mxnet.native.d2l import SeedMultiHeadAttention
+from backends.mxnet.native.d2l import D2lMultiHeadAttention
 from backends.mxnet.ops.framework import check_computes, mx, to_array, to_numpy
 from mha_core import layouts
 from mha_core.config import AttentionConfig
@@ -30,7 +30,7 @@ LAYOUTS = ("d2l-mxnet", "mxnet-selfatt", "mxnet-encdec")
 def to_native(
     config: AttentionConfig,
     weights: Mapping[str, NDArray],
-    layer: str = "gluon",
+    layout: str = "gluon",
     *,
     dtype: Any = None,
     ctx: mx.Context | None = None,
@@ -40,13 +40,13 @@ def to_native(
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
             switch for several biases gets zeros for those that the config does not have.
-        layer: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
+        layout: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
             and "mxnet-encdec" for the interleaved operators.
         dtype: of the parameters. Default: that of the arrays.
         ctx: where the parameters live. Default: the current context.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or there is none of this name.
+        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -54,16 +54,16 @@ def to_native(
     >>> to_native(config, init_weights(config, seed=0)).W_k.weight.shape
     (6, 5)
     """
-    if layer not in MAKERS:
-        raise SpecError(f"layer {layer!r} is none of those in MXNet (there are: {', '.join(MAKERS)})")
+    if layout not in MAKERS:
+        raise SpecError(f"layout {layout!r} is of no layer in MXNet (there are: {', '.join(MAKERS)})")
     checked = check_weights(config, weights)
-    arrays = layouts.get(LAYOUT_OF[layer]).write(config, checked)
+    arrays = layouts.get(LAYOUT_OF[layout]).write(config, checked)
     dtype = check_computes("weights", common_dtype(checked) if dtype is None else dtype)
-    semantics: Callable[[Any], Any] = mx.util.use_np if layer == "d2l-mxnet" else legacy
+    semantics: Callable[[Any], Any] = mx.util.use_np if layout == "d2l-mxnet" else legacy
 
     @semantics
     def make() -> mx.gluon.Block:
-        block = MAKERS[layer](config, {name for name in arrays if name.endswith("bias")})
+        block = MAKERS[layout](config, {name for name in arrays if name.endswith("bias")})
         block.cast(dtype)
         write_block(block, arrays, ctx=ctx)
         return block
@@ -165,9 +165,9 @@ def _parameters(layer: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
 Maker = Callable[[AttentionConfig, set[str]], mx.gluon.Block]
 
 
-def _seed(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
+def _d2l(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
     hiddens = one_width("d2l.ai's layer", config)
-    return SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias=bool(biases))
+    return D2lMultiHeadAttention(hiddens, config.num_heads, config.dropout, use_bias=bool(biases))
 
 
 def _dense(config: AttentionConfig, biases: set[str]) -> mx.gluon.Block:
@@ -210,11 +210,11 @@ def _encoder_decoder(config: AttentionConfig, biases: set[str]) -> mx.gluon.Bloc
 
 MAKERS: dict[str, Maker] = {
     "gluon": _dense,
-    "d2l-mxnet": _seed,
+    "d2l-mxnet": _d2l,
     "mxnet-selfatt": _self_attention,
     "mxnet-encdec": _encoder_decoder,
 }
-"""Name of a layer -> what makes it without values."""
+"""Layout -> what makes a layer without values."""
 
 LAYOUT_OF = {name: "d2l-mxnet" if name == "gluon" else name for name in MAKERS}
-"""Name of a layer -> its layout."""
+"""Layout, or "gluon" for the layer of any widths -> the layout of its arrays."""

@@ -1,4 +1,4 @@
-"""The layer that this project grew out of: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
+"""d2l.ai's layer: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
 
 It computes what the book's MXNet tab does, with what the definition does otherwise: scores of padded keys are
 overwritten with -1e6, so a row without a valid key averages all values.
@@ -33,12 +33,12 @@ def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> m
 
 
 @mx.util.use_np
-class SeedMultiHeadAttention(mx.gluon.Block):
+class D2lMultiHeadAttention(mx.gluon.Block):
     """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
 
     It keeps its last queries, scores, weights and heads, each with the heads folded into the batch.
 
-    >>> layer = SeedMultiHeadAttention(100, 5, 0.5)
+    >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> layer.initialize()
     >>> x = mx.np.ones((2, 4, 100))
     >>> layer(x, x, x, mx.np.array([3, 2])).shape

@@ -18,7 +18,7 @@ CPU = mx.cpu()
 
 
 @mx.util.use_np
-def seed_fill_in_float16() -> str | None:
+def d2l_fill_in_float16() -> str | None:
     """-1e6 is -inf in float16, so an item without valid keys is NaN there and uniform in float32."""
     rows = {}
     for dtype in ("float32", "float16"):
@@ -30,7 +30,7 @@ def seed_fill_in_float16() -> str | None:
 
 
 @mx.util.use_np
-def seed_fill_is_beaten() -> str | None:
+def d2l_fill_is_beaten() -> str | None:
     """A score below -1e6 loses against the keys that are masked out."""
     scores = np.array([[[40 * FILL, 0.0, 0.0]]])
     weights = to_numpy(masked_softmax(to_array(scores, "float64", CPU), mx.np.array([1], dtype="float64")))[0, 0]

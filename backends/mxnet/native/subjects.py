@@ -1,4 +1,6 @@
-"""MXNet layers of others as subjects: `mha check --subject backends.mxnet.native.subjects:InterleavedSelfAttention`.
+"""MXNet layers of others as subjects.
+
+    mha check --subject backends.mxnet.native.subjects:InterleavedSelfAttentionSubject
 
 What a layer is told is translated from the definition's mask here, by `mha_core.call.masks`: lengths where it takes
 lengths, ones and zeros where it takes a mask, a large negative bias where it takes a bias.
@@ -116,7 +118,7 @@ class FoldedSubject(GluonSubject):
         return {name: array.reshape(batch, -1, *array.shape[1:]) for name, array in unfolded.items()}
 
 
-class SeedMultiHeadAttention(FoldedSubject):
+class D2lMultiHeadAttentionSubject(FoldedSubject):
     """d2l.ai's layer, which takes the number of valid keys of each item, or of each query."""
 
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
@@ -133,7 +135,7 @@ class SeedMultiHeadAttention(FoldedSubject):
         return block(leaves["queries"], leaves["keys"], leaves["values"], told)
 
 
-class DenseAttention(FoldedSubject):
+class DenseAttentionSubject(FoldedSubject):
     """Gluon Dense projections and GluonNLP's masked softmax, which takes any mask of ones and zeros."""
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
@@ -190,7 +192,7 @@ class InterleavedSubject(GluonSubject):
         return {**stages, "heads": merged.reshape(*merged.shape[:2], heads, -1).transpose(1, 2, 0, 3)}
 
 
-class InterleavedSelfAttention(InterleavedSubject):
+class InterleavedSelfAttentionSubject(InterleavedSubject):
     """contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
 
     name: ClassVar[str] = "MXNet interleaved selfatt"
@@ -209,7 +211,7 @@ class InterleavedSelfAttention(InterleavedSubject):
         return _time_major(block.attend(_interleave(parts), *self.masks(config, inputs, leaves)))
 
 
-class InterleavedEncDecAttention(InterleavedSubject):
+class InterleavedEncDecAttentionSubject(InterleavedSubject):
     """contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
 
     name: ClassVar[str] = "MXNet interleaved encdec"

@@ -25,12 +25,12 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     Call,
     arguments_of,
-    has_seed_parts,
+    d2l_call,
+    has_d2l_parts,
     none_found,
     one_dtype,
     own_call,
     refuse_dropout,
-    seed_call,
 )
 from mha_core.errors import SpecError
 
@@ -188,39 +188,39 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class SeedLayer:
+class D2lLayer:
     """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
 
     kind = "d2l.tensorflow.MultiHeadAttention"
 
     def matches(self, layer: Any) -> bool:
-        return has_seed_parts(layer, layer.call, keras.layers.Dense)
+        return has_d2l_parts(layer, layer.call, keras.layers.Dense)
 
     def check(self, layer: keras.Layer) -> None:
         """Everything about it can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if all(getattr(layer, f"W_{part}").built for part in "qkvo"):  # else its first call decides its widths
-            config, weights = layouts.get("d2l-tf").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
-            live_probe.check_seed(layer, config, weights)
+            config, weights = layouts.get("d2l-tf").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
+            live_probe.check_d2l(layer, config, weights)
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
         rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]
         refuse_dropout(training=training, rate=max(rates, default=0.0))
-        arrays = _seed_arrays(layer)
+        arrays = _d2l_arrays(layer)
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-tf", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call("d2l-tf", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
-ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), SeedLayer())
+ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), D2lLayer())
 """How the layers that are known here are read."""
 
 
-def _seed_arrays(layer: Any) -> dict[str, NDArray]:
+def _d2l_arrays(layer: Any) -> dict[str, NDArray]:
     arrays = {}
     for part in "qkvo":
         dense = getattr(layer, f"W_{part}")

@@ -1,4 +1,4 @@
-"""Keras's own attention layers, and the one that this project grew out of, to canonical weights and back, bit for bit.
+"""Keras's own attention layers, and d2l.ai's, to canonical weights and back, bit for bit.
 
 `to_native(config, weights, "keras")` makes the layer, `from_native(layer)` reads one. How such a layer names
 and shapes its parameters stands in `mha_core.layouts`, not here.
@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from backends.tf.native import live_probe
-from backends.tf.native.d2l import SeedMultiHeadAttention
+from backends.tf.native.d2l import D2lMultiHeadAttention
 from backends.tf.ops.framework import random_state_kept, to_numpy
 from mha_core import layouts
 from mha_core.config import AttentionConfig
@@ -28,7 +28,7 @@ from mha_core.weights import Weights, check_weights, common_dtype
 LAYOUT_OF: dict[type[keras.Layer], str] = {
     keras.layers.MultiHeadAttention: "keras",
     keras.layers.GroupQueryAttention: "keras-gqa",
-    SeedMultiHeadAttention: "d2l-tf",
+    D2lMultiHeadAttention: "d2l-tf",
 }
 """Kind of layer -> its layout."""
 
@@ -109,8 +109,8 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
         raise SpecError(f"{type(layer).__name__} {layer.name!r} has no parameters yet: build it or call it once")
     config, weights = layout.read(arrays, num_heads=_heads_of(layer))
     config = replace(config, dropout=_dropout_of(layer))
-    if probe and isinstance(layer, SeedMultiHeadAttention):
-        live_probe.check_seed(layer, config, weights)
+    if probe and isinstance(layer, D2lMultiHeadAttention):
+        live_probe.check_d2l(layer, config, weights)
     elif probe:
         live_probe.check_keras(layer, config, weights, window_of(layer))
     return config, weights
@@ -188,16 +188,16 @@ def _group_query_attention(config: AttentionConfig, use_bias: bool, options: dic
     )
 
 
-def _seed_attention(config: AttentionConfig, use_bias: bool, options: dict[str, Any]) -> keras.Layer:
+def _d2l_attention(config: AttentionConfig, use_bias: bool, options: dict[str, Any]) -> keras.Layer:
     hiddens = one_width("d2l.ai's layer", config)
     sizes = config.key_dim, config.query_dim, config.value_dim
-    return SeedMultiHeadAttention(*sizes, hiddens, config.num_heads, config.dropout, use_bias, **options)
+    return D2lMultiHeadAttention(*sizes, hiddens, config.num_heads, config.dropout, use_bias, **options)
 
 
 MAKERS: dict[str, Callable[[AttentionConfig, bool, dict[str, Any]], keras.Layer]] = {
     "keras": _multi_head_attention,
     "keras-gqa": _group_query_attention,
-    "d2l-tf": _seed_attention,
+    "d2l-tf": _d2l_attention,
 }
 """Layout -> what makes an empty layer of it."""
 
@@ -208,7 +208,7 @@ def _heads_of(layer: keras.Layer) -> int:
 
 
 def _dropout_of(layer: keras.Layer) -> float:
-    """Keras's layers have a number, the seed a layer inside another."""
-    if isinstance(layer, SeedMultiHeadAttention):
+    """Keras's layers have a number, the one of d2l.ai has a layer inside another."""
+    if isinstance(layer, D2lMultiHeadAttention):
         return float(layer.attention.dropout.rate)
     return float(layer.dropout)

@@ -1,9 +1,9 @@
-"""The layer that this project grew out of, as it is written: d2l.ai, "Dive into Deep Learning", in TensorFlow.
+"""d2l.ai's layer as it is written: "Dive into Deep Learning", in TensorFlow.
 
 Kept as it is, with what the definition does otherwise: a row without a valid key averages all values,
 because its scores are all filled with -1e6 and a softmax does not see what they have in common. One
 thing is repaired: the book divides the scores by a float32 square root whatever they are, which in
-float64 is an error (`backends.tf.native.probes.seed_divides_by_float32`); here the root has their dtype.
+float64 is an error (`backends.tf.native.probes.d2l_divides_by_float32`); here the root has their dtype.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html; the book's
 code is under the MIT-0 licence.)
 """
@@ -34,10 +34,10 @@ def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor
     return tf.nn.softmax(tf.reshape(tf.where(within, rows, FILL), shape), axis=-1)
 
 
-class SeedDotProductAttention(keras.Layer):
+class D2lDotProductAttention(keras.Layer):
     """Scaled dot-product attention over a batch that heads are folded into.
 
-    >>> SeedDotProductAttention(0.0)(tf.ones((1, 2, 3)), tf.ones((1, 4, 3)), tf.ones((1, 4, 5))).shape
+    >>> D2lDotProductAttention(0.0)(tf.ones((1, 2, 3)), tf.ones((1, 4, 3)), tf.ones((1, 4, 5))).shape
     TensorShape([1, 2, 5])
     """
 
@@ -56,13 +56,13 @@ class SeedDotProductAttention(keras.Layer):
         return tf.matmul(self.dropout(self.attention_weights, **kwargs), values)
 
 
-class SeedMultiHeadAttention(keras.Layer):
+class D2lMultiHeadAttention(keras.Layer):
     """Multi-head attention of d2l.ai: `num_hiddens` wide, masked by valid_lens alone.
 
     The constructor's first three arguments are the book's, which does not use them: a Dense layer
     learns its input's width from its first call.
 
-    >>> layer = SeedMultiHeadAttention(100, 100, 100, 100, 5, 0.5)
+    >>> layer = D2lMultiHeadAttention(100, 100, 100, 100, 5, 0.5)
     >>> layer(tf.ones((2, 4, 100)), tf.ones((2, 6, 100)), tf.ones((2, 6, 100)), tf.constant([3, 2])).shape
     TensorShape([2, 4, 100])
     """
@@ -81,7 +81,7 @@ class SeedMultiHeadAttention(keras.Layer):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.num_hiddens = num_hiddens
-        self.attention = SeedDotProductAttention(dropout, dtype=self.dtype_policy)
+        self.attention = D2lDotProductAttention(dropout, dtype=self.dtype_policy)
 
         def dense(name: str) -> keras.layers.Dense:
             return keras.layers.Dense(num_hiddens, use_bias=bias, name=name, dtype=self.dtype_policy)

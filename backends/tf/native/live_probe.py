@@ -21,7 +21,7 @@ from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 KERAS_WORDS = Words(masks=("valid_lens", "allowed", "causal"))
-SEED_WORDS = Words(masks=("valid_lens",))
+D2L_WORDS = Words(masks=("valid_lens",))
 
 
 def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
@@ -46,14 +46,14 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
     _check(layer, config, weights, run, KERAS_WORDS, meant)
 
 
-def check_seed(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
+def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
     """SpecError unless a layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), lens))}
 
-    _check(layer, config, weights, run, SEED_WORDS)
+    _check(layer, config, weights, run, D2L_WORDS)
 
 
 def _check(

@@ -145,16 +145,16 @@ def softmax_fill() -> str | None:
     return f"the only open key of a row gets the weight {' and '.join(seen)}, not 1" if seen else None
 
 
-def seed_fill() -> str | None:
-    """The seed writes -1e6: an open score below that loses to a masked key."""
+def d2l_fill() -> str | None:
+    """It writes -1e6: an open score below that loses to a masked key."""
     weights = masked_softmax(tf.constant([[[-2e6, 1.0]]]), tf.constant([1])).numpy()[0, 0]
     if weights[0] == 1.0:
         return None
     return f"with the score -2e6 the only open key gets the weight {weights[0]:g} and the masked one {weights[1]:g}"
 
 
-def seed_fill_in_float16() -> str | None:
-    """In float16 the seed's -1e6 is minus infinity, and a row without keys NaN instead of uniform."""
+def d2l_fill_in_float16() -> str | None:
+    """In float16 d2l.ai's -1e6 is minus infinity, and a row without keys NaN instead of uniform."""
     rows = [
         masked_softmax(tf.zeros((1, 1, LK), dtype), tf.constant([0])).numpy()[0, 0] for dtype in ("float16", "float32")
     ]
@@ -272,7 +272,7 @@ def _elsewhere(expression: str, *, onednn: bool) -> list[float]:
     return [float(number) for number in done.stdout.split()]
 
 
-def seed_divides_by_float32() -> str | None:
+def d2l_divides_by_float32() -> str | None:
     """The book's TensorFlow layer divides by a float32 square root, which float64 scores refuse."""
     scores = tf.zeros((1, 1, 1), tf.float64)
     try:

@@ -1,8 +1,10 @@
-"""Keras's own attention layers as subjects: `mha check --subject backends.tf.native.subjects:MultiHeadAttention`.
+"""Keras's own attention layers as subjects.
+
+    mha check --subject backends.tf.native.subjects:MultiHeadAttentionSubject
 
 Each class is one path of one layer. What a layer is told is translated from the definition's mask here, by
 `mha_core.call.masks`: Keras takes a bool mask where True attends, a causal flag aligned top-left, and nothing else;
-the seed takes lengths alone.
+d2l.ai's takes lengths alone.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class _LayerSubject(TfSubject):
         return canonical_gradients(layout_of(layer), config, gradients)
 
 
-class MultiHeadAttention(_LayerSubject):
+class MultiHeadAttentionSubject(_LayerSubject):
     """`layer(query, value, key)`: without dropout the fused path, keras.ops.dot_product_attention.
 
     With a dropout rate, also one that does not act, the layer leaves that path for its own softmax.
@@ -147,19 +149,19 @@ class MultiHeadAttention(_LayerSubject):
         return dict(zip(("output", "weights"), found if self.scores else (found,), strict=False))
 
 
-class MultiHeadAttentionScores(MultiHeadAttention):
+class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
     """`return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.MultiHeadAttention (return_attention_scores)"
     scores = True
 
 
-class GroupQueryAttention(MultiHeadAttention):
+class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
     """keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
 
     name = "keras.layers.GroupQueryAttention"
     layout = "keras-gqa"
-    capabilities = replace(MultiHeadAttention.capabilities, value_head_dim=False, grouped=True)
+    capabilities = replace(MultiHeadAttentionSubject.capabilities, value_head_dim=False, grouped=True)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -168,7 +170,7 @@ class GroupQueryAttention(MultiHeadAttention):
         return reason
 
 
-class GroupQueryAttentionScores(GroupQueryAttention):
+class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
     """`return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.GroupQueryAttention (return_attention_scores)"
@@ -198,7 +200,7 @@ def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 # keras.ops -------------------------------------------------------------------------------------------------
 
 
-class DotProductAttention(TfSubject):
+class DotProductAttentionSubject(TfSubject):
     """keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
 
     name = "keras.ops.dot_product_attention"
@@ -248,10 +250,10 @@ class DotProductAttention(TfSubject):
         return gradients
 
 
-# The layer that this project grew out of -------------------------------------------------------------------
+# d2l.ai's layer --------------------------------------------------------------------------------------------
 
 
-class Seed(_LayerSubject):
+class D2lMultiHeadAttentionSubject(_LayerSubject):
     """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"

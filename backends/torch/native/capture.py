@@ -25,13 +25,13 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     Call,
     arguments_of,
-    has_seed_parts,
+    d2l_call,
+    has_d2l_parts,
     none_found,
     one_dtype,
     outermost,
     own_call,
     refuse_dropout,
-    seed_call,
 )
 from mha_core.errors import SpecError
 
@@ -222,13 +222,13 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), *call, training=layer.training, dtypes=dtypes)
 
 
-class SeedLayer:
+class D2lLayer:
     """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
 
     kind = "d2l.torch.MultiHeadAttention"
 
     def matches(self, layer: nn.Module) -> bool:
-        return has_seed_parts(layer, layer.forward, nn.Linear)
+        return has_d2l_parts(layer, layer.forward, nn.Linear)
 
     def check(self, layer: nn.Module) -> None:
         """Everything about it can be recorded."""
@@ -236,24 +236,24 @@ class SeedLayer:
     def probe(self, layer: Any) -> None:
         if any(nn.parameter.is_lazy(parameter) for parameter in layer.parameters()):
             return  # its first call decides its widths
-        config, weights = layouts.get("d2l-torch").read(_seed_arrays(layer), num_heads=int(layer.num_heads))
-        live_probe.check_seed(layer, config, weights)
+        config, weights = layouts.get("d2l-torch").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
+        live_probe.check_d2l(layer, config, weights)
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
         rates = [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
         refuse_dropout(training=layer.training, rate=max(rates, default=0.0))
-        arrays = _seed_arrays(layer)
+        arrays = _d2l_arrays(layer)
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return seed_call("d2l-torch", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call("d2l-torch", arrays, int(layer.num_heads), *call, dtypes=dtypes)
 
 
-ADAPTERS = (TorchLayer(), OwnLayer(), SeedLayer())
+ADAPTERS = (TorchLayer(), OwnLayer(), D2lLayer())
 """How the layers that are known here are read."""
 
 
-def _seed_arrays(layer: nn.Module) -> dict[str, NDArray]:
+def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
     return {name: _array(tensor) for name, tensor in layer.state_dict().items() if name.startswith("W_")}
 
 

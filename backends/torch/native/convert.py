@@ -1,4 +1,4 @@
-"""PyTorch's own attention layer, and the one that this project grew out of: their weights, exact to the bit.
+"""PyTorch's own attention layer, and d2l.ai's: their weights, exact to the bit.
 
 `to_native(config, weights, "torch")` makes the layer, `from_native(layer)` reads one. How such a layer names
 and packs its parameters stands in `mha_core.layouts`, not here.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from backends.torch.native import live_probe
-from backends.torch.native.d2l import SeedMultiHeadAttention
+from backends.torch.native.d2l import D2lMultiHeadAttention
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from mha_core import layouts
 from mha_core.config import AttentionConfig
@@ -97,7 +97,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
     if probe and isinstance(layer, nn.MultiheadAttention):
         live_probe.check_torch(layer, config, weights)
     elif probe:
-        live_probe.check_seed(layer, config, weights)
+        live_probe.check_d2l(layer, config, weights)
     return config, weights
 
 
@@ -112,12 +112,12 @@ def layout_of(layer: nn.Module) -> Layout:
     mha_core.errors.SpecError: this MultiheadAttention has add_zero_attn=True: a key of zeros beside the \
 given ones, which the definition does not have
     """
-    if isinstance(layer, SeedMultiHeadAttention):
+    if isinstance(layer, D2lMultiHeadAttention):
         return layouts.get("d2l-torch")
     if not isinstance(layer, nn.MultiheadAttention):
         raise SpecError(
             f"{type(layer).__name__} is no layer that can be read here "
-            "(there are: torch.nn.MultiheadAttention, SeedMultiHeadAttention)"
+            "(there are: torch.nn.MultiheadAttention, D2lMultiHeadAttention)"
         )
     for name in ("bias_k", "bias_v"):
         if getattr(layer, name) is not None:
@@ -157,22 +157,22 @@ def _multihead_attention(config: AttentionConfig, bias: bool, options: Mapping[s
     )
 
 
-def _seed_attention(config: AttentionConfig, bias: bool, options: Mapping[str, Any]) -> nn.Module:
+def _d2l_attention(config: AttentionConfig, bias: bool, options: Mapping[str, Any]) -> nn.Module:
     hiddens = one_width("d2l.ai's layer", config)
     with torch.device("meta"):
-        return SeedMultiHeadAttention(hiddens, config.num_heads, config.dropout, bias, **options)
+        return D2lMultiHeadAttention(hiddens, config.num_heads, config.dropout, bias, **options)
 
 
 MAKERS: dict[str, Callable[[AttentionConfig, bool, Mapping[str, Any]], nn.Module]] = {
     "torch": _multihead_attention,
     "torch-separate": _multihead_attention,
-    "d2l-torch": _seed_attention,
+    "d2l-torch": _d2l_attention,
 }
 """Layout -> what makes an empty layer of it."""
 
 
 def _dropout_of(layer: nn.Module) -> float:
-    """nn.MultiheadAttention has a number, the seed a module inside another."""
-    if isinstance(layer, SeedMultiHeadAttention):
+    """nn.MultiheadAttention has a number, the one of d2l.ai has a module inside another."""
+    if isinstance(layer, D2lMultiHeadAttention):
         return layer.attention.dropout.p
     return float(layer.dropout)  # type: ignore[arg-type]  # nn.Module types an attribute as a tensor or a module

@@ -1,4 +1,4 @@
-"""The layer that this project grew out of: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
+"""d2l.ai's layer: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
 
 It computes what the book's does, with what the definition does otherwise: scores of padded keys are
 overwritten with -1e6, so a row without a valid key averages all values.
@@ -30,10 +30,10 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
     return torch.softmax(scores, dim=-1)
 
 
-class SeedDotProductAttention(nn.Module):
+class D2lDotProductAttention(nn.Module):
     """Scaled dot-product attention over a batch that the heads are folded into; it keeps its last weights.
 
-    >>> SeedDotProductAttention(0.0)(torch.ones(1, 2, 3), torch.ones(1, 4, 3), torch.ones(1, 4, 5)).shape
+    >>> D2lDotProductAttention(0.0)(torch.ones(1, 2, 3), torch.ones(1, 4, 3), torch.ones(1, 4, 5)).shape
     torch.Size([1, 2, 5])
     """
 
@@ -50,10 +50,10 @@ class SeedDotProductAttention(nn.Module):
         return torch.bmm(self.dropout(self.attention_weights), values)
 
 
-class SeedMultiHeadAttention(nn.Module):
+class D2lMultiHeadAttention(nn.Module):
     """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
 
-    >>> layer = SeedMultiHeadAttention(100, 5, 0.5)
+    >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> layer(torch.ones(2, 4, 100), torch.ones(2, 6, 100), torch.ones(2, 6, 100), torch.tensor([3, 2])).shape
     torch.Size([2, 4, 100])
     """
@@ -61,7 +61,7 @@ class SeedMultiHeadAttention(nn.Module):
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.attention = SeedDotProductAttention(dropout)
+        self.attention = D2lDotProductAttention(dropout)
         self.W_q = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_k = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_v = nn.LazyLinear(num_hiddens, bias=bias)

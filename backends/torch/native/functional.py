@@ -29,7 +29,7 @@ from mha_core.subject import OPERATION, Capabilities
 from mha_core.weights import Weights
 
 
-class ScaledDotProduct(TorchSubject):
+class ScaledDotProductSubject(TorchSubject):
     """The operator as it is called by default: it picks a kernel by what it is given."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
@@ -85,7 +85,7 @@ class ScaledDotProduct(TorchSubject):
         return {"attn_mask": allowed if bias is None else bias.expand(allowed.shape).masked_fill(~allowed, -torch.inf)}
 
 
-class ScaledDotProductMath(ScaledDotProduct):
+class ScaledDotProductMathSubject(ScaledDotProductSubject):
     """The kernel that is written out in matrix products and a softmax."""
 
     name = "torch scaled_dot_product_attention (math)"
@@ -94,7 +94,7 @@ class ScaledDotProductMath(ScaledDotProduct):
         return sdpa_kernel(SDPBackend.MATH)
 
 
-class ScaledDotProductFlash(ScaledDotProduct):
+class ScaledDotProductFlashSubject(ScaledDotProductSubject):
     """The fused kernel with an online softmax, for heads of one width: narrower ones are padded with zeros.
 
     It has no gradient of a bias, so a call with one shows no gradients.
@@ -116,7 +116,7 @@ class ScaledDotProductFlash(ScaledDotProduct):
         return super().attend(queries, keys, values, config, mask)[..., : config.value_head_dim]
 
 
-class ScaledDotProductIsCausal(ScaledDotProduct):
+class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
     """`is_causal=True` instead of a mask, which aligns top-left; bottom-right through `causal_lower_right`."""
 
     name = "torch scaled_dot_product_attention (is_causal)"

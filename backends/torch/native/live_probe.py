@@ -26,7 +26,7 @@ from mha_core.live.probe import Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 TORCH_WORDS = Words(masks=("valid_lens", "allowed", "causal", "bias"))
-SEED_WORDS = Words(masks=("valid_lens",))
+D2L_WORDS = Words(masks=("valid_lens",))
 
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
@@ -47,7 +47,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
     _check(layer, config, weights, run, TORCH_WORDS)
 
 
-def check_seed(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
+def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
     """SpecError unless a layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
@@ -55,7 +55,7 @@ def check_seed(layer: nn.Module, config: AttentionConfig, weights: Weights) -> N
         told = None if lens is None else torch.from_numpy(np.array(lens)).to(_device(layer))
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), told))}
 
-    _check(layer, config, weights, run, SEED_WORDS)
+    _check(layer, config, weights, run, D2L_WORDS)
 
 
 def _check(layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, words: Words) -> None:

@@ -226,10 +226,10 @@ def sdpa_dropout_in_evaluation() -> str | None:
     return f"dropout_p=0.5 moves the output by {moved:.2f}, in eval() and under no_grad too" if moved else None
 
 
-# d2l.ai's layer, which this project grew out of -----------------------------------------------------------
+# d2l.ai's layer -----------------------------------------------------------
 
 
-def seed_fill_in_half_precision() -> str | None:
+def d2l_fill_in_half_precision() -> str | None:
     """-1e6 is -inf in float16, so a row with no valid key is NaN there, where it is uniform in float32."""
     rows = {
         dtype: masked_softmax(torch.zeros((1, 1, 4), dtype=dtype), torch.tensor([0]))[0, 0]
@@ -243,7 +243,7 @@ def seed_fill_in_half_precision() -> str | None:
     )
 
 
-def seed_fill_is_a_number() -> str | None:
+def d2l_fill_is_a_number() -> str | None:
     """Valid keys that score below -1e6 lose against the padding that is filled with it."""
     weights = masked_softmax(torch.tensor([[[-2e6, -2e6, 0.0, 0.0]]]), torch.tensor([2]))[0, 0]
     if weights[2:].sum() == 0.0:
@@ -251,7 +251,7 @@ def seed_fill_is_a_number() -> str | None:
     return f"two valid keys that score -2e6 and two padded ones get the weights {_numbers(weights)}"
 
 
-def seed_writes_into_scores() -> str | None:
+def d2l_writes_into_scores() -> str | None:
     """The fill is written into the scores that masked_softmax is given, not into a copy."""
     scores = torch.zeros((1, 1, 4))
     masked_softmax(scores, torch.tensor([2]))

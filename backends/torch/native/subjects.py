@@ -1,7 +1,9 @@
-"""PyTorch's own attention layers as subjects: `mha check --subject backends.torch.native.subjects:MultiheadAttention`.
+"""PyTorch's own attention layers as subjects.
+
+    mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject
 
 Each class is one path of one layer. What a layer is told is translated from the definition's mask
-here, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", the seed takes lengths alone.
+here, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", d2l.ai's takes lengths alone.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -
 # torch.nn.MultiheadAttention ------------------------------------------------------------------------------
 
 
-class MultiheadAttention(TorchSubject):
+class MultiheadAttentionSubject(TorchSubject):
     """`layer(..., need_weights=True, average_attn_weights=False)`: a softmax of its own, and weights per head.
 
     Attributes:
@@ -122,21 +124,21 @@ class MultiheadAttention(TorchSubject):
         return {"need_weights": self.need_weights, "average_attn_weights": False, **masks}
 
 
-class MultiheadAttentionTimeMajor(MultiheadAttention):
+class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
     """The same with the default `batch_first=False`: queries (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
 
 
-class MultiheadAttentionWithoutWeights(MultiheadAttention):
+class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
     """`need_weights=False`, with gradients: scaled_dot_product_attention inside."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
 
 
-class MultiheadAttentionInTraining(MultiheadAttention):
+class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
     """In train() mode. What it drops there is its own choice, so only layers without dropout can be judged."""
 
     name = "torch.nn.MultiheadAttention (training)"
@@ -148,7 +150,7 @@ class MultiheadAttentionInTraining(MultiheadAttention):
         return super().supports(config, inputs)
 
 
-class MultiheadAttentionIsCausal(MultiheadAttentionWithoutWeights):
+class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
     """`is_causal=True` beside the causal mask: a hint that makes it drop the mask and use a kernel's own."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
@@ -160,7 +162,7 @@ class MultiheadAttentionIsCausal(MultiheadAttentionWithoutWeights):
         return {**super().options(config, inputs, leaves), "is_causal": True}
 
 
-class MultiheadAttentionFastPath(MultiheadAttentionWithoutWeights):
+class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
     """eval(), no gradients, self-attention on one tensor, batch_first, an even number of heads: one fused operator."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
@@ -222,10 +224,10 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
     return None
 
 
-# The layer that this project grew out of ------------------------------------------------------------------
+# d2l.ai's layer -------------------------------------------------------------------------------------------
 
 
-class SeedMultiHeadAttention(TorchSubject):
+class D2lMultiHeadAttentionSubject(TorchSubject):
     """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"

@@ -1,4 +1,4 @@
-"""JAX's contestants: flax.linen's and flax.nnx's layers, jax.nn.dot_product_attention, the seed's; all under jit."""
+"""JAX's contestants: flax.linen's and flax.nnx's layers, jax.nn.dot_product_attention, d2l.ai's; all under jit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from backends.jax.native.convert import to_linen, to_nnx, to_seed
+from backends.jax.native.convert import to_d2l, to_linen, to_nnx
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_numpy
 from backends.jax.weights import from_weights
@@ -123,11 +123,11 @@ def _dot_product_attention(task: Task) -> Prepared:
     return _prepared(params, forward, task, {**past, "valid_lens": problem.valid_lens})
 
 
-def _seed(task: Task) -> Prepared:
+def _d2l(task: Task) -> Prepared:
     problem = task.problem
     unable(problem, causal=False)
     with _scope(task):
-        layer, variables = to_seed(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+        layer, variables = to_d2l(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
 
     def forward(params: Any, x: Array, told: Told) -> Any:
         found: Any = layer.apply({"params": params}, x, x, x, told.get("valid_lens"))
@@ -141,7 +141,7 @@ CONTESTANTS = (
     Contestant("linen.MultiHeadDotProductAttention", "peer", _linen),
     Contestant("nnx.MultiHeadAttention", "peer", _nnx),
     Contestant("matmul, jax.nn.dot_product_attention", "peer", _dot_product_attention),
-    Contestant("the seed's", "peer", _seed),
+    Contestant("d2l.ai's", "peer", _d2l),
 )
 
 

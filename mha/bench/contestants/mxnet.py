@@ -1,4 +1,4 @@
-"""MXNet's contestants: the interleaved operators between Gluon Dense layers, and the seed's; imperative."""
+"""MXNet's contestants: the interleaved operators between Gluon Dense layers, and d2l.ai's; imperative."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _encdec(task: Task) -> Prepared:
 
 
 @mx.util.use_np
-def _seed(task: Task) -> Prepared:
+def _d2l(task: Task) -> Prepared:
     problem = task.problem
     unable(problem, causal=False)
     block = _native(task, "d2l-mxnet")
@@ -118,11 +118,11 @@ def _seed(task: Task) -> Prepared:
 
 @mx.util.use_np
 def _batch_dot(task: Task) -> Prepared:
-    """The seed's formulation for what its layer has no arguments for."""
+    """d2l.ai's formulation for what its layer has no arguments for."""
     problem = task.problem
     setting, (heads, kv_heads, width) = problem.setting, problem.heads
     if not setting.past and heads == kv_heads:
-        raise CannotExpress("without a past and grouped heads it is the seed's formulation")
+        raise CannotExpress("without a past and grouped heads it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
@@ -153,7 +153,7 @@ CONTESTANTS = (
     Contestant("ours", "ours", _ours),
     Contestant("Dense, interleaved_matmul_selfatt", "peer", _selfatt),
     Contestant("Dense, interleaved_matmul_encdec", "peer", _encdec),
-    Contestant("the seed's", "peer", _seed),
+    Contestant("d2l.ai's", "peer", _d2l),
     Contestant("Dense, batch_dot", "peer", _batch_dot),
 )
 

@@ -1,4 +1,4 @@
-"""TensorFlow's contestants: Keras's layers, keras.ops.dot_product_attention, the seed's; under tf.function."""
+"""TensorFlow's contestants: Keras's layers, keras.ops.dot_product_attention, d2l.ai's; under tf.function."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
     return _prepared(list(variables.values()), forward, task, wrap)
 
 
-def _seed(task: Task, wrap: Wrap) -> Prepared:
+def _d2l(task: Task, wrap: Wrap) -> Prepared:
     problem = task.problem
     unable(problem, causal=False)
     layer = to_native(problem.config, problem.weights, "d2l-tf", dtype=task.dtype)
@@ -153,7 +153,7 @@ CONTESTANTS = (
     _contestant("keras.layers.GroupQueryAttention", "peer", _group_query_attention),
     _contestant("keras.layers.GroupQueryAttention, jit_compile", "peer", _group_query_attention, XLA),
     _contestant("matmul, keras.ops.dot_product_attention", "peer", _dot_product_attention),
-    _contestant("the seed's", "peer", _seed),
+    _contestant("d2l.ai's", "peer", _d2l),
 )
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's contestants: nn.MultiheadAttention, four Linear layers and scaled_dot_product_attention, the seed's."""
+"""PyTorch's contestants: nn.MultiheadAttention, four Linear layers and scaled_dot_product_attention, d2l.ai's."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
     return _prepared(layers, forward, task)
 
 
-def _seed(task: Task) -> Prepared:
+def _d2l(task: Task) -> Prepared:
     problem = task.problem
     unable(problem, causal=False)
     place = _place(task)
@@ -162,7 +162,7 @@ CONTESTANTS = (
     Contestant("nn.MultiheadAttention, train()", "peer", _multihead_attention(training=True)),
     Contestant("Linear, scaled_dot_product_attention", "peer", _scaled_dot_product),
     Contestant("Linear, scaled_dot_product_attention, cache in place", "peer", _cache_in_place),
-    Contestant("the seed's", "peer", _seed),
+    Contestant("d2l.ai's", "peer", _d2l),
 )
 
 

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 from backends.jax.native import convert as native
 from backends.jax.native import live_probe, probes
 from backends.jax.native import subjects as native_subjects
-from backends.jax.native.d2l import SeedMultiHeadAttention
+from backends.jax.native.d2l import D2lMultiHeadAttention
 from backends.jax.ops.framework import JAX_DTYPES, device_of, scope
 from conformance.cases.table import select
 from conformance.runner import run_case
@@ -37,7 +37,7 @@ CONFIG = AttentionConfig(
 CONVERTERS = {
     "linen": (native.to_linen, lambda made: native.from_linen(*made)),
     "nnx": (native.to_nnx, native.from_nnx),
-    "d2l-jax": (native.to_seed, lambda made: native.from_seed(*made)),
+    "d2l-jax": (native.to_d2l, lambda made: native.from_d2l(*made)),
 }
 
 
@@ -56,6 +56,34 @@ def layout(request):
 
 
 # Weights ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_of_any_kind_is_made_and_read_by_the_same_two_functions(layout, bias):
+    config = replace(CONFIG, bias=bias)
+    weights = weights_of(config)
+    made = native.to_native(config, weights, layout)
+    assert native.layout_of(made).name == layout
+    found, out = native.from_native(made)
+    assert found == replace(config, embed_dim=config.output_dim)
+    assert all((out[name] == weights[name]).all() for name in weights)
+    if layout != "nnx":
+        layer, variables = made.unbind()
+        again, out = native.from_native(layer, variables=variables, probe=False)
+        assert again == found
+        assert all((out[name] == weights[name]).all() for name in weights)
+        with pytest.raises(SpecError, match="is bound to no variables: give those that layer.apply takes"):
+            native.from_native(layer)
+
+
+def test_what_is_no_layer_of_flax_is_refused():
+    weights = weights_of(CONFIG)
+    with pytest.raises(SpecError, match="layout 'keras' is of no layer in Flax .there are: linen, nnx, d2l-jax.$"):
+        native.to_native(CONFIG, weights, "keras")
+    with pytest.raises(SpecError, match="Dense is no layer that can be read here"):
+        native.from_native(nn.Dense(2))
+    with pytest.raises(SpecError, match="variables must be None for a flax.nnx.MultiHeadAttention"):
+        native.from_native(native.to_native(CONFIG, weights, "nnx"), variables={})
 
 
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
@@ -134,7 +162,7 @@ def test_widths_that_one_layer_can_not_hold():
         native.to_nnx(wide, weights_of(wide))
     other = replace(CONFIG, output_dim=16)
     with pytest.raises(SpecError, match=r"output_dim=15 .*Got 16"):
-        native.to_seed(other, weights_of(other))
+        native.to_d2l(other, weights_of(other))
 
 
 def test_float64_is_refused_while_jax_would_narrow_it(layout):
@@ -183,12 +211,12 @@ def test_an_nnx_layer_that_contradicts_its_arrays(changes):
         native.from_nnx(layer)
 
 
-def test_a_seed_layer_that_contradicts_its_arrays():
-    layer, variables = native.to_seed(CONFIG, weights_of(CONFIG))
+def test_a_d2l_layer_that_contradicts_its_arrays():
+    layer, variables = native.to_d2l(CONFIG, weights_of(CONFIG))
     with pytest.raises(SpecError, match="num_hiddens must be 15"):
-        native.from_seed(layer.clone(num_hiddens=30), variables)
+        native.from_d2l(layer.clone(num_hiddens=30), variables)
     with pytest.raises(SpecError, match="collection 'params'"):
-        native.from_seed(layer, {})
+        native.from_d2l(layer, {})
 
 
 # Live layers that compute something else ----------------------------------------------------------------
@@ -208,7 +236,7 @@ class DoubledNnx(nnx.MultiHeadAttention):
         return 2.0 * super().__call__(*args, **kwargs)
 
 
-class DoubledSeed(SeedMultiHeadAttention):
+class DoubledD2l(D2lMultiHeadAttention):
     """The same."""
 
     def __call__(self, queries, keys, values, valid_lens, training=False):
@@ -246,7 +274,7 @@ def test_a_live_layer_that_computes_something_else_is_refused(layout, trick):
         for part in (made.query, made.key, made.value) if trick.startswith("qkv") else (made.out,):
             part.dot_general = changes.get(trick, part.dot_general)
     else:
-        kind = {"linen": DoubledLinen, "d2l-jax": DoubledSeed}[layout] if trick == "class" else type(made[0])
+        kind = {"linen": DoubledLinen, "d2l-jax": DoubledD2l}[layout] if trick == "class" else type(made[0])
         fields = {
             name: getattr(made[0], name) for name in made[0].__dataclass_fields__ if name not in ("parent", "name")
         }
@@ -256,7 +284,7 @@ def test_a_live_layer_that_computes_something_else_is_refused(layout, trick):
         SpecError, match=f"does not compute what its weights say: in a probe of {where}, output.* probe=F"
     ):
         back(made)
-    function = {"linen": native.from_linen, "nnx": native.from_nnx, "d2l-jax": native.from_seed}[layout]
+    function = {"linen": native.from_linen, "nnx": native.from_nnx, "d2l-jax": native.from_d2l}[layout]
     assert function(*(made if isinstance(made, tuple) else (made,)), probe=False)[0] == wanted
 
 
@@ -322,7 +350,7 @@ def judged(name, case_id, dtype="float32", **changes):
     hiddens = case.config.num_heads * case.config.head_dim
     sizes = {"value_head_dim": case.config.head_dim, "key_dim": 19, "value_dim": 19, "output_dim": hiddens}
     changed = replace(case, config=replace(case.config, **{**sizes, **changes}), same_sizes="what the layers can have")
-    return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}", dtype))
+    return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}Subject", dtype))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -335,8 +363,8 @@ def test_layers_follow_the_definition(name, case):
 
 
 @pytest.mark.parametrize("case", ["valid-lens", "causal-padding", "causal-bottom-right"])
-def test_the_seed_is_told_every_mask_that_lengths_can_say(case):
-    result = judged("SeedMultiHeadAttention", case)
+def test_d2l_is_told_every_mask_that_lengths_can_say(case):
+    result = judged("D2lMultiHeadAttention", case)
     assert result.status == "equal", result
     assert "weights" in result.judged
 
@@ -375,7 +403,7 @@ def test_without_projections_an_operation_is_given_the_heads():
     ],
 )
 def test_an_argument_of_its_own_says_its_part_alone(name, mask, argument, value):
-    subject = getattr(native_subjects, f"DotProductAttention{name}")("float32")
+    subject = getattr(native_subjects, f"DotProductAttention{name}Subject")("float32")
     inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
     told = subject.tell(AttentionConfig(8, 2), inputs)
     assert told.keys() == {argument, "mask"}
@@ -400,7 +428,7 @@ def test_a_window_is_told_as_jax_counts_it(mask):
     """What local_window_size lets through, with a mask beside it that lets everything through."""
     config = AttentionConfig(8, 2)
     inputs = AttentionInputs(np.ones((1, 5, 8)), np.ones((1, 7, 8)), np.ones((1, 7, 8)), mask)
-    told = native_subjects.DotProductAttentionWindow("float32").tell(config, inputs)
+    told = native_subjects.DotProductAttentionWindowSubject("float32").tell(config, inputs)
     assert told["mask"] is None
     values = jnp.eye(7)[None, :, None]  # heads are then the weights
     zeros = jnp.zeros((1, 5, 1, 7)), jnp.zeros((1, 7, 1, 7))
@@ -416,8 +444,8 @@ def test_a_window_is_told_as_jax_counts_it(mask):
     [
         ("LinenMultiHeadDotProductAttention", "bias-per-head", "an additive bias"),
         ("NnxMultiHeadAttention", "grouped-heads", "fewer key heads than query heads"),
-        ("SeedMultiHeadAttention", "window", "a mask that is not the first keys of each query"),
-        ("SeedMultiHeadAttention", "allowed-per-head", "a mask that is not the first keys of each query"),
+        ("D2lMultiHeadAttention", "window", "a mask that is not the first keys of each query"),
+        ("D2lMultiHeadAttention", "allowed-per-head", "a mask that is not the first keys of each query"),
         ("DotProductAttentionCausal", "causal-bottom-right", "a query_offset other than 0"),
         ("DotProductAttentionCausal", "window", "a mask that is not causal"),
         ("DotProductAttentionWindow", "causal", "a mask without a window"),
@@ -443,8 +471,8 @@ def test_nnx_is_precise_in_float64_only_off_its_fast_path():
     assert judged("NnxMultiHeadAttentionDropout", "causal", "float64").status == "equal"
 
 
-def test_an_empty_row_is_uniform_in_the_seed():
-    result = judged("SeedMultiHeadAttention", "valid-lens-per-query")
+def test_an_empty_row_is_uniform_in_d2l():
+    result = judged("D2lMultiHeadAttention", "valid-lens-per-query")
     (weights,) = (mismatch for mismatch in result.mismatches if mismatch.stage == "weights")
     assert weights.actual == pytest.approx(1 / 7)
     assert weights.expected == 0.0
@@ -459,7 +487,7 @@ ALWAYS = (
     "linen_dropout_shared",
     "nnx_precision_ignored",
     "jax_float16_compiled",
-    "seed_low_scores",
+    "d2l_low_scores",
     "jax_narrows_float64",
 )
 """What does not depend on the installed versions, as far as they were tried."""
@@ -481,8 +509,8 @@ def test_probes_see_nothing_where_nothing_is():
     assert probes._outscored(lambda x, mask, bias: jnp.broadcast_to(x[:, :1], x.shape), -3e38) is None
 
 
-def test_the_seed_folds_heads_into_the_batch():
-    layer = SeedMultiHeadAttention(15, 3, 0.5, True)
+def test_d2l_folds_heads_into_the_batch():
+    layer = D2lMultiHeadAttention(15, 3, 0.5, True)
     queries, keys = jnp.ones((2, 4, 7)), jnp.ones((2, 6, 11))
     (output, weights), _ = layer.init_with_output(jax.random.key(0), queries, keys, keys, jnp.array([3, 2]))
     assert output.shape == (2, 4, 15)

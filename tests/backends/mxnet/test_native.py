@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from backends.mxnet import native_seed
 from backends.mxnet.native import probes
 from backends.mxnet.native import subjects as native_subjects
 from backends.mxnet.native.cells import DenseAttention, InterleavedSelfAttention
 from backends.mxnet.native.convert import MAKERS, from_native, layout_of, read_block, to_native
-from backends.mxnet.native.d2l import SeedMultiHeadAttention
+from backends.mxnet.native.d2l import D2lMultiHeadAttention
 from backends.mxnet.ops.framework import mx, to_array, to_numpy
 from conformance.cases.case import Case
 from conformance.cases.table import prime_config, select
@@ -23,7 +24,7 @@ from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.reference import pipeline as reference
 
-SUBJECTS = ("SeedMultiHeadAttention", "DenseAttention", "InterleavedSelfAttention", "InterleavedEncDecAttention")
+SUBJECTS = ("D2lMultiHeadAttention", "DenseAttention", "InterleavedSelfAttention", "InterleavedEncDecAttention")
 SOME_BIASES = {"q_proj": True, "k_proj": True, "v_proj": True}
 CONFIGS = {
     "gluon": AttentionConfig(11, 3, head_dim=5, value_head_dim=4, query_dim=7, key_dim=8, value_dim=9, bias=True),
@@ -69,6 +70,10 @@ def test_a_live_layer_comes_back_to_the_bit(layer):
     assert all((arrays[name] == others[name]).all() for name in arrays)
 
 
+def test_the_layer_of_d2l_has_its_older_path():
+    assert native_seed.SeedMultiHeadAttention is D2lMultiHeadAttention
+
+
 def test_rows_of_the_interleaved_matrices_go_head_by_head():
     """(H, 3, d) and (H, 2, d): head 0's queries, keys, values, then head 1's."""
     config = CONFIGS["mxnet-selfatt"]
@@ -103,7 +108,7 @@ def test_a_bias_that_shares_a_switch_is_filled_with_zeros():
         ("gluon", {"scale": 0.5}, "scale by 1 / sqrt(head_dim). Got scale=0.5."),
         ("mxnet-selfatt", {"key_dim": 9}, "packs ff_in.weight from matrices of one shape"),
         ("mxnet-encdec", {"value_dim": 9}, "packs ff_kv.weight from matrices of one shape"),
-        ("sockeye", {}, "layer 'sockeye' is none of those in MXNet (there are: gluon, d2l-mxnet, mxnet-selfatt,"),
+        ("sockeye", {}, "layout 'sockeye' is of no layer in MXNet (there are: gluon, d2l-mxnet, mxnet-selfatt,"),
     ],
 )
 def test_what_a_layer_cannot_hold_is_refused(layer, changes, message):
@@ -117,8 +122,8 @@ def test_other_blocks_are_refused_with_the_names_that_they_have():
     with pytest.raises(SpecError, match="Dense has the parameters weight, bias, which are those of no layout here"):
         layout_of(mx.gluon.nn.Dense(3))
     with pytest.raises(SpecError, match="W_q.weight has no values yet: initialise the layer, and call it once"):
-        from_native(SeedMultiHeadAttention(6, 2, 0.0))
-    open_widths = SeedMultiHeadAttention(6, 2, 0.0)
+        from_native(D2lMultiHeadAttention(6, 2, 0.0))
+    open_widths = D2lMultiHeadAttention(6, 2, 0.0)
     open_widths.initialize(mx.init.Zero())
     with pytest.raises(SpecError, match="W_q.weight has no values yet"):
         from_native(open_widths)
@@ -228,7 +233,7 @@ CASES = select(
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_every_case_is_equal_or_listed_or_cannot_be_expressed(name):
     known = deviations.load()
-    subject = load_subject(f"backends.mxnet.native.subjects:{name}", "float32")
+    subject = load_subject(f"backends.mxnet.native.subjects:{name}Subject", "float32")
     statuses = {}
     for case in CASES:
         result = run_case(case, subject, known)
@@ -262,7 +267,7 @@ def test_masks_of_every_source_are_translated(name, mask):
         same_sizes="self-attention",
         trivial_mask="a bias alone",
     )
-    result = run_case(case, load_subject(f"backends.mxnet.native.subjects:{name}", "float32"))
+    result = run_case(case, load_subject(f"backends.mxnet.native.subjects:{name}Subject", "float32"))
     assert result.status == "equal", result
     assert "gradients.v_proj.weight" in result.judged
     assert {"scores", "weights", "heads", "output"} <= set(result.judged)
@@ -271,8 +276,8 @@ def test_masks_of_every_source_are_translated(name, mask):
 @pytest.mark.parametrize(
     ("name", "case", "reason"),
     [
-        ("SeedMultiHeadAttention", "square-window", "a mask that is not the first keys of each query"),
-        ("SeedMultiHeadAttention", "prime", "value heads of another width than key heads"),
+        ("D2lMultiHeadAttention", "square-window", "a mask that is not the first keys of each query"),
+        ("D2lMultiHeadAttention", "prime", "value heads of another width than key heads"),
         ("InterleavedSelfAttention", "causal-more-queries", "queries, keys and values of different width"),
         ("InterleavedEncDecAttention", "prime", "keys and values of different width"),
         ("DenseAttention", "no-items", "arrays without elements"),
@@ -282,7 +287,7 @@ def test_masks_of_every_source_are_translated(name, mask):
     ],
 )
 def test_what_a_layer_cannot_be_told_is_said(name, case, reason):
-    result = run_case(select((case,))[0], load_subject(f"backends.mxnet.native.subjects:{name}", "float32"))
+    result = run_case(select((case,))[0], load_subject(f"backends.mxnet.native.subjects:{name}Subject", "float32"))
     assert result.status == "unsupported"
     assert reason in result.message
 
@@ -290,14 +295,14 @@ def test_what_a_layer_cannot_be_told_is_said(name, case, reason):
 def test_queries_and_keys_of_different_length_are_not_for_self_attention():
     config = prime_config(value_head_dim=11, key_dim=17, value_dim=17)
     case = Case("lengths", "", config, same_sizes="one width")
-    subject = load_subject("backends.mxnet.native.subjects:InterleavedSelfAttention", "float32")
+    subject = load_subject("backends.mxnet.native.subjects:InterleavedSelfAttentionSubject", "float32")
     assert run_case(case, subject).message == "cannot express: queries and keys of different length"
 
 
 @pytest.mark.parametrize("name", ["InterleavedSelfAttention", "InterleavedEncDecAttention"])
 def test_the_interleaved_operators_are_not_asked_for_float64(name):
     with pytest.raises(SpecError, match="does not compute in float64"):
-        getattr(native_subjects, name)("float64")
+        getattr(native_subjects, f"{name}Subject")("float64")
 
 
 # Deviations -----------------------------------------------------------------------------------------------
@@ -322,8 +327,8 @@ def test_every_probe_is_listed():
 def test_a_probe_sees_nothing_where_nothing_deviates(monkeypatch):
     """With a softmax that knows lengths, and a layer that knows no padding."""
     monkeypatch.setattr(probes, "masked_softmax", lambda scores, lens: mx.npx.softmax(scores[:, :, :1]))
-    assert probes.seed_fill_is_beaten() is None
-    assert probes.seed_fill_in_float16() is None
+    assert probes.d2l_fill_is_beaten() is None
+    assert probes.d2l_fill_in_float16() is None
     monkeypatch.setattr(probes, "LARGE", 0.0)
     assert probes.interleaved_bias_is_beaten() is not None
     monkeypatch.setattr(probes, "LARGE", 3e38)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from backends.tf import from_weights
 from backends.tf.native import live_probe
 from backends.tf.native.convert import from_native, layout_of, to_native, variables, window_of
-from backends.tf.native.d2l import SeedMultiHeadAttention
+from backends.tf.native.d2l import D2lMultiHeadAttention
 from backends.tf.native.subjects import per_item, told_to_keras
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
@@ -22,7 +22,7 @@ from mha_core.reference import pipeline as reference
 WIDTHS = AttentionConfig(30, 3, head_dim=7, value_head_dim=8, query_dim=11, key_dim=13, value_dim=10, bias=True)
 GROUPED = AttentionConfig(30, 6, num_kv_heads=2, head_dim=7, query_dim=11, key_dim=13, value_dim=10, output_dim=11)
 SQUARE = AttentionConfig(12, 3, bias=True, dropout=0.25)
-SEED = AttentionConfig(12, 3, query_dim=11, key_dim=13, value_dim=10, bias=True)
+D2L = AttentionConfig(12, 3, query_dim=11, key_dim=13, value_dim=10, bias=True)
 B, LQ, LK = 2, 5, 6
 
 
@@ -55,7 +55,7 @@ def randomize(layer):
         (SQUARE, "keras"),
         (GROUPED, "keras-gqa"),
         (SQUARE, "keras-gqa"),
-        (SEED, "d2l-tf"),
+        (D2L, "d2l-tf"),
         (SQUARE, "d2l-tf"),
     ],
 )
@@ -100,13 +100,13 @@ def test_a_live_layer_comes_back_to_the_bit(make):
     )
 
 
-def test_a_live_seed_layer_comes_back_and_agrees():
-    layer = SeedMultiHeadAttention(13, 11, 10, 12, 3, 0.5, bias=True)
-    given = [*inputs_of(SEED, "float32"), tf.constant([4, 6])]
+def test_a_live_d2l_layer_comes_back_and_agrees():
+    layer = D2lMultiHeadAttention(13, 11, 10, 12, 3, 0.5, bias=True)
+    given = [*inputs_of(D2L, "float32"), tf.constant([4, 6])]
     layer(*given)
     randomize(layer)
     config, weights = from_native(layer)
-    assert config == replace(SEED, dropout=0.5)
+    assert config == replace(D2L, dropout=0.5)
     np.testing.assert_array_equal(to_native(config, weights, "d2l-tf")(*given), layer(*given))
     np.testing.assert_allclose(from_weights(config, weights)(*given), layer(*given), rtol=1e-5, atol=1e-5)
 
@@ -176,7 +176,7 @@ def test_what_can_not_be_held_is_refused(make, said):
         (replace(SQUARE, scale=0.5), "keras", "scale by 1 / sqrt"),
         (WIDTHS, "keras-gqa", "value heads as wide as key heads"),
         (replace(GROUPED, output_dim=12), "keras-gqa", "needs output_dim=11 .*Got 12"),
-        (replace(SEED, output_dim=14), "d2l-tf", "needs output_dim=12 .*Got 14"),
+        (replace(D2L, output_dim=14), "d2l-tf", "needs output_dim=12 .*Got 14"),
         (WIDTHS, "d2l-tf", "needs value_head_dim=7 .*Got 8"),
         (replace(SQUARE, num_kv_heads=1), "d2l-tf", "needs num_kv_heads=3 .*Got 1"),
     ],
@@ -261,13 +261,13 @@ def test_a_layer_that_is_traced_is_refused():
 
 
 def test_a_probe_leaves_a_layer_as_it_was():
-    layer = to_native(SEED, weights_of(SEED), "d2l-tf")
+    layer = to_native(D2L, weights_of(D2L), "d2l-tf")
     layer.attention.attention_weights = kept = tf.ones(2)
     of_python, of_numpy = random.getstate(), np.random.get_state()[1].copy()
     seeds = [variable.value.numpy().copy() for variable in layer.non_trainable_variables]
     config, weights = from_native(layer)
     with tf.GradientTape() as tape:
-        live_probe.check_seed(layer, config, weights)
+        live_probe.check_d2l(layer, config, weights)
     assert not tape.watched_variables()
     assert layer.attention.attention_weights is kept
     assert random.getstate() == of_python

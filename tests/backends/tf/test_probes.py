@@ -9,8 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from backends.tf.native import d2l as native_seed
-from backends.tf.native import probes
+from backends.tf.native import d2l, probes
 
 PROBES = [
     name
@@ -32,8 +31,8 @@ def test_a_probe_says_what_it_saw(name, monkeypatch):
 
 
 def test_a_probe_sees_that_a_layer_was_mended(monkeypatch):
-    monkeypatch.setattr(native_seed, "FILL", float("-inf"))
-    assert probes.seed_fill() is None
+    monkeypatch.setattr(d2l, "FILL", float("-inf"))
+    assert probes.d2l_fill() is None
 
     def call(layer, x, mask):
         kept = tf.where(mask, x, float("-inf"))

@@ -15,7 +15,7 @@ from conformance.runner import run_case
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.reference import pipeline as reference
-from tests.backends.tf.test_native import GROUPED, LQ, SEED, SQUARE, B, inputs_of, weights_of
+from tests.backends.tf.test_native import D2L, GROUPED, LQ, SQUARE, B, inputs_of, weights_of
 
 EQUAL = {
     "MultiHeadAttention": (
@@ -30,12 +30,12 @@ EQUAL = {
     "GroupQueryAttention": ("square-grouped", "square-causal", "square-window"),
     "GroupQueryAttentionScores": ("square-grouped", "ragged-square", "square-allowed-per-head"),
     "DotProductAttention": ("grouped-heads", "bias-per-head", "scale", "dot", "causal", "heads-given"),
-    "Seed": ("square-no-bias", "square-causal"),
+    "D2lMultiHeadAttention": ("square-no-bias", "square-causal"),
 }
 
 
 def result(name, case, dtype):
-    return run_case(select((case,))[0], load_subject(f"backends.tf.native.subjects:{name}", dtype))
+    return run_case(select((case,))[0], load_subject(f"backends.tf.native.subjects:{name}Subject", dtype))
 
 
 def same_everywhere(results):
@@ -85,7 +85,7 @@ def test_layers_are_exact_in_float64_where_float32_holds_the_scale():
         ("GroupQueryAttention", "dropout", "a given dropout keep-mask"),
         ("DotProductAttention", "multi-query", "one key head for several"),
         ("DotProductAttention", "past", "past keys and values"),
-        ("Seed", "square-window", "not the first keys of each query"),
+        ("D2lMultiHeadAttention", "square-window", "not the first keys of each query"),
     ],
 )
 def test_what_a_layer_has_no_words_for_is_said(name, case, why):
@@ -98,15 +98,15 @@ def test_what_a_layer_has_no_words_for_is_said(name, case, why):
     ("config", "shape", "why"),
     [
         (replace(GROUPED, output_dim=12), (B, LQ), "output_dim other than query_dim"),
-        (SEED, (0, LQ), "empty inputs"),
-        (replace(SEED, output_dim=14), (B, LQ), "output_dim other than num_heads"),
+        (D2L, (0, LQ), "empty inputs"),
+        (replace(D2L, output_dim=14), (B, LQ), "output_dim other than num_heads"),
     ],
 )
 def test_sizes_that_a_layer_can_not_have_are_said(config, shape, why):
     queries, keys, values = inputs_of(config)
     inputs = AttentionInputs(np.resize(queries, (*shape, config.query_dim)), keys[: shape[0]], values[: shape[0]])
-    subject = native_subjects.GroupQueryAttention if config.num_kv_heads == 2 else native_subjects.Seed
-    assert why in subject().supports(config, inputs)
+    name = "GroupQueryAttentionSubject" if config.num_kv_heads == 2 else "D2lMultiHeadAttentionSubject"
+    assert why in getattr(native_subjects, name)().supports(config, inputs)
 
 
 def test_a_nan_that_nobody_may_attend_to_is_not_open():
@@ -119,4 +119,4 @@ def test_a_nan_that_nobody_may_attend_to_is_not_open():
 
 def test_subjects_refuse_other_dtypes():
     with pytest.raises(SpecError, match="does not compute in float16"):
-        native_subjects.MultiHeadAttention("float16")
+        native_subjects.MultiHeadAttentionSubject("float16")

@@ -12,7 +12,7 @@ from torch import nn
 from backends.torch import from_weights
 from backends.torch.native import live_probe
 from backends.torch.native.convert import from_native, to_native
-from backends.torch.native.d2l import SeedMultiHeadAttention
+from backends.torch.native.d2l import D2lMultiHeadAttention
 from backends.torch.native.subjects import ignored_keys, only_causal
 from conformance.cases.parts import every_source
 from conformance.cases.table import select
@@ -62,9 +62,9 @@ def test_a_live_layer_comes_back_to_the_bit(sizes, bias):
     torch.testing.assert_close(ours(*x), layer.eval()(*x)[0])
 
 
-def test_a_live_seed_layer_comes_back_and_agrees():
+def test_a_live_d2l_layer_comes_back_and_agrees():
     torch.manual_seed(0)
-    layer = SeedMultiHeadAttention(6, 3, 0.5, bias=True)
+    layer = D2lMultiHeadAttention(6, 3, 0.5, bias=True)
     x = torch.randn(2, 4, 5), torch.randn(2, 7, 8), torch.randn(2, 7, 9)
     lens = torch.tensor([3, 7])
     expected = layer.eval()(*x, lens)
@@ -95,7 +95,7 @@ def test_bfloat16_parameters_are_read_exactly():
         (nn.MultiheadAttention(6, 2, add_bias_kv=True), "bias_k (add_bias_kv=True)"),
         (nn.MultiheadAttention(6, 2, add_zero_attn=True), "add_zero_attn=True"),
         (nn.Linear(6, 6), "Linear is no layer that can be read here"),
-        (SeedMultiHeadAttention(6, 2, 0.0), "W_q.weight has no size yet: call the layer once"),
+        (D2lMultiHeadAttention(6, 2, 0.0), "W_q.weight has no size yet: call the layer once"),
     ],
 )
 def test_what_can_not_be_read_is_refused(layer, message):
@@ -229,7 +229,7 @@ def test_an_adapter_that_is_added_at_run_time_is_refused_until_it_is_merged():
     lora = LoraLinear(6, 6, bias=False, dtype=torch.float64)
     lora.weight.data.copy_(layer.W_v.weight)
     layer.W_v = lora
-    with pytest.raises(SpecError, match="SeedMultiHeadAttention does not compute what its weights say: .* output"):
+    with pytest.raises(SpecError, match="D2lMultiHeadAttention does not compute what its weights say: .* output"):
         from_native(layer)
     assert layer.training
     assert not lora.merged

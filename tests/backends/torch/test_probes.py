@@ -73,14 +73,14 @@ def test_the_probe_of_the_hint_sees_nothing_where_it_is_ignored(monkeypatch):
     assert probes.mha_causal_hint_replaces_mask() is None
 
 
-def test_probes_of_the_seed_see_nothing_in_a_softmax_that_excludes(monkeypatch):
+def test_probes_of_d2l_see_nothing_in_a_softmax_that_excludes(monkeypatch):
     def excluding(scores, valid_lens):
         padded = torch.arange(scores.shape[-1]) >= valid_lens[:, None, None]
         return torch.softmax(scores.masked_fill(padded, -torch.inf), dim=-1).nan_to_num(0.0)
 
     monkeypatch.setattr(probes, "masked_softmax", excluding)
     for name in PROBES:
-        assert not name.startswith("seed_") or getattr(probes, name)() is None
+        assert not name.startswith("d2l_") or getattr(probes, name)() is None
 
 
 def test_probes_of_the_operator_see_nothing_where_it_does_as_documented(monkeypatch):

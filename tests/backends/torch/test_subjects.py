@@ -78,12 +78,12 @@ def result_of(subject, case_id, dtype="float64"):
         ("MultiheadAttentionIsCausal", "square-causal", {"output", *MHA_GRADIENTS}),
         ("MultiheadAttentionFastPath", "self", {"output"}),
         ("MultiheadAttentionFastPath", "self-masked", {"output"}),
-        ("SeedMultiHeadAttention", "widths", {"weights", "output", *MHA_GRADIENTS}),
-        ("SeedMultiHeadAttention", "square-causal", {"weights", "output", *MHA_GRADIENTS}),
+        ("D2lMultiHeadAttention", "widths", {"weights", "output", *MHA_GRADIENTS}),
+        ("D2lMultiHeadAttention", "square-causal", {"weights", "output", *MHA_GRADIENTS}),
     ],
 )
 def test_a_layer_is_equal_in_all_that_it_shows(name, case_id, judged, dtype):
-    result = result_of(f"{NATIVE}:{name}", case_id, dtype)
+    result = result_of(f"{NATIVE}:{name}Subject", case_id, dtype)
     assert (result.status, result.message) == ("equal", "")
     assert set(result.judged) == judged
 
@@ -95,7 +95,7 @@ def test_a_layer_is_equal_in_all_that_it_shows(name, case_id, judged, dtype):
      "heads-given-split"],
 )  # fmt: skip
 def test_the_operator_is_equal_in_all_that_it_shows(name, case_id):
-    result = result_of(f"{FUNCTIONAL}:{name}", case_id)
+    result = result_of(f"{FUNCTIONAL}:{name}Subject", case_id)
     assert (result.status, result.message) == ("equal", "")
     biased = case_id in ("every-source", "lone-open-key")
     has_gradients = not (biased and name == "ScaledDotProductFlash")
@@ -106,25 +106,25 @@ def test_the_operator_is_equal_in_all_that_it_shows(name, case_id):
 
 @pytest.mark.parametrize("case_id", ["causal", "causal-more-queries", "causal-bottom-right", "one-item"])
 def test_is_causal_aligns_as_it_is_told(case_id):
-    assert result_of(f"{FUNCTIONAL}:ScaledDotProductIsCausal", case_id).status == "equal"
+    assert result_of(f"{FUNCTIONAL}:ScaledDotProductIsCausalSubject", case_id).status == "equal"
 
 
 def test_is_causal_makes_empty_rows_zero_without_a_warning():
     assert (
-        result_of(f"{FUNCTIONAL}:ScaledDotProductIsCausal", "causal-bottom-right-more-queries", "float32").status
+        result_of(f"{FUNCTIONAL}:ScaledDotProductIsCausalSubject", "causal-bottom-right-more-queries", "float32").status
         == "equal"
     )
 
 
 def test_every_subject_is_listed_here():
-    assert {spec.split(":")[1] for spec in SUBJECTS} == {
+    assert {spec.split(":")[1].removesuffix("Subject") for spec in SUBJECTS} == {
         "MultiheadAttention",
         "MultiheadAttentionTimeMajor",
         "MultiheadAttentionWithoutWeights",
         "MultiheadAttentionInTraining",
         "MultiheadAttentionIsCausal",
         "MultiheadAttentionFastPath",
-        "SeedMultiHeadAttention",
+        "D2lMultiHeadAttention",
         "ScaledDotProduct",
         "ScaledDotProductMath",
         "ScaledDotProductFlash",
@@ -150,19 +150,19 @@ def test_what_a_layer_can_not_express_has_a_reason(spec):
         ("MultiheadAttentionFastPath", "square-no-bias", "no biases: the fast path needs them"),
         ("MultiheadAttentionFastPath", "square-causal", "an odd number of heads"),
         ("MultiheadAttentionFastPath", "rest", "anything but self-attention"),
-        ("SeedMultiHeadAttention", "square-window", "not the first keys of each query"),
-        ("SeedMultiHeadAttention", "square-bias-per-head", "an additive bias"),
+        ("D2lMultiHeadAttention", "square-window", "not the first keys of each query"),
+        ("D2lMultiHeadAttention", "square-bias-per-head", "an additive bias"),
     ],
 )
 def test_the_reason_names_what_is_lacking(name, case_id, reason):
-    result = result_of(f"{NATIVE}:{name}", case_id)
+    result = result_of(f"{NATIVE}:{name}Subject", case_id)
     assert result.status == "unsupported"
     assert reason in result.message
 
 
 def test_another_dtype_is_refused():
     with pytest.raises(SpecError, match="does not compute in bfloat16"):
-        load_subject(f"{NATIVE}:MultiheadAttention", "bfloat16")
+        load_subject(f"{NATIVE}:MultiheadAttentionSubject", "bfloat16")
 
 
 def test_each_path_runs_what_it_says(monkeypatch):
@@ -185,10 +185,10 @@ def test_each_path_runs_what_it_says(monkeypatch):
         ("MultiheadAttentionIsCausal", "square-causal", [("operator", True)]),
     ):
         ran.clear()
-        result_of(f"{NATIVE}:{name}", case_id)
+        result_of(f"{NATIVE}:{name}Subject", case_id)
         assert list(dict.fromkeys(ran)) == expected  # each time that it is asked
     ran.clear()
-    result_of(f"{NATIVE}:MultiheadAttentionFastPath", "self")
+    result_of(f"{NATIVE}:MultiheadAttentionFastPathSubject", "self")
     assert {label for label, _ in ran} == {"fast"}
 
 
@@ -206,7 +206,7 @@ def test_each_kernel_runs_where_it_should(name, case_id, fused):
             return func(*args, **(kwargs or {}))
 
     problem = select((case_id,))[0].build()
-    subject = getattr(backends.torch.native.functional, f"ScaledDotProduct{name}")("float64")
+    subject = getattr(backends.torch.native.functional, f"ScaledDotProduct{name}Subject")("float64")
     with Log() as log:
         subject.prepare(problem.config, problem.weights)(problem.inputs)
     assert ("scaled_dot_product_flash_attention_for_cpu" in log.seen) == fused
@@ -218,21 +218,21 @@ def test_each_kernel_runs_where_it_should(name, case_id, fused):
 
 @pytest.mark.parametrize("name", ["MultiheadAttention", "MultiheadAttentionTimeMajor", "MultiheadAttentionInTraining"])
 def test_an_empty_row_is_nan_with_weights(name):
-    result = result_of(f"{NATIVE}:{name}", "ragged-square")
+    result = result_of(f"{NATIVE}:{name}Subject", "ragged-square")
     assert {mismatch.stage for mismatch in result.mismatches} == {"weights", "output", *MHA_GRADIENTS} - {
         "gradients.out_proj.bias"
     }
     assert all("got nan" in mismatch.message for mismatch in result.mismatches)
 
 
-def test_an_empty_row_of_the_seed_is_uniform():
-    result = result_of(f"{NATIVE}:SeedMultiHeadAttention", "ragged-square", "float32")
+def test_an_empty_row_of_d2l_is_uniform():
+    result = result_of(f"{NATIVE}:D2lMultiHeadAttentionSubject", "ragged-square", "float32")
     assert result.mismatches[0].stage == "weights"
     assert "got 0.142857" in result.mismatches[0].message  # 1 / 7
 
 
 def test_padding_leaks_through_the_operator():
     for name in ("ScaledDotProductMath", "ScaledDotProductFlash"):
-        result = result_of(f"{FUNCTIONAL}:{name}", "nan-in-padding")
+        result = result_of(f"{FUNCTIONAL}:{name}Subject", "nan-in-padding")
         assert result.mismatches[0].stage == "heads"
         assert "got nan" in result.mismatches[0].message

@@ -206,13 +206,13 @@ def test_a_layer_that_computes_something_else_than_its_weights_say_is_refused_at
 
 @pytest.mark.filterwarnings("ignore:.*Lazy modules:UserWarning")
 def test_a_layer_without_sizes_is_not_probed_and_one_with_a_forward_of_its_own_refused(torch):
-    from backends.torch.native.d2l import SeedMultiHeadAttention
+    from backends.torch.native.d2l import D2lMultiHeadAttention
 
-    class Late(SeedMultiHeadAttention):
+    class Late(D2lMultiHeadAttention):
         def forward(self, queries, keys, values, valid_lens):
             return super().forward(queries, keys, values, None)
 
-    for kind in (SeedMultiHeadAttention, Late):
+    for kind in (D2lMultiHeadAttention, Late):
         layer, x = kind(12, 4, 0.0).eval(), torch.randn(B, LQ, 12)
         with mha.capture(layer) as seen:
             layer(x, x, x, None)
@@ -518,7 +518,7 @@ def test_nnx_layers_are_found_by_name(jax):
     assert nnx.MultiHeadAttention.__call__ is before
 
 
-# This project's own layers, and the seed's, in all four ------------------------------------------------------
+# This project's own layers, and d2l.ai's, in all four ------------------------------------------------------
 
 CONFIG = {"bias": True, "query_dim": 7, "key_dim": 9, "value_dim": 11}
 
@@ -581,27 +581,27 @@ def test_our_own_layers_are_recorded_as_they_are_called(backend_name):
         call(*x, train=True)
 
 
-def seed_layer(name):
-    module = __import__(f"backends.{name}.native.d2l", fromlist=["SeedMultiHeadAttention"])
+def d2l_layer(name):
+    module = __import__(f"backends.{name}.native.d2l", fromlist=["D2lMultiHeadAttention"])
     if name == "torch":
         import torch
 
-        layer = module.SeedMultiHeadAttention(12, 4, 0.25)
+        layer = module.D2lMultiHeadAttention(12, 4, 0.25)
         return layer, lambda *args, train: layer.train(train)(*(x if x is None else torch.tensor(x) for x in args))
     if name == "jax":
         import jax
 
-        layer = module.SeedMultiHeadAttention(12, 4, 0.25)
+        layer = module.D2lMultiHeadAttention(12, 4, 0.25)
         variables = layer.init(jax.random.key(0), *(numbers(1, 1, 12) for _ in range(3)), None)
         return layer, lambda *args, train: layer.apply(
             variables, *args, training=train, rngs={"dropout": jax.random.key(1)}
         )
     if name == "tf":
-        layer = module.SeedMultiHeadAttention(12, 12, 12, 12, 4, 0.25)
+        layer = module.D2lMultiHeadAttention(12, 12, 12, 12, 4, 0.25)
         return layer, lambda *args, train: layer(*args, training=train)
     from backends.mxnet.ops.framework import mx
 
-    layer = module.SeedMultiHeadAttention(12, 4, 0.25)
+    layer = module.D2lMultiHeadAttention(12, 4, 0.25)
     layer.initialize()
 
     @mx.util.use_np
@@ -612,8 +612,8 @@ def seed_layer(name):
     return layer, call
 
 
-def test_the_seed_is_recorded(backend_name):
-    layer, call = seed_layer(backend_name)
+def test_d2l_is_recorded(backend_name):
+    layer, call = d2l_layer(backend_name)
     queries, keys = numbers(B, LQ, 12), numbers(B, LK, 12)
     call(queries, keys, keys, None, train=False)  # widths
     with mha.capture(layer) as seen:
