@@ -1,4 +1,4 @@
-"""Deviation: one place where somebody else's layer does not follow the definition; the table is `deviations.toml`."""
+"""Deviation: one place where somebody else's layer does not follow the definition; see `known`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Deviation:
         id: its name, in kebab-case.
         subject: the layer, as `mha check --subject` takes it.
         summary: what the layer does.
-        definition: what the definition says.
+        definition: what the definition says; a table has the id of a rule here (`mha_core.reference.rules`).
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.

@@ -1,8 +1,8 @@
 """Known deviations: where somebody else's layer does not follow the definition, with reason, link and versions.
 
-The table is `deviations.toml`; a user can write one of the same form. `check` judges a result with the
-entries of its subject: a difference that they list is known, one that they do not is an error, and so is
-a listed one that no longer happens.
+Whoever brings a layer keeps its table, `deviations.toml` in a package that an entry point of the group "mha.deviations"
+names; a user can write one of the same form. `check` judges a result with the entries of its subject: a difference
+that they list is known, one that they do not is an error, and so is a listed one that no longer happens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from mha_core import SpecError
 
-TABLE = Path(__file__).with_name("deviations.toml")
-"""The table that this project keeps."""
+ENTRY_POINT_GROUP = "mha.deviations"
+"""Each names a package, whose folder has a `deviations.toml`."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,33 @@ def load(path: Path | None = None) -> Deviations:
     return Deviations((*entries, *more), option=f"--deviations {shlex.quote(str(path))}")
 
 
+def tables() -> list[Path]:
+    """The tables of all that is installed, by the names of their entry points. No package is imported.
+
+    Raises:
+        SpecError: an entry point names a package that is not there, or one without a table.
+    """
+    found = []
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
+        top, *inner = point.module.split(".")
+        spec = find_spec(top)  # of the inner packages it would import the outer ones, and so a framework
+        folders = [] if spec is None else spec.submodule_search_locations or []
+        paths = [path for folder in folders if (path := Path(folder, *inner, "deviations.toml")).is_file()]
+        if not paths:
+            raise SpecError(
+                f"the package {point.module!r}, an entry point of {ENTRY_POINT_GROUP!r}, has no deviations.toml"
+            )
+        found.append(paths[0])
+    return found
+
+
 @cache
 def _own() -> tuple[Deviation, ...]:
-    return read(TABLE.read_text(encoding="utf-8"), source=TABLE.name)
+    entries: list[Deviation] = []
+    for path in tables():
+        entries += read(path.read_text(encoding="utf-8"), source=str(path))
+        check_ids(entries, source=str(path))
+    return tuple(entries)
 
 
 def judge(result: Result, listed: Sequence[Deviation]) -> Result:

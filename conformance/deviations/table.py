@@ -15,6 +15,7 @@ from mha_core import STAGES, SpecError
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import DTYPES
 from mha_core.files.outside import parse_toml
+from mha_core.reference.rules import RULES
 
 TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
 """Fields that every entry has, besides `versions`."""
@@ -86,6 +87,7 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
     _match(where, "id", texts["id"], re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), "kebab-case, such as masked-row-is-nan")
     _match(where, "subject", texts["subject"], SPEC, "package.module:name")
     _link(where, texts["link"])
+    texts["definition"] = _definition(where, texts["definition"])
     return Deviation(
         **texts,
         versions=tuple(_requirement(where, text) for text in _texts(where, "versions", table["versions"])),
@@ -144,6 +146,17 @@ def _members(where: str, name: str, given: tuple[str, ...], known: Collection[st
 def _match(where: str, name: str, text: str, pattern: re.Pattern[str], rule: str) -> str:
     if not pattern.fullmatch(text):
         raise SpecError(f"{where}: {name} must be {rule}. Got {text!r}.")
+    return text
+
+
+def _definition(where: str, text: str) -> str:
+    """The rule of this id, in words; or a sentence, as somebody's own table may have."""
+    if text in RULES:
+        return RULES[text].plain
+    if " " not in text:
+        raise SpecError(
+            f"{where}: definition must be the id of a rule ({', '.join(RULES)}) or a sentence. Got {text!r}."
+        )
     return text
 
 

@@ -1,7 +1,7 @@
 """Probes: small runs that measure again what JAX and Flax do otherwise and no case shows.
 
 Each returns a sentence of what was seen, or None if it does not happen in the versions installed. The
-table `conformance/deviations.toml` names them.
+table `deviations.toml` beside this names them.
 """
 
 from __future__ import annotations

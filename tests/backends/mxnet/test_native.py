@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from backends.mxnet.ops.framework import mx, to_array, to_numpy
 from conformance.cases.case import Case
 from conformance.cases.table import prime_config, select
 from conformance.deviations import known as deviations
-from conformance.deviations.known import TABLE
+from conformance.deviations.known import load
 from conformance.runner import run_case
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
@@ -307,11 +306,7 @@ def test_the_interleaved_operators_are_not_asked_for_float64(name):
 
 # Deviations -----------------------------------------------------------------------------------------------
 
-PROBES = [
-    entry["probe"].rpartition(":")[2]
-    for entry in tomllib.loads(TABLE.read_text())["deviation"]
-    if entry.get("probe", "").startswith("backends.mxnet.")
-]
+PROBES = [entry.probe.rpartition(":")[2] for entry in load().entries if entry.probe.startswith("backends.mxnet.")]
 
 
 @pytest.mark.parametrize("name", PROBES)

@@ -1,0 +1,182 @@
+"""The rules of the definition, each once: docs/definition.md prints them, and known deviations refer to them by id."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One rule.
+
+    id: its name, in kebab-case. about: the question that it answers. text: what the definition says, in Markdown.
+    """
+
+    id: str
+    about: str
+    text: str
+
+    @property
+    def plain(self) -> str:
+        """Question and text as a terminal shows them."""
+        whole = f"{self.about} {self.text}" if self.about.endswith("?") else f"{self.about}: {self.text}"
+        return whole.replace("**", "").replace("`", "")
+
+
+RULES: dict[str, Rule] = {
+    rule.id: rule
+    for rule in (
+        Rule(
+            "head-order",
+            "Which channel is which head?",
+            "Channel `h*d + i` of a projection is element `i` of head `h`.",
+        ),
+        Rule(
+            "grouped-heads",
+            "Grouped heads?",
+            "Query head `h` reads key/value head `h // (H // G)`: repeated, never tiled. G is any divisor of H, 1 too.",
+        ),
+        Rule(
+            "inputs",
+            "Inputs?",
+            "(B, L, width), called with queries, keys, values in this order; their widths and the output's are "
+            "independent.",
+        ),
+        Rule(
+            "valid-lens",
+            "`valid_lens`, integers (B,) or (B, Lq)",
+            "Key j is allowed iff j < valid_len.",
+        ),
+        Rule(
+            "allowed",
+            "`allowed`, bool",
+            "**True = may attend.** Broadcasts to (B, H, Lq, Lk) by NumPy's rules: three axes are (H, Lq, Lk). A "
+            "mask of numbers is an additive bias, and is given as that.",
+        ),
+        Rule(
+            "positions",
+            "`query_offset`",
+            "Query i stands at `query_offset + i`. 0, the default, aligns top-left; `Lk - Lq` bottom-right; with "
+            "a cache it is the number of past keys.",
+        ),
+        Rule(
+            "causal",
+            "`causal`",
+            "Key j is allowed iff j <= the query's position. It is a mask by itself; the caller says it, and no "
+            "implementation decides it.",
+        ),
+        Rule(
+            "window",
+            "`window=(left, right)`",
+            "position - left <= j <= position + right; None is unbounded; the position itself is not counted.",
+        ),
+        Rule(
+            "bias",
+            "`bias`, float",
+            "Added to the scores after scaling and softcap. -inf excludes exactly as `allowed = False` does; a "
+            "large finite number is only a number.",
+        ),
+        Rule(
+            "sources",
+            "Several of them?",
+            "AND: each source that is given counts, and broadcasts.",
+        ),
+        Rule(
+            "excluded-keys",
+            "An excluded key?",
+            "Its weight is exactly 0 whatever it or the others score, and nothing flows through it, forward or "
+            "backward: no fill constant is visible in any result, in any dtype.",
+        ),
+        Rule(
+            "lone-key",
+            "A single allowed key?",
+            "Its weight is exactly 1.",
+        ),
+        Rule(
+            "empty-row",
+            "A row with no allowed key?",
+            "Whichever source excludes its keys: its weights are 0, its output is exactly the output bias, and it"
+            " sends no gradient.",
+        ),
+        Rule(
+            "padding",
+            "Padding?",
+            "A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is replaced by 0 "
+            "before the projection. It influences no output and no gradient but its own, which is 0: not even if "
+            "it is NaN or infinite.",
+        ),
+        Rule(
+            "non-finite",
+            "NaN and infinity elsewhere?",
+            "They propagate as in the equation: to the queries that may attend to them and to no others. The "
+            "whole row of allowed keys is then NaN; excluded keys keep the weight 0.",
+        ),
+        Rule(
+            "scores",
+            "Scores?",
+            "`scaled_dot` (q.k / sqrt(d), or times `scale`), `dot` (q.k), `additive` (w . tanh(A q + C k)).",
+        ),
+        Rule(
+            "softcap",
+            "`softcap`, c",
+            "The scaled score becomes c * tanh(score / c), before bias and exclusion.",
+        ),
+        Rule(
+            "past",
+            "`past_keys`, `past_values`",
+            "(B, G, Lp, d), (B, G, Lp, dv): a decoding cache. It stands before the new keys; Lk and every mask "
+            "count both, and `query_offset` is Lp. `return_present=True` gives the next one.",
+        ),
+        Rule(
+            "bare",
+            "`projections=False`",
+            "Bare attention: inputs are the heads, merged (B, L, H * d) or split (B, H, L, d), and the output is "
+            "the heads merged.",
+        ),
+        Rule(
+            "dropout",
+            "Dropout?",
+            "Acts on the weights, in training alone; draws for each of (B, H, Lq, Lk), and scales kept ones by 1 "
+            "/ (1 - p). `dropout_keep`, a bool mask, makes a step the same in all frameworks.",
+        ),
+        Rule(
+            "returned-weights",
+            "Returned weights?",
+            "Per head, (B, H, Lq, Lk), and before dropout.",
+        ),
+        Rule(
+            "dtypes",
+            "dtypes?",
+            "float64, float32, float16, bfloat16 (MXNet on a CPU: the first two). Nothing is cast in silence: a "
+            "float64 layer computes in float64, and what is not supported is refused with a message, before any "
+            "work is done.",
+        ),
+        Rule(
+            "softmax-precision",
+            "Precision of the softmax?",
+            "At least float32, and never less than the input's; scores stay within the dtype's range before they "
+            "are scaled.",
+        ),
+        Rule(
+            "matmul-precision",
+            "Precision of a matrix product?",
+            "That of the dtype; one that is asked for holds for every product of the layer.",
+        ),
+        Rule(
+            "initialisation",
+            "New parameters?",
+            "Glorot uniform, each projection by its own widths: +-sqrt(6 / (in + out)) (Glorot and Bengio 2010, "
+            "equation 16). For parity they are given, not drawn.",
+        ),
+        Rule(
+            "callers-arrays",
+            "A caller's arrays?",
+            "Nothing writes into them.",
+        ),
+        Rule(
+            "compiled",
+            "Compiled layers?",
+            "Compiling a layer changes none of its results.",
+        ),
+    )
+}
+"""Every rule by id, in the order in which docs/definition.md has them."""
