@@ -15,4 +15,4 @@ def test_the_page_prints_every_rule_and_no_other():
 
 def test_a_terminal_gets_no_markdown():
     assert RULES["allowed"].plain.startswith("allowed, bool: True = may attend.")
-    assert all(not {"*", "`"} & set(rule.plain.replace("h*d", "")) for rule in RULES.values())
+    assert all("**" not in rule.plain and "`" not in rule.plain for rule in RULES.values())
