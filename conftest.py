@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-BACKENDS = ("jax", "mxnet", "tf", "torch")
-
-FILES_OF_ONE = {"mha/formats/readers/pytorch.py": "torch", "mha/formats/readers/flax.py": "jax"}
-"""Modules that import one framework -> its backend."""
+BACKENDS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("backends/*/backend.py")))
+"""Those of this repository: others may be installed beside them."""
 
 # What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -38,11 +37,21 @@ def _names(config: pytest.Config) -> list[str]:
     return names
 
 
+@cache
+def _readers_of_one() -> dict[str, str]:
+    """The file of a module that imports one framework, to read and write its files -> its backend."""
+    from mha.formats import FORMATS
+
+    return {
+        f"{form.module.replace('.', '/')}.py": form.framework for form in FORMATS if form.framework and form.writes_with
+    }
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what belongs to one backend alone, if that one is not under test."""
     others = [name for name in BACKENDS if name not in _names(config)]
     own = {f"{folder}/{name}" for name in others for folder in ("backends", "tests/backends")}
-    own |= {path for path, name in FILES_OF_ONE.items() if name not in _names(config)}
+    own |= {path for path, name in _readers_of_one().items() if name not in _names(config)}
     path = collection_path.relative_to(config.rootpath).as_posix()
     return True if path in own else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from numpy.typing import NDArray
 
@@ -17,6 +17,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.errors import BackendError, BackendNotInstalled
+from mha_core.files.declared import declared
 from mha_core.files.shadow import OURS, foreign_file
 from mha_core.stages import Trace
 from mha_core.weights import Weights, check_weights
@@ -53,6 +54,9 @@ class Backend(ABC):
 
     name: str
     """The name of its entry point."""
+
+    slow_to_prepare: bool = False
+    """Whether a new layer costs it a compilation even on its usual path; `mha calibrate` then asks it less often."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -184,11 +188,4 @@ def install_line(name: str) -> str:
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        known = found.setdefault(entry_point.name, entry_point)
-        if known.value != entry_point.value:
-            raise BackendError(
-                f"two packages declare a backend {entry_point.name!r}: {known.value} and {entry_point.value}"
-            )
-    return found
+    return declared(ENTRY_POINT_GROUP, "a backend")

@@ -38,6 +38,7 @@ class JaxBackend(Backend):
     """backends.jax.MultiHeadAttention behind the contract: under jax.jit as its users run it, or op by op, slowly."""
 
     name = "jax"
+    slow_to_prepare = True
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "flax": flax.__version__}

@@ -29,8 +29,8 @@ ARRAYS = (*STAGES, "gradients")
 QUANTILES = {"median": 0.5, "99 %": 0.99, "99.9 %": 0.999, "max": 1.0}
 """What is reported of a distribution."""
 
-SLOW_TO_PREPARE = {"jax": 2}
-"""Backend -> it takes part in one of so many layers, because each costs it a compilation."""
+SLOW_EVERY = 2
+"""A subject that is slow to prepare takes part in one of so many layers, because each costs it a compilation."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ def _all_runs(seed: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tu
     for number in count():
         layer = draw_layer(seed, number)
         prepared: dict[str, Run] = {}
-        taking_part = [subject for subject in subjects if number % SLOW_TO_PREPARE.get(subject.name.split()[0], 1) == 0]
+        taking_part = [
+            subject
+            for subject in subjects
+            if number % SLOW_EVERY == 0 or not getattr(subject, "slow_to_prepare", False)
+        ]
         for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
             yield from _problem_on(seed, index, dtype, taking_part, layer, prepared)
 

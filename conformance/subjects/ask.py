@@ -216,12 +216,11 @@ def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) 
 
 
 CONVERSIONS = {
-    "torch": "{}.detach().cpu().numpy()",
-    "tensorflow": "{}.numpy()",
-    "mxnet": "{}.asnumpy()",
+    ("detach", "cpu", "numpy"): "{}.detach().cpu().numpy()",
+    ("asnumpy",): "{}.asnumpy()",
+    ("numpy",): "{}.numpy()",
 }
-"""Package -> how its arrays become NumPy arrays, where it is not numpy.asarray()."""
-
+"""Methods that an array's class has, all of them -> how it becomes a NumPy array. Any other: numpy.asarray()."""
 
 MOST_BYTES = 2**28
 """What an array of a wrong shape may take. It is copied to be reported; strides of 0 can make it any size."""
@@ -238,11 +237,17 @@ def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None) -> NDA
                 f"{name} has shape {value.shape}, which takes {value.nbytes / 1e9:.3g} GB; it must be {shape}"
             )
         return np.array(value)
-    package = type(value).__module__.split(".")[0]
     device = getattr(value, "device", None) or getattr(value, "ctx", None)
     where = "" if device is None else f" on {device}"
-    conversion = CONVERSIONS.get(package, "numpy.asarray({})").format(name)
-    raise SubjectFailed(f"{name} is {_a(value)}{where}, not a NumPy array; convert it: {conversion}")
+    raise SubjectFailed(
+        f"{name} is {_a(value)}{where}, not a NumPy array; convert it: {_conversion(value).format(name)}"
+    )
+
+
+def _conversion(value: Any) -> str:
+    """How a framework's array becomes one of NumPy, told by the methods of its class: no list of frameworks."""
+    there = {name for cls in type(value).__mro__ for name in vars(cls)}  # and none of the subject's code is run
+    return next((how for methods, how in CONVERSIONS.items() if there.issuperset(methods)), "numpy.asarray({})")
 
 
 def _a(value: Any) -> str:

@@ -28,6 +28,10 @@ class BackendSubject:
         return self.backend.name if self.path is None else f"{self.backend.name} {self.path}"
 
     @property
+    def slow_to_prepare(self) -> bool:
+        return self.backend.slow_to_prepare
+
+    @property
     def selector(self) -> str:
         path = "" if self.path is None else f" --path {self.path}"
         device = "" if self.device == "cpu" else f" --device {self.device}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mha.bench import machine
-from mha.bench.contestants.contestant import MEMORY_ENVIRONMENT, PACKAGES
+from mha.bench.contestants.contestant import contestants_of, names
 from mha.bench.worker import Request
 from mha_core.backend import install_line
 from mha_core.errors import BackendError, BackendNotInstalled
@@ -47,10 +47,9 @@ def installed(requested: tuple[str, ...]) -> tuple[list[str], list[str]]:
         BackendError: one that was asked for is not known, or not installed; or none is.
     """
     found, absent = [], []
-    for name in dict.fromkeys(requested) or PACKAGES:
-        if name not in PACKAGES:
-            raise BackendError(f"there are no benchmarks for backend {name!r} (there are: {', '.join(PACKAGES)})")
-        missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+    for name in dict.fromkeys(requested) or names():
+        packages = contestants_of(name).packages
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if not missing:
             found.append(name)
             continue
@@ -65,8 +64,8 @@ def installed(requested: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 def run_framework(request: Request, advance: Callable[[dict[str, Any]], None] = lambda row: None) -> Measured:
     """Measure one framework: in one process, or time and memory in one each. `advance` hears of each row."""
-    special = MEMORY_ENVIRONMENT.get(request.framework)
-    if special is None:
+    special = contestants_of(request.framework).memory_environment
+    if not special:
         return run_worker(request, {}, advance)
     measured = run_worker(replace(request, measures=("time",)), {}, advance)
     if measured.problem is None:
@@ -76,7 +75,7 @@ def run_framework(request: Request, advance: Callable[[dict[str, Any]], None] = 
 
 def passes(request: Request) -> int:
     """How often each row of a request is gone through."""
-    return 2 if request.framework in MEMORY_ENVIRONMENT else 1
+    return 2 if contestants_of(request.framework).memory_environment else 1
 
 
 def add_memory(measured: Measured, other: Measured) -> None:

@@ -36,7 +36,7 @@ class Request:
     """What a worker is asked for; None of dtypes: each setting's own, of devices: all.
 
     Args:
-        framework: a name in `mha.bench.contestants.contestant.PACKAGES`.
+        framework: one of `mha.bench.contestants.contestant.names()`.
         settings, directions, dtypes, devices: what is measured: every combination that there is.
         seconds: for each contestant of a row.
         threads: that the framework may use.

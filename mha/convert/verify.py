@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -28,25 +27,12 @@ from conformance.subjects.backend import BackendSubject
 from conformance.subjects.quiet import quiet_stderr
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, BackendError, SpecError, Trace
 from mha_core.backend import Run, load
+from mha_core.files.declared import declared
 from mha_core.layouts import Layout
 from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
-SUBJECTS: Mapping[str, str] = {
-    "torch": "backends.torch.native.subjects:MultiheadAttentionSubject",
-    "torch-separate": "backends.torch.native.subjects:MultiheadAttentionSubject",
-    "d2l-torch": "backends.torch.native.subjects:D2lMultiHeadAttentionSubject",
-    "keras": "backends.tf.native.subjects:MultiHeadAttentionSubject",
-    "keras-gqa": "backends.tf.native.subjects:GroupQueryAttentionSubject",
-    "d2l-tf": "backends.tf.native.subjects:D2lMultiHeadAttentionSubject",
-    "linen": "backends.jax.native.subjects:LinenMultiHeadDotProductAttentionSubject",
-    # With sow_weights it computes in its own precision; without, its softmax is in float32 always.
-    "nnx": "backends.jax.native.subjects:NnxMultiHeadAttentionSowedSubject",
-    "d2l-jax": "backends.jax.native.subjects:D2lMultiHeadAttentionSubject",
-    "d2l-mxnet": "backends.mxnet.native.subjects:D2lMultiHeadAttentionSubject",
-    "mxnet-selfatt": "backends.mxnet.native.subjects:InterleavedSelfAttentionSubject",
-    "mxnet-encdec": "backends.mxnet.native.subjects:InterleavedEncDecAttentionSubject",
-}
+ENTRY_POINT_GROUP = "mha.subjects"
 """Layout -> the framework's own layer that has it, as a subject."""
 
 SCALE_IN_FLOAT32: Mapping[str, str] = {
@@ -108,13 +94,13 @@ def verify_sides(
         # Canonical weights belong to no framework: this project's layer runs them in that of the other side.
         framework = layout.framework or "".join(frameworks)
         name = f"{where or 'the layer'}: the {label}"
-        sides.append(_run_side(name, layout.name, framework, own_config, own_weights, problems, judged))
+        sides.append(_run_side(name, layout, framework, own_config, own_weights, problems, judged))
     return sides[0], sides[1]
 
 
 def _run_side(
     where: str,
-    layout: str,
+    layout: Layout,
     framework: str,
     config: AttentionConfig,
     weights: Weights,
@@ -177,9 +163,9 @@ def _rounded_scale(subject: Any, problem: Problem, precision: Precision) -> tupl
     )
 
 
-def _subjects(layout: str, framework: str, dtype: str) -> Iterator[Any]:
+def _subjects(layout: Layout, framework: str, dtype: str) -> Iterator[Any]:
     """Who can run a layout, best first. Each is made when the one before it has been found wanting."""
-    native = _native(SUBJECTS.get(layout, ""), dtype)
+    native = _native(layout.name, layout.framework, dtype)
     if native is not None:
         yield native
     own = _own_layer(framework, dtype) if framework else None
@@ -189,14 +175,14 @@ def _subjects(layout: str, framework: str, dtype: str) -> Iterator[Any]:
 
 
 @cache
-def _native(spec: str, dtype: str) -> Any:
+def _native(layout: str, framework: str, dtype: str) -> Any:
     """The framework's own layer in `dtype`, or in float32 if it computes in that alone; None if it is not there."""
-    module, _, name = spec.partition(":")
-    if not spec or _own_layer(module.split(".")[1], "float32") is None:  # also: the framework is not installed
+    entry_point = declared(ENTRY_POINT_GROUP, "a subject for the layout").get(layout)
+    if entry_point is None or _own_layer(framework, "float32") is None:  # also: the framework is not installed
         return None
     try:
         with quiet_stderr():
-            factory = getattr(import_module(module), name)
+            factory = entry_point.load()
     except (ModuleNotFoundError, AttributeError):
         return None
     return factory(dtype=dtype if dtype in factory.dtypes else "float32")

@@ -3,22 +3,22 @@
     with mha.capture(model, "calls.safetensors"):
         model(...)
 
-Each framework has its hooks and its adapters in `backends/<name>/native/capture.py`; an adapter turns one call of
-one kind of layer into the terms of the definition, or says why it can't. For another kind of layer,
+Each framework has its hooks and its adapters in a module of its own, found by the entry points of group
+"mha.capture"; an adapter turns one call of one kind of layer into the terms of the definition, or says why it can't.
+For another kind of layer,
 `register` an adapter of your own: an object with `kind`, `matches(layer)`, `check(layer)`,
 `read(layer, arguments, output)` and, if you like, `probe(layer)` (see `Adapter`).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from mha_core import SpecError
 from mha_core.capture import Call
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
+from mha_core.files.declared import declared
 from mha_core.weights import check_weights
 
 
@@ -56,7 +57,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Protocol):
-    """What `backends/<name>/native/capture.py` has."""
+    """What a module has that an entry point of group "mha.capture" names, such as that of `backends.torch.native`."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -72,8 +73,8 @@ class Hooks(Protocol):
         """Within it, `seen(name, adapter, layer, arguments, output)` hears of every call of a chosen layer."""
 
 
-FRAMEWORKS = {"torch": "torch", "keras": "tf", "tensorflow": "tf", "flax": "jax", "mxnet": "mxnet"}
-"""Package whose class a layer derives from -> the backend that has hooks for it."""
+ENTRY_POINT_GROUP = "mha.capture"
+"""Package whose class a layer derives from -> the module with the hooks for it."""
 
 _registered: list[Adapter] = []
 
@@ -229,10 +230,11 @@ def _adapters_of_transformers() -> Sequence[Adapter]:
 
 def _hooks_of(target: Any) -> Hooks:
     """The hooks of the framework that the target belongs to, imported when they are needed."""
+    found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
-        framework = FRAMEWORKS.get(cls.__module__.split(".")[0])
-        if framework is not None:
-            return importlib.import_module(f"backends.{framework}.native.capture")
+        hooks = found.get(cls.__module__.split(".")[0])
+        if hooks is not None:
+            return cast(Hooks, hooks.load())
     raise SpecError(
         f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mha_core.errors import SpecError
+from collections.abc import Iterator, Mapping
+
+from mha_core.errors import BackendError, SpecError, one_line
+from mha_core.files.declared import declared
 from mha_core.layouts.gpt2 import GPT2_LAYOUTS
 from mha_core.layouts.gradients import canonical_gradients
 from mha_core.layouts.kernels import KERNEL_LAYOUTS
@@ -12,9 +15,48 @@ from mha_core.layouts.packed import PACKED_LAYOUTS
 
 __all__ = ["LAYOUTS", "Layout", "canonical_gradients", "config_of", "get"]
 
-LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *GPT2_LAYOUTS, *KERNEL_LAYOUTS)
-}
+ENTRY_POINT_GROUP = "mha.layouts"
+
+
+class _Layouts(Mapping[str, Layout]):
+    """This project's layouts by name, then those of other packages, which are imported when they are first needed."""
+
+    def __init__(self, own: tuple[Layout, ...]) -> None:
+        self._own = {layout.name: layout for layout in own}
+        self._all: dict[str, Layout] | None = None
+
+    def __getitem__(self, name: str) -> Layout:
+        return self._own[name] if name in self._own else self._with_others()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._with_others())
+
+    def __len__(self) -> int:
+        return len(self._with_others())
+
+    def _with_others(self) -> dict[str, Layout]:
+        if self._all is None:
+            self._all = {**self._own, **_of_other_packages(self._own)}
+        return self._all
+
+
+def _of_other_packages(own: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Those that entry points of group "mha.layouts" name. BackendError for one that is none, or has a name of ours."""
+    found = {}
+    for name, entry_point in declared(ENTRY_POINT_GROUP, "a layout").items():
+        try:
+            layout = entry_point.load()
+        except Exception as error:  # whatever a broken package raises while it is imported
+            raise BackendError(f"layout {name!r} cannot be imported: {one_line(error)}") from error
+        if not isinstance(layout, Layout) or layout.name != name:
+            raise BackendError(f"layout {name!r}: {entry_point.value} is not a Layout of that name. Got {layout!r}.")
+        if name in own:
+            raise BackendError(f"layout {name!r} is this project's; {entry_point.value} needs a name of its own")
+        found[name] = layout
+    return found
+
+
+LAYOUTS: Mapping[str, Layout] = _Layouts((*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *GPT2_LAYOUTS, *KERNEL_LAYOUTS))
 """Every layout by name."""
 
 

@@ -28,7 +28,7 @@ class Layout(ABC):
         required: names that every layer of this layout has; the output projection's is the last.
         optional: names that it may have besides; likewise.
         foreign: names that show that it is a layer of another layout, though it has all that are required.
-        framework: the backend whose framework has the layer: "torch", "tf", "jax", "mxnet"; "" for none.
+        framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
     """
 

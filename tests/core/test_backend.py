@@ -40,7 +40,7 @@ class Echo(backend.Backend):
 def declare(monkeypatch, *entry_points: tuple[str, str]) -> None:
     """Pretend that packages declare these backends."""
     declared = [EntryPoint(name, value, backend.ENTRY_POINT_GROUP) for name, value in entry_points]
-    monkeypatch.setattr(backend, "entry_points", lambda group: declared)
+    monkeypatch.setattr("mha_core.files.declared.entry_points", lambda group: declared)
 
 
 def test_names_lists_the_four():

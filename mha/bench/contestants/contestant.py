@@ -8,30 +8,38 @@ before; what it would make from the caller's arguments in each call is part of t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from mha.bench.problem import Answer, Problem
 from mha.bench.settings import Direction
 from mha_core.errors import BackendError
+from mha_core.files.declared import declared
 
 Kind = Literal["ours", "variant", "peer"]
 """Ours as it is called by default, the same in another way, or somebody else's."""
 
-PACKAGES = {
-    "jax": ("jax", "flax"),
-    "mxnet": ("mxnet",),
-    "tf": ("tensorflow", "keras"),
-    "torch": ("torch",),
-}
-"""Framework -> what has to be installed."""
+ENTRY_POINT_GROUP = "mha.bench"
+"""Backend -> its `Contestants`."""
 
-MEMORY_ENVIRONMENT = {"tf": {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}}
-"""What keeps a framework from a pool of its own, which would hide how much a call takes.
 
-It is slower so: memory is then measured in a process apart from time.
-"""
+@dataclass(frozen=True)
+class Contestants:
+    """Where a framework's contestants are, and what is to be known before it is imported.
+
+    An entry point of group "mha.bench" names one, in a module that imports no framework.
+
+    Args:
+        module: has what `Framework` has.
+        packages: what has to be installed.
+        memory_environment: environment variables that keep the framework from a pool of its own, which would hide
+            how much a call takes. It is slower so: memory is then measured in a process apart from time.
+    """
+
+    module: str
+    packages: tuple[str, ...]
+    memory_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class CannotExpress(Exception):
@@ -99,12 +107,24 @@ class Framework(Protocol):
         """A product of two square matrices, the fastest way that it has: returns when it is done."""
 
 
+def names() -> list[str]:
+    """The backends that there are benchmarks for, in the order of their names."""
+    return sorted(declared(ENTRY_POINT_GROUP, "benchmarks of"))
+
+
+def contestants_of(name: str) -> Contestants:
+    """What a backend's benchmarks need; no framework is imported. BackendError if there are none for it."""
+    found = declared(ENTRY_POINT_GROUP, "benchmarks of")
+    if name not in found:
+        raise BackendError(f"there are no benchmarks for backend {name!r} (there are: {', '.join(sorted(found))})")
+    return cast(Contestants, found[name].load())
+
+
 def load(name: str) -> Framework:
     """Import a framework and its contestants. BackendError if there are none for it, or it can't be imported."""
-    if name not in PACKAGES:
-        raise BackendError(f"there are no benchmarks for backend {name!r} (there are: {', '.join(PACKAGES)})")
+    module = contestants_of(name).module
     try:
-        return cast(Framework, importlib.import_module(f"mha.bench.contestants.{name}"))
+        return cast(Framework, importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise BackendError(f"backend {name!r} needs the package {error.name!r}, which is not installed.") from error
 

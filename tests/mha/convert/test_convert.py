@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import mha.convert.verify as verify
 from conformance.deviations import known as deviations
 from mha.convert.verify import NotEqual
 from mha_core import AttentionConfig, SpecError, check_weights
+from mha_core.files.declared import declared
 from mha_core.layouts import LAYOUTS, get
 from tests.mha.convert.weight_files import (
     CONFIG,
@@ -168,14 +168,17 @@ def test_the_listed_deviations_of_the_scale_are_there():
 # Verification ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", verify.SUBJECTS)
+SUBJECTS = declared(verify.ENTRY_POINT_GROUP, "a subject for the layout")
+
+
+@pytest.mark.parametrize("layout", SUBJECTS)
 def test_the_layer_that_verifies_a_layout_is_there_and_is_used(layout, tmp_path, backend_names):
-    module, _, name = verify.SUBJECTS[layout].partition(":")
+    entry_point = SUBJECTS[layout]
     framework = get(layout).framework
-    assert module.split(".")[1] == framework
+    assert entry_point.module.split(".")[1] == framework
     if framework not in backend_names:
         pytest.skip(f"{framework} is not among the backends under test")
-    subject = getattr(import_module(module), name)
+    subject = entry_point.load()
     save_file(arrays_of(layout, GROUPED if layout == "keras-gqa" else CONFIG), tmp_path / "a.safetensors")
     heads = {"num_heads": None if get(layout).carries_heads else 3}
     done = move(tmp_path / "a.safetensors", from_layout=layout, to_layout="canonical", out=tmp_path / "b.npz", **heads)
