@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -106,31 +103,3 @@ def test_cases_lists_every_case():
     result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["cases"])
     assert result.exit_code == 0
     assert all(case.id in result.output for case in all_cases())
-
-
-def run_in_a_new_process(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
-    code = "from mha.cli.main import main; main()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_a_fifth_backend_comes_from_another_package(tmp_path, request):
-    """One folder and one entry point: what pip would install of examples/fifth_backend."""
-    example = request.config.rootpath / "examples" / "fifth_backend"
-    (tmp_path / "mha_einsum.py").write_text((example / "mha_einsum.py").read_text())
-    info = tmp_path / "mha_einsum-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mha-einsum\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[mha.backends]\neinsum = mha_einsum:EinsumBackend\n")
-    listed = run_in_a_new_process("backends", path=str(tmp_path))
-    assert "einsum" in listed.stdout
-    checked = run_in_a_new_process("check", "--backend", "einsum", path=str(tmp_path))
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert f"All {2 * len(all_cases())} results are equal" in checked.stdout
-    assert "Traceback" not in checked.stderr
-
-
-def test_the_example_says_the_same_entry_point(request):
-    text = (request.config.rootpath / "examples" / "fifth_backend" / "pyproject.toml").read_text()
-    assert 'einsum = "mha_einsum:EinsumBackend"' in text

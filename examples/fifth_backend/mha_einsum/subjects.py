@@ -1,0 +1,26 @@
+"""EinsumAttention as a subject, which is how `mha convert` runs a layer of the layout "einsum"."""
+
+from __future__ import annotations
+
+from mha_core import AttentionConfig, AttentionInputs, Trace
+from mha_core.backend import Run
+from mha_core.subject import WIDTHS, Capabilities, NativeSubject
+from mha_core.weights import Weights
+from mha_einsum.layer import EinsumAttention
+from mha_einsum.layout import EINSUM
+
+
+class EinsumAttentionSubject(NativeSubject):
+    """The layer, made from canonical weights; its output alone."""
+
+    name = "mha_einsum.layer.EinsumAttention"
+    capabilities = Capabilities(head_dim=True, value_head_dim=True, grouped=True, widths=WIDTHS, dropout_keep=True)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        layer = EinsumAttention(EINSUM.write(config, weights), config.num_heads)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            mask = vars(inputs.mask)
+            return Trace(output=layer(inputs.queries, inputs.keys, inputs.values, **mask))
+
+        return run
