@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from functools import cache
 
 import numpy as np
@@ -29,9 +28,10 @@ from conformance.cases.parts import (
     shifted_scores,
     views,
 )
+from conformance.cases.select import select_by_id
 from conformance.cases.square import square_cases
 from conformance.cases.trained import trained_cases
-from mha_core import AttentionConfig, SpecError
+from mha_core import AttentionConfig
 
 
 def _sizes_and_heads() -> list[Case]:
@@ -285,7 +285,4 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
     ...
     mha_core.errors.SpecError: case 'primes' is not known; `mha cases` lists them
     """
-    for pattern in patterns:
-        if not any(fnmatchcase(case.id, pattern) for case in all_cases()):
-            raise SpecError(f"case {pattern!r} is not known; `mha cases` lists them")
-    return [case for case in all_cases() if not patterns or any(fnmatchcase(case.id, p) for p in patterns)]
+    return select_by_id(all_cases(), patterns, "case {} is not known; `mha cases` lists them")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from functools import cache
 
+from conformance.cases.select import select_by_id
 from conformance.zoo.backward import attention as gradients
 from conformance.zoo.backward import parameters
 from conformance.zoo.blocked import gradients as block_gradients
@@ -12,7 +12,6 @@ from conformance.zoo.blocked import keys as key_blocks
 from conformance.zoo.blocked import queries as blocks
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward import decoding, dropout, heads, masks, positions, precision, projections, scores, softmax
-from mha_core import SpecError
 
 
 @cache
@@ -67,7 +66,4 @@ def select(patterns: tuple[str, ...]) -> list[Bug]:
     ...
     mha_core.errors.SpecError: bug 'scale-mising' is not known; `mha bugs` lists them
     """
-    for pattern in patterns:
-        if not any(fnmatchcase(bug.id, pattern) for bug in all_bugs()):
-            raise SpecError(f"bug {pattern!r} is not known; `mha bugs` lists them")
-    return [bug for bug in all_bugs() if not patterns or any(fnmatchcase(bug.id, p) for p in patterns)]
+    return select_by_id(all_bugs(), patterns, "bug {} is not known; `mha bugs` lists them")

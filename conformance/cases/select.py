@@ -1,0 +1,43 @@
+"""Choose by name, with wildcards: cases of the table, bugs of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
+
+from mha_core import SpecError
+
+
+class Named(Protocol):
+    """Anything with an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
+    """Those whose id matches one of the patterns (shell wildcards), in their order; all of them without a pattern.
+
+    Args:
+        things: what there is to choose from.
+        patterns: of ids.
+        unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes.
+
+    >>> from types import SimpleNamespace
+    >>> shelf = [SimpleNamespace(id=name) for name in ("one-query", "one-key", "long")]
+    >>> [thing.id for thing in select_by_id(shelf, ("one-*",), "{} is not here")]
+    ['one-query', 'one-key']
+    >>> select_by_id(shelf, ("two-*",), "{} is not here")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: 'two-*' is not here
+    """
+    patterns = tuple(patterns)
+    for pattern in patterns:
+        if not any(fnmatchcase(thing.id, pattern) for thing in things):
+            raise SpecError(unknown.format(repr(pattern)))
+    return [thing for thing in things if not patterns or any(fnmatchcase(thing.id, pattern) for pattern in patterns)]
