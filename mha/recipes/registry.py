@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import pkgutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from mha.coverage import Coverage, Survey, UnreadWarning
-from mha.recipes.families.bart import BartRecipe, WhisperRecipe
-from mha.recipes.families.bert import BertRecipe
-from mha.recipes.families.gpt2 import GPT2Recipe
-from mha.recipes.families.vit import ViTRecipe
+from mha.recipes import families as folder
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.site import Site
 from mha_core import SpecError
 
-RECIPES: dict[str, Recipe] = {
-    recipe.family: recipe for recipe in (BertRecipe(), GPT2Recipe(), ViTRecipe(), BartRecipe(), WhisperRecipe())
-}
+
+def _all_recipes() -> Iterator[Recipe]:
+    """Those of every module in the folder `families`."""
+    modules = [import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__)]
+    for module in sorted(modules, key=lambda module: module.PLACE):
+        yield from module.RECIPES
+
+
+RECIPES: dict[str, Recipe] = {recipe.family: recipe for recipe in _all_recipes()}
 """Every recipe by family."""
 
 

@@ -60,3 +60,7 @@ class WhisperRecipe(BartRecipe):
     summary = "no bias in k_proj; the scale is applied to the queries, not to the scores"
     classes = ("WhisperAttention",)
     model_types = ("whisper",)
+
+
+PLACE, RECIPES = 4, (BartRecipe(), WhisperRecipe())
+"""Where the family stands in lists, and its recipes."""

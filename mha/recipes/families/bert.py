@@ -68,3 +68,7 @@ class BertRecipe(Recipe):
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
         return check_size("num_attention_heads", model_config["num_attention_heads"])
+
+
+PLACE, RECIPES = 1, (BertRecipe(),)
+"""Where the family stands in lists, and its recipes."""

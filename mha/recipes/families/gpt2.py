@@ -59,3 +59,7 @@ def _layer_index(prefix: str) -> int:
     if len(numbers) != 1:
         raise SpecError(f"the scale of {prefix!r} depends on its layer's number, which its name does not tell")
     return numbers[0]
+
+
+PLACE, RECIPES = 2, (GPT2Recipe(),)
+"""Where the family stands in lists, and its recipes."""

@@ -49,3 +49,7 @@ class ViTRecipe(Recipe):
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
         return check_size("num_attention_heads", model_config["num_attention_heads"])
+
+
+PLACE, RECIPES = 3, (ViTRecipe(),)
+"""Where the family stands in lists, and its recipes."""
