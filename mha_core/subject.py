@@ -6,99 +6,72 @@ Each backend's `native/subjects.py` makes the layers of its framework into subje
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mha_core import features as table
 from mha_core.backend import Run
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import as_valid_lens
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
 from mha_core.errors import SpecError
+from mha_core.features import WIDTHS
 from mha_core.weights import Weights
 
-WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
-"""The sizes that differ from embed_dim only in layers that have an argument for it."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Capabilities:
     """What a layer can express of the definition; everything else is a reason why a case can't be asked of it.
 
-    Attributes:
-        scores: the score functions that it has.
-        scale: whether the factor of "scaled_dot" can be chosen.
-        head_dim: whether head_dim * num_heads may differ from embed_dim.
-        value_head_dim: whether value heads may have another width than key heads.
-        grouped: whether there may be fewer key/value heads than query heads.
-        widths: which of query_dim, key_dim, value_dim, output_dim may differ from embed_dim.
-        bias: whether it takes an additive bias on the scores.
-        dropout_keep: whether it takes a given keep-mask.
-        softcap: whether scores can be capped.
-        past: whether it takes the keys and values of earlier decoding steps.
-        bare: whether it can do without the four projections.
+    Args:
+        features: names of the rows of `mha_core.features.FEATURES` that it has.
         only_lengths: whether the number of first keys, of each item or query, is the only mask that it takes.
 
+    Raises:
+        SpecError: a name is none of a row.
+
     >>> from mha_core import AttentionConfig
-    >>> Capabilities().why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
+    >>> Capabilities("bias").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
     'fewer key heads than query heads; key_dim other than embed_dim'
+    >>> Capabilities("bias", "grouped", "key_dim").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
     """
 
-    scores: tuple[str, ...] = ("scaled_dot",)
-    scale: bool = False
-    head_dim: bool = False
-    value_head_dim: bool = False
-    grouped: bool = False
-    widths: tuple[str, ...] = ()
-    bias: bool = True
-    dropout_keep: bool = False
-    softcap: bool = False
-    past: bool = False
-    bare: bool = False
-    only_lengths: bool = False
+    features: frozenset[str]
+    only_lengths: bool
+
+    def __init__(self, *features: str, only_lengths: bool = False) -> None:
+        known = [row.name for row in table.FEATURES]
+        for name in features:
+            if name not in known:
+                raise SpecError(f"feature {name!r} is not known (known: {', '.join(known)})")
+        object.__setattr__(self, "features", frozenset(features))  # the dataclass is frozen
+        object.__setattr__(self, "only_lengths", only_lengths)
+
+    def but(self, *more: str, without: Collection[str] = ()) -> Capabilities:
+        """The same with some features more, and `without` some of its own.
+
+        >>> sorted(Capabilities("bias", "scale").but("past", without=("scale",)).features)
+        ['bias', 'past']
+        """
+        return Capabilities(*(self.features | set(more)) - set(without), only_lengths=self.only_lengths)
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
         """None, or what the layer has no way to be told, of the config and of one call."""
-        lacking = []
-        if config.score not in self.scores:
-            lacking.append(f"score {config.score!r}")
-        if config.scale is not None and not self.scale:
-            lacking.append("a scale of one's own")
-        if config.head_dim * config.num_heads != config.embed_dim and not self.head_dim:
-            lacking.append("head_dim other than embed_dim / num_heads")
-        if config.value_head_dim != config.head_dim and not self.value_head_dim:
-            lacking.append("value heads of another width than key heads")
-        if config.num_kv_heads != config.num_heads and not self.grouped:
-            lacking.append("fewer key heads than query heads")
-        lacking += [
-            f"{width} other than embed_dim"
-            for width in WIDTHS
-            if getattr(config, width) != config.embed_dim and width not in self.widths
+        lacking = [
+            row for row in table.FEATURES if row.words and row.name not in self.features and row.present(config, inputs)
         ]
-        if inputs is not None and inputs.mask.bias is not None and not self.bias:
-            lacking.append("an additive bias")
-        if inputs is not None and inputs.dropout_keep is not None and not self.dropout_keep:
-            lacking.append("a given dropout keep-mask")
-        if config.softcap is not None and not self.softcap:
-            lacking.append("a softcap")
-        if inputs is not None and inputs.past_keys is not None and not self.past:
-            lacking.append("past keys and values")
-        if not config.projections and not self.bare:
-            return "attention without projections"
+        for row in lacking:
+            if row.alone:
+                return row.words
+        said = [row.words for row in lacking]
         if inputs is not None and self.only_lengths and not _is_lengths(config, inputs):
-            lacking.append("a mask that is not the first keys of each query, the same in all heads")
-        return "; ".join(lacking) or None
+            said.append("a mask that is not the first keys of each query, the same in all heads")
+        return "; ".join(said) or None
 
 
-OPERATION = Capabilities(
-    scores=("scaled_dot", "dot"),
-    scale=True,
-    head_dim=True,
-    value_head_dim=True,
-    grouped=True,
-    widths=WIDTHS,
-    bare=True,
-)
+OPERATION = Capabilities("bias", "dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS, "bare")
 """What an attention operator has that is given queries, keys and values in heads: projections are the caller's."""
 
 

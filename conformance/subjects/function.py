@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.subjects.ask import SubjectFailed, as_trace, shapes_of
 from conformance.subjects.handout import Handout
-from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, features
 from mha_core.backend import Run
 from mha_core.call.masks import allowed_keys, padding_keys
 from mha_core.dtypes import check_dtype
@@ -25,23 +24,16 @@ DEFAULT_DTYPES = ("float64", "float32")
 ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 """The first five parameters of a plain function, in this order."""
 
-OPTIONS = (
-    "config",
-    "num_heads",
-    "num_kv_heads",
-    "scale",
-    "softcap",
-    "projections",
-    "past_keys",
-    "past_values",
-    "bias",
-    "padding",
-    "dropout_keep",
-    "dropout",
-    "cotangent",
-    "dtype",
-)
-"""What a plain function is given by keyword, if it has a parameter of that name."""
+
+def known_options() -> tuple[str, ...]:
+    """What a plain function is given by keyword, if it has a parameter of that name.
+
+    >>> known_options()[:3]
+    ('config', 'num_heads', 'scale')
+    """
+    of_features = (name for feature in features.FEATURES for name in feature.options)
+    return "config", *of_features, "padding", "cotangent", "dtype"
+
 
 Supports = Callable[[AttentionConfig, AttentionInputs], "str | None"]
 
@@ -60,7 +52,7 @@ class FunctionSubject:
     Attributes:
         function: f(weights, queries, keys, values, mask) and options -> output, dict by stage, or Trace.
         name: as reports show it.
-        options: which of OPTIONS it takes.
+        options: which of `known_options` it takes.
         dtype, dtypes: the dtype of this run, and all that it computes in.
         own_supports: what the function's author says it can't express; see `supports`.
     """
@@ -91,29 +83,19 @@ class FunctionSubject:
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         def run(inputs: AttentionInputs) -> Trace:
             sizes = inputs.check(config)
-            resolved = Handout(
-                {
-                    "mask": allowed_keys(inputs.mask, sizes, config.num_heads),
-                    "padding": padding_keys(inputs.mask, sizes),
-                    **({} if inputs.mask.bias is None else {"bias": _finite_bias(inputs.mask.bias)}),
-                }
-            )
-            options = {
-                "config": config,
-                "num_heads": config.num_heads,
-                "num_kv_heads": config.num_kv_heads,
-                "scale": config.softmax_scale,
-                "softcap": config.softcap,
-                "projections": config.projections,
-                "past_keys": inputs.past_keys,
-                "past_values": inputs.past_values,
-                "bias": resolved.copies.get("bias"),
-                "padding": resolved.copies["padding"],
-                "dropout_keep": inputs.dropout_keep,
-                "dropout": config.dropout,
-                "cotangent": inputs.cotangent,
-                "dtype": self.dtype,
+            told = {
+                name: value(config, inputs)
+                for feature in features.FEATURES
+                for name, value in feature.options.items()
+                if name in self.options
             }
+            # What is made here is watched here; the arrays of the call itself are, where the subject is asked.
+            made = {name: value for name, value in told.items() if isinstance(value, np.ndarray)}
+            made = {name: array for name, array in made.items() if array is not getattr(inputs, name, None)}
+            mask, padding = allowed_keys(inputs.mask, sizes, config.num_heads), padding_keys(inputs.mask, sizes)
+            resolved = Handout({"mask": mask, "padding": padding, **made})
+            others = {"config": config, "cotangent": inputs.cotangent, "dtype": self.dtype}
+            options = {**others, **told, **resolved.copies}
             answer = self.function(
                 dict(weights),  # what is taken out of it is there again at the next call
                 inputs.queries,
@@ -142,7 +124,7 @@ def subject_from_function(
 
     Args:
         function: `f(weights, queries, keys, values, mask)`, these five names in this order. Further
-            parameters of the names in OPTIONS are given by keyword; others need a default. It returns
+            parameters of the names in `known_options()` are given by keyword; others need a default. It returns
             its output (B, Lq, Do), a dict by stage, or a Trace.
         name: as reports show it. Default: the function's own.
         dtype: of this run. Default: the first of `dtypes`.
@@ -168,16 +150,16 @@ weights, queries, keys, values, mask
             f"{name!r} has the parameters ({', '.join(map(str, parameters))}); a function to be judged starts with "
             f"{', '.join(ARGUMENTS)}"
         )
-    rest = parameters[len(ARGUMENTS) :]
+    rest, known = parameters[len(ARGUMENTS) :], known_options()
     for parameter in rest:
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in OPTIONS and parameter.default is parameter.empty and not is_open:
-            raise SpecError(f"{name!r} needs {parameter.name!r}, which is not known (known: {', '.join(OPTIONS)})")
+        if parameter.name not in known and parameter.default is parameter.empty and not is_open:
+            raise SpecError(f"{name!r} needs {parameter.name!r}, which is not known (known: {', '.join(known)})")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
     return FunctionSubject(
         function,
         name,
-        frozenset(OPTIONS if takes_all else (parameter.name for parameter in rest if parameter.name in OPTIONS)),
+        frozenset(known if takes_all else (parameter.name for parameter in rest if parameter.name in known)),
         check_member(repr(name), dtypes[0] if dtype is None else dtype, dtypes),
         dtypes,
         own_supports=supports,
@@ -186,33 +168,10 @@ weights, queries, keys, values, mask
 
 def _needs(config: AttentionConfig, inputs: AttentionInputs) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(what a case asks of a function beyond its five arguments, the options that would tell it)."""
-    if config.score == "additive":
-        yield "additive score", ("config",)
-    elif config.score == "dot":
-        yield "score without scale", ("scale", "config")
-    elif config.softmax_scale != config.head_dim**-0.5:
-        yield f"scale {config.softmax_scale:g}", ("scale", "config")
-    if config.softcap is not None:
-        yield "softcap", ("softcap",)
-    if not config.projections:
-        yield "no projections", ("projections",)
-    for past in ("past_keys", "past_values"):
-        if getattr(inputs, past) is not None:
-            yield past.replace("_", " "), (past,)
-    if config.num_heads > 1:
-        yield "several heads", ("num_heads", "config")
-    if config.num_kv_heads != config.num_heads:
-        yield "grouped heads", ("num_kv_heads", "config")
-    if inputs.mask.bias is not None and _finite_bias(inputs.mask.bias).any():
-        yield "additive bias", ("bias",)
-    if inputs.dropout_keep is not None:
-        yield "dropout mask", ("dropout_keep",)
-        yield "dropout rate", ("dropout", "config")
-
-
-def _finite_bias(bias: NDArray) -> NDArray:
-    """The bias in its own shape, 0 where -inf excludes: the mask has that already."""
-    return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
+    for feature in sorted(features.FEATURES, key=lambda row: not row.arithmetic):
+        for need in feature.needs:
+            if (need.present or feature.present)(config, inputs):
+                yield need.said(config), need.options
 
 
 def parameters_of(where: str, function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -12,6 +12,7 @@ from mha.formats.checkpoint import Checkpoint
 from mha_core import AttentionConfig, SpecError, check_weights, weight_shapes
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import round_to
+from mha_core.features import plain_fields
 from mha_core.layouts import Layout
 from mha_core.weights import Weights
 
@@ -91,7 +92,7 @@ def _read_as(
 
 def _plain(config: AttentionConfig) -> AttentionConfig:
     """The sizes alone, with what a layer computes of them as the layouts' own layers do it."""
-    return replace(config, score="scaled_dot", scale=None, score_dim=None, softcap=None, dropout=0.0)
+    return replace(config, **plain_fields())
 
 
 def _cast(name: str, array: NDArray, dtype: str) -> NDArray:

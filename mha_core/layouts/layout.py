@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core import features
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.weights import Weights, check_weights
@@ -192,14 +193,11 @@ def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
 
 
 def plain_score(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError if the config says anything of the score that no array holds and such a layer does not compute."""
-    if config.score != "scaled_dot" or config.scale is not None:
-        given = f"score={config.score!r}" if config.score != "scaled_dot" else f"scale={config.scale!r}"
-        raise SpecError(f"layout {layout.name!r} belongs to layers that scale by 1 / sqrt(head_dim). Got {given}.")
-    if not config.projections:
-        raise SpecError(f"layout {layout.name!r} holds projections. Got a layer without any.")
-    if config.softcap is not None:
-        raise SpecError(f"layout {layout.name!r} belongs to layers without a softcap. Got softcap={config.softcap!r}.")
+    """SpecError if the config says anything that no array holds and such a layer does not compute."""
+    for feature in features.FEATURES:
+        why_not = feature.why_no_layout(config)
+        if why_not is not None:
+            raise SpecError(f"layout {layout.name!r} {why_not}")
 
 
 def zero_filled(config: AttentionConfig, weights: Mapping[str, NDArray], *projections: str) -> list[NDArray] | None:

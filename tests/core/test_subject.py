@@ -35,9 +35,9 @@ def test_a_mask_of_first_keys_is_lengths_and_no_other(mask, lens):
     found = as_valid_lens(mask, SIZES, num_heads=5)
     assert (None if found is None else found.tolist()) == lens
     inputs = AttentionInputs(np.ones((2, 3, 10)), np.ones((2, 4, 10)), np.ones((2, 4, 10)), mask)
-    said = Capabilities(only_lengths=True).why_not(AttentionConfig(10, 5), inputs)
+    said = Capabilities("bias", only_lengths=True).why_not(AttentionConfig(10, 5), inputs)
     assert said == (None if lens else "a mask that is not the first keys of each query, the same in all heads")
-    assert Capabilities().why_not(AttentionConfig(10, 5), inputs) is None
+    assert Capabilities("bias").why_not(AttentionConfig(10, 5), inputs) is None
 
 
 @pytest.mark.parametrize("given", [np.array([3, 0]), np.array([[3, 0, 4], [1, 1, 2]])])

@@ -26,8 +26,9 @@ from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import as_valid_lens
 from mha_core.config import AttentionConfig
+from mha_core.features import WIDTHS
 from mha_core.layouts import canonical_gradients
-from mha_core.subject import OPERATION, WIDTHS, Capabilities
+from mha_core.subject import OPERATION, Capabilities
 from mha_core.weights import Weights
 
 # Layers -----------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
     """flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
 
     name = "flax.linen.MultiHeadDotProductAttention"
-    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False)
+    capabilities = Capabilities("head_dim", *WIDTHS)
 
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
         layer, variables = to_linen(config, weights, dtype=self.dtype)
@@ -69,7 +70,7 @@ class NnxMultiHeadAttentionSubject(JaxSubject):
     """flax.nnx.MultiHeadAttention without dropout: jax.nn.dot_product_attention does its arithmetic."""
 
     name = "flax.nnx.MultiHeadAttention"
-    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False)
+    capabilities = Capabilities("head_dim", *WIDTHS)
     sow_weights: ClassVar[bool] = False
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
@@ -121,7 +122,7 @@ class D2lMultiHeadAttentionSubject(JaxSubject):
     """The layer of `backends.jax.native.d2l`, told everything as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
-    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False, only_lengths=True)
+    capabilities = Capabilities("head_dim", *WIDTHS, only_lengths=True)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         why_not = super().supports(config, inputs)
@@ -197,7 +198,7 @@ class LinenDotProductAttentionSubject(_OperationSubject):
     """flax.linen.dot_product_attention."""
 
     name = "flax.linen.dot_product_attention"
-    capabilities = Capabilities(head_dim=True, value_head_dim=True, widths=WIDTHS, past=True, bare=True)
+    capabilities = Capabilities("bias", "head_dim", "value_head_dim", *WIDTHS, "past", "bare")
 
     def call(self, queries: Array, keys: Array, values: Array, bias: Array | None, **told: Any) -> Array:
         return nn.dot_product_attention(queries, keys, values, bias, told["mask"], deterministic=True)
@@ -207,7 +208,7 @@ class DotProductAttentionSubject(_OperationSubject):
     """jax.nn.dot_product_attention, told the mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
-    capabilities = replace(OPERATION, value_head_dim=False, past=True)
+    capabilities = OPERATION.but("past", without=("value_head_dim",))
 
     def call(self, queries: Array, keys: Array, values: Array, bias: Array | None, **told: Any) -> Array:
         return jax.nn.dot_product_attention(queries, keys, values, bias, **told)

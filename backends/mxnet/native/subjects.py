@@ -24,8 +24,9 @@ from mha_core.backend import Run
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys, as_valid_lens
 from mha_core.config import AttentionConfig
+from mha_core.features import WIDTHS
 from mha_core.stages import Trace
-from mha_core.subject import WIDTHS, Capabilities, NativeSubject
+from mha_core.subject import Capabilities, NativeSubject
 from mha_core.weights import Weights
 
 Leaves = Mapping[str, Any]
@@ -124,9 +125,7 @@ class D2lMultiHeadAttentionSubject(FoldedSubject):
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
     semantics = staticmethod(mx.util.use_np)
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        widths=("query_dim", "key_dim", "value_dim"), bias=False, only_lengths=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)
 
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
         lens: Any = as_valid_lens(inputs.mask, inputs.check(config), config.num_heads)
@@ -140,12 +139,7 @@ class DenseAttentionSubject(FoldedSubject):
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
     layer = "gluon"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        head_dim=True,
-        value_head_dim=True,
-        widths=WIDTHS,
-        bias=False,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities("head_dim", "value_head_dim", *WIDTHS)
 
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
         allowed = _allowed(config, inputs)
@@ -164,7 +158,7 @@ class InterleavedSubject(GluonSubject):
     """
 
     dtypes = ("float32",)
-    capabilities: ClassVar[Capabilities] = Capabilities(head_dim=True, widths=WIDTHS)
+    capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
         """Lengths int32 (B * H, Lq) of valid_lens, and what to add to (B * H, Lq, Lk) for the other sources."""

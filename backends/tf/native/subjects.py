@@ -27,9 +27,10 @@ from mha_core.backend import Run
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import allowed_keys, as_valid_lens
 from mha_core.config import AttentionConfig
+from mha_core.features import WIDTHS
 from mha_core.layouts import canonical_gradients
 from mha_core.stages import Trace
-from mha_core.subject import OPERATION, WIDTHS, Capabilities, NativeSubject
+from mha_core.subject import OPERATION, Capabilities, NativeSubject
 from mha_core.weights import Weights
 
 Tensors = Mapping[str, tf.Tensor]
@@ -137,7 +138,7 @@ class MultiHeadAttentionSubject(_LayerSubject):
 
     name: ClassVar[str] = "keras.layers.MultiHeadAttention"
     layout: ClassVar[str] = "keras"
-    capabilities: ClassVar[Capabilities] = Capabilities(head_dim=True, value_head_dim=True, widths=WIDTHS, bias=False)
+    capabilities: ClassVar[Capabilities] = Capabilities("head_dim", "value_head_dim", *WIDTHS)
     scores: ClassVar[bool] = False
 
     def call(self, layer: keras.Layer, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -161,7 +162,7 @@ class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
 
     name = "keras.layers.GroupQueryAttention"
     layout = "keras-gqa"
-    capabilities = replace(MultiHeadAttentionSubject.capabilities, value_head_dim=False, grouped=True)
+    capabilities = MultiHeadAttentionSubject.capabilities.but("grouped", without=("value_head_dim",))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -258,7 +259,7 @@ class D2lMultiHeadAttentionSubject(_LayerSubject):
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"
-    capabilities = Capabilities(head_dim=True, widths=WIDTHS, bias=False, only_lengths=True)
+    capabilities = Capabilities("head_dim", *WIDTHS, only_lengths=True)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +32,7 @@ class ScaledDotProductSubject(TorchSubject):
     """The operator as it is called by default: it picks a kernel by what it is given."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
-    capabilities: ClassVar[Capabilities] = replace(OPERATION, past=True)
+    capabilities: ClassVar[Capabilities] = OPERATION.but("past")
 
     def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
         module = nn.ModuleDict()

@@ -103,7 +103,7 @@ class MultiheadAttentionSubject(TorchSubject):
     """
 
     name: ClassVar[str] = "torch.nn.MultiheadAttention"
-    capabilities: ClassVar[Capabilities] = Capabilities(widths=("key_dim", "value_dim"))
+    capabilities: ClassVar[Capabilities] = Capabilities("bias", "key_dim", "value_dim")
     need_weights: ClassVar[bool] = True
     batch_first: ClassVar[bool] = True
 
@@ -166,7 +166,7 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
     """eval(), no gradients, self-attention on one tensor, batch_first, an even number of heads: one fused operator."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
-    capabilities = Capabilities(bias=False)
+    capabilities = Capabilities()
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         if not (config.bias.q_proj or config.bias.k_proj or config.bias.v_proj or config.bias.out_proj):
@@ -231,9 +231,7 @@ class D2lMultiHeadAttentionSubject(TorchSubject):
     """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        widths=("query_dim", "key_dim", "value_dim"), bias=False, only_lengths=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)
 
     def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
         return to_native(config, weights, "d2l-torch")

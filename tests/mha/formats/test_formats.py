@@ -141,7 +141,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(name, package, 
     (tmp_path / name).write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
     for reader in ("keras", "hdf5", "flax"):
-        monkeypatch.delitem(sys.modules, f"mha.formats.{reader}", raising=False)
+        monkeypatch.delitem(sys.modules, f"mha.formats.readers.{reader}", raising=False)
     with pytest.raises(SpecError, match=f"need the package '{package}', which is not .*mha-parity.{extra}."):
         read(tmp_path / name)
 

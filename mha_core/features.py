@@ -1,0 +1,230 @@
+"""FEATURES: what a layer may have beyond the plain one, a row each; everything that asks "has it this?" reads them.
+
+The plain layer has one head, four projections, scores scaled by 1 / sqrt(head_dim), one width, and a mask of keys.
+From a row follow: why a layer can't be asked a case (`mha_core.subject.Capabilities`), what a plain function is given
+and what it can't be told (`conformance.subjects.function`), what a layout of parameters can't hold
+(`mha_core.layouts.layout`), and what of a config no array tells (`mha.formats.layer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.inputs import AttentionInputs
+from mha_core.config import AttentionConfig
+
+Present: TypeAlias = Callable[[AttentionConfig, "AttentionInputs | None"], bool]
+"""Whether a layer, or one call of it, has a feature; of a layer alone (None for the call), what the config says."""
+
+Value: TypeAlias = Callable[[AttentionConfig, AttentionInputs], Any]
+
+WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
+"""The sizes that differ from embed_dim only in layers that have an argument for it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a plain function must be told of a feature.
+
+    Args:
+        words: what it is, to say that no parameter tells it; or what makes the words of a config.
+        options: the parameters of which any one would do.
+        present: whether a call needs it. Default: whether it has the feature.
+    """
+
+    words: str | Callable[[AttentionConfig], str]
+    options: tuple[str, ...]
+    present: Present | None = None
+
+    def said(self, config: AttentionConfig) -> str:
+        return self.words if isinstance(self.words, str) else self.words(config)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One row.
+
+    Args:
+        name: by which a layer's `Capabilities` list it.
+        words: what a layer without it has no way to be told; "" if every layer has it.
+        present: whether a config, or a call, has it.
+        options: keyword parameter of a plain function -> its value.
+        needs: what a plain function must be told; none if the arrays tell it.
+        plain: fields of a config that no array of a layout tells -> what they are without the feature.
+        layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
+        arithmetic: whether it changes what is computed of given arrays: a function that can't be told is told so first.
+        alone: whether nothing else is worth saying of a layer that has it.
+    """
+
+    name: str
+    words: str
+    present: Present
+    options: Mapping[str, Value] = field(default_factory=dict)
+    needs: tuple[Need, ...] = ()
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = ""
+    arithmetic: bool = False
+    alone: bool = False
+
+    def why_no_layout(self, config: AttentionConfig) -> str | None:
+        """None, or why a layout of parameters can't hold a layer of this config: the rest of "layout 'x' ..."."""
+        if not (self.layout or self.plain) or not self.present(config, None):
+            return None
+        said = self.layout or f"belongs to layers without {self.words}"
+        given = [name for name, plain in self.plain.items() if getattr(config, name) != plain]
+        return f"{said}. Got {given[0]}={getattr(config, given[0])!r}." if given else f"{said}."
+
+
+def finite_bias(bias: NDArray) -> NDArray:
+    """The additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
+    return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
+
+
+def _of_config(name: str) -> Value:
+    return lambda config, inputs: getattr(config, name)
+
+
+def _of_call(name: str) -> Value:
+    return lambda config, inputs: getattr(inputs, name)
+
+
+def _is_given(name: str) -> Present:
+    return lambda config, inputs: inputs is not None and getattr(inputs, name) is not None
+
+
+def _has_bias(config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
+    return inputs is not None and inputs.mask.bias is not None
+
+
+def _bias(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
+    return None if inputs.mask.bias is None else finite_bias(inputs.mask.bias)
+
+
+def _needs_bias(config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
+    bias = None if inputs is None else _bias(config, inputs)
+    return bias is not None and bool(bias.any())
+
+
+def _needs_scale(config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
+    return config.score == "scaled_dot" and config.softmax_scale != config.head_dim**-0.5
+
+
+def _other_width(name: str, config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
+    return bool(getattr(config, name) != config.embed_dim)
+
+
+SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "heads",
+        "",
+        lambda config, inputs: config.num_heads > 1,
+        options={"num_heads": _of_config("num_heads")},
+        needs=(Need("several heads", ("num_heads", "config")),),
+    ),
+    Feature(
+        "additive",
+        "score 'additive'",
+        lambda config, inputs: config.score == "additive",
+        needs=(Need("additive score", ("config",)),),
+        plain={"score": "scaled_dot", "score_dim": None},
+        layout=SCALED,
+        arithmetic=True,
+    ),
+    Feature(
+        "dot",
+        "score 'dot'",
+        lambda config, inputs: config.score == "dot",
+        needs=(Need("score without scale", ("scale", "config")),),
+        plain={"score": "scaled_dot"},
+        layout=SCALED,
+        arithmetic=True,
+    ),
+    Feature(
+        "scale",
+        "a scale of one's own",
+        lambda config, inputs: config.scale is not None,
+        options={"scale": _of_config("softmax_scale")},
+        needs=(Need(lambda config: f"scale {config.softmax_scale:g}", ("scale", "config"), _needs_scale),),
+        plain={"scale": None},
+        layout=SCALED,
+        arithmetic=True,
+    ),
+    Feature(
+        "head_dim",
+        "head_dim other than embed_dim / num_heads",
+        lambda config, inputs: config.head_dim * config.num_heads != config.embed_dim,
+    ),
+    Feature(
+        "value_head_dim",
+        "value heads of another width than key heads",
+        lambda config, inputs: config.value_head_dim != config.head_dim,
+    ),
+    Feature(
+        "grouped",
+        "fewer key heads than query heads",
+        lambda config, inputs: config.num_kv_heads != config.num_heads,
+        options={"num_kv_heads": _of_config("num_kv_heads")},
+        needs=(Need("grouped heads", ("num_kv_heads", "config")),),
+    ),
+    *(Feature(width, f"{width} other than embed_dim", partial(_other_width, width)) for width in WIDTHS),
+    Feature(
+        "bias",
+        "an additive bias",
+        _has_bias,
+        options={"bias": _bias},
+        needs=(Need("additive bias", ("bias",), _needs_bias),),
+    ),
+    Feature(
+        "dropout_keep",
+        "a given dropout keep-mask",
+        _is_given("dropout_keep"),
+        options={"dropout_keep": _of_call("dropout_keep"), "dropout": _of_config("dropout")},
+        needs=(Need("dropout mask", ("dropout_keep",)), Need("dropout rate", ("dropout", "config"))),
+        plain={"dropout": 0.0},
+    ),
+    Feature(
+        "softcap",
+        "a softcap",
+        lambda config, inputs: config.softcap is not None,
+        options={"softcap": _of_config("softcap")},
+        needs=(Need("softcap", ("softcap",)),),
+        plain={"softcap": None},
+        arithmetic=True,
+    ),
+    Feature(
+        "bare",
+        "attention without projections",
+        lambda config, inputs: not config.projections,
+        options={"projections": _of_config("projections")},
+        needs=(Need("no projections", ("projections",)),),
+        layout="holds projections. Got a layer without any",
+        alone=True,
+        arithmetic=True,
+    ),
+    Feature(
+        "past",
+        "past keys and values",
+        _is_given("past_keys"),
+        options={name: _of_call(name) for name in ("past_keys", "past_values")},
+        needs=tuple(Need(name.replace("_", " "), (name,), _is_given(name)) for name in ("past_keys", "past_values")),
+        arithmetic=True,
+    ),
+)
+"""In the order in which reasons are listed."""
+
+
+def plain_fields() -> dict[str, Any]:
+    """Field of a config that no array of a layout tells -> what it is in the plain layer.
+
+    >>> plain_fields()["scale"] is None
+    True
+    """
+    return {name: value for feature in FEATURES for name, value in feature.plain.items()}
