@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.mxnet.ops.attention import drop
+from backends.mxnet.ops.attention import drop_at_random
 from backends.mxnet.ops.framework import as_mxnet, check_computes, context_of_call, describe, mx
 from mha_core.call.positions import check_encoded, sinusoidal_positions
 from mha_core.config import check_dropout
@@ -30,4 +30,4 @@ class PositionalEncoding(mx.gluon.Block):
         max_len, embed_dim = self.positions.shape
         check_computes("x", check_encoded(x, embed_dim=embed_dim, max_len=max_len, describe=describe).dtype)
         positions = mx.np.array(self.positions[: x.shape[1]], dtype=x.dtype, ctx=x.ctx)
-        return drop(x + positions, None, self.dropout)
+        return drop_at_random(x + positions, self.dropout, mx.autograd.is_training())

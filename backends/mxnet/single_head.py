@@ -5,39 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from backends.mxnet.fast.attend import attend_in_blocks
-from backends.mxnet.fast.block import Scoring
 from backends.mxnet.ops.additive import AdditiveScore
-from backends.mxnet.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.mxnet.ops.framework import KeywordBlock, as_mxnet, context_of_call, in_width, mx
-from backends.mxnet.ops.masks import build_mask, sources_of
-from mha_core.call.arguments import settled
+from backends.mxnet.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.mxnet.ops.framework import KeywordBlock, in_width, mx
+from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
+from mha_core.call.blocks import Operands
+from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
-from mha_core.call.masks import AttentionMask, keep_for_one_head
+from mha_core.call.masks import AttentionMask
 from mha_core.config import check_dropout, check_size
 
 
 @mx.util.use_np
 class _AttentionWithoutHeads(KeywordBlock):
-    """What DotProductAttention and AdditiveAttention share: everything but the score."""
+    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
 
     def __init__(self, dropout: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dropout = check_dropout(dropout)
 
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
-        """Queries and keys as `attend_in_blocks` takes them: scaled, or as wide as the additive score is."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _scoring(self) -> Scoring:
-        return Scoring()
-
-    def _expected(self) -> dict[str, Any]:
-        """The `widths` and `layer_dtype` that `build_mask` expects of the inputs, where they are fixed."""
-        return {}
+    def _project(self, call: Call[mx.np.ndarray], mask: Mask) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
+        """Queries (B, 1, Lq, Dq), keys (B, 1, Lk, Dk) and values (B, 1, Lk, Dv), as they are: nothing projects them."""
+        queries = call.queries[:, None]  # (B, 1, Lq, Dq)
+        keys = zero_padding(call.keys, mask)[:, None]  # (B, 1, Lk, Dk)
+        values = zero_padding(call.values, mask)[:, None]  # (B, 1, Lk, Dv)
+        return queries, keys, values
 
     def forward(
         self,
@@ -46,9 +38,13 @@ class _AttentionWithoutHeads(KeywordBlock):
         values: mx.np.ndarray,
         valid_lens: Any = None,
         *,
+        allowed: Any = None,
+        bias: Any = None,
+        causal: bool = False,
+        query_offset: Any = 0,
+        window: Window | None = None,
         dropout_keep: Any = None,
         return_weights: bool = False,
-        **sources: Any,
     ) -> mx.np.ndarray | tuple[mx.np.ndarray, mx.np.ndarray]:
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
@@ -58,22 +54,47 @@ class _AttentionWithoutHeads(KeywordBlock):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        ctx = context_of_call(self, queries, keys, values)
-        queries, keys, values = (as_mxnet(array, ctx) for array in (queries, keys, values))
-        mask = sources_of(queries, ctx, AttentionMask(valid_lens, **sources))
-        mask = mask.for_one_head(lambda array: array[:, None])
-        keep = as_mxnet(settled("dropout_keep", dropout_keep), ctx)
-        keep = keep_for_one_head(keep, lambda array: array[:, None])
-        check_dropout_keep(keep, training=mx.autograd.is_training())
-        mask = build_mask(queries, keys, values, mask, keep, num_heads=1, **self._expected())
-        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
+        training = mx.autograd.is_training()
+        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        call = self._placed(Call(queries, keys, values, sources, dropout_keep))
+        mask = build_mask(call, self._spec())
+        queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         if not return_weights:
-            scored = self._scored(queries[:, None], keys[:, None])
-            return attend_in_blocks(*scored, [values[:, None]], mask, self._scoring(), self.dropout)[:, 0]
-        scores = add_bias(self._score(queries[:, None], keys[:, None]), mask)  # (B, 1, Lq, Lk)
+            operands, score = self._operands(queries, (keys,), (values,)), self._score(queries)
+            return attend_in_blocks(operands, score, mask, self.dropout, training)[:, 0]
+        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask.keep, self.dropout), values[:, None])  # (B, 1, Lq, Dv)
+        kept = drop(weights, mask, self.dropout, training)  # (B, 1, Lq, Lk)
+        heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
+
+    def _placed(self, call: Call[Any]) -> Call[Any]:
+        """The call in arrays of MXNet, as of one head; SpecError for a keep-mask outside training."""
+        call = placed(call, self).for_one_head(lambda array: array[:, None])
+        check_dropout_keep(call.dropout_keep, training=mx.autograd.is_training())
+        return call
+
+    def _spec(self) -> LayerSpec:
+        """What a call has to fit: the widths and the dtype that the parameters have."""
+        return LayerSpec(widths=self._widths(), dtype=expected_dtype(self))
+
+    def _widths(self) -> Widths:
+        """(Dq, Dk, Dv); None where any will do, or where the first call will decide."""
+        return None, None, None
+
+    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _operands(
+        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
+    ) -> Operands[mx.np.ndarray]:
+        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _score(self, queries: mx.np.ndarray) -> Score:
+        """How the fast path scores what `_operands` gives it."""
+        raise NotImplementedError  # each subclass has its own
 
 
 @mx.util.use_np
@@ -95,14 +116,20 @@ class DotProductAttention(_AttentionWithoutHeads):
         super().__init__(dropout, **kwargs)
         self.scaled = scaled
 
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        return dot_score(queries, keys, self._scale(queries, keys))
-
-    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
-        return queries * self._scale(queries, keys), [keys]
-
-    def _scale(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> float:
+    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         check_same_width(queries.shape[-1], keys.shape[-1])
+        return dot_score(queries, keys, self._scale(queries))
+
+    def _operands(
+        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
+    ) -> Operands[mx.np.ndarray]:
+        check_same_width(queries.shape[-1], keys[0].shape[-1])
+        return Operands(queries, keys, values)
+
+    def _score(self, queries: mx.np.ndarray) -> Score:
+        return Score(self._scale(queries))
+
+    def _scale(self, queries: mx.np.ndarray) -> float:
         return queries.shape[-1] ** -0.5 if self.scaled else 1.0
 
 
@@ -139,15 +166,16 @@ class AdditiveAttention(_AttentionWithoutHeads):
             size = check_size("score_dim", score_dim)
             self.score = AdditiveScore(query_dim, key_dim, size, dtype=dtype, prefix="score_")
 
-    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
         return self.score(queries, keys)
 
-    def _scored(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> tuple[mx.np.ndarray, list[mx.np.ndarray]]:
-        return self.score.query(queries), [self.score.key(keys)]
+    def _operands(
+        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
+    ) -> Operands[mx.np.ndarray]:
+        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
 
-    def _scoring(self) -> Scoring:
-        return Scoring(self.score.vector.data())
+    def _score(self, queries: mx.np.ndarray) -> Score:
+        return Score(vector=self.score.vector.data())
 
-    def _expected(self) -> dict[str, Any]:
-        widths = in_width(self.score.query), in_width(self.score.key), None
-        return {"widths": widths, "layer_dtype": self.score.vector.dtype}
+    def _widths(self) -> Widths:
+        return in_width(self.score.query), in_width(self.score.key), None

@@ -166,7 +166,8 @@ class MXNetDriver(Driver):
 
         mode = mx.autograd.train_mode() if training else mx.autograd.predict_mode()
         with mx.util.np_shape(True), mx.util.np_array(True), mode:
-            return getattr(layer, method)(*arrays, **keywords)
+            call, own = as_call(arrays, keywords)
+            return getattr(layer, method)(call, **own)
 
 
 DRIVERS = {"torch": TorchDriver, "tf": TensorFlowDriver, "jax": JaxDriver, "mxnet": MXNetDriver}

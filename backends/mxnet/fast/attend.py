@@ -1,23 +1,33 @@
-"""Attention block by block in MXNet, between the projections: the stages `scores` to `heads` in one step.
+"""Attention block by block in MXNet, between the projections: `queries`, `keys` and `values` to `heads` in one step.
 
 A block is computed and used up before the next one, and the backward pass computes it anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.mxnet.fast.block import Array, Scoring, Softening, exclusion_of
-from backends.mxnet.ops.attention import add_bias, additive_score, cap, drop, masked_softmax, weighted_sum
+from backends.mxnet.fast.block import Array, BlockAttention, exclusion_of
+from backends.mxnet.ops.attention import (
+    Score,
+    add_bias,
+    additive_score,
+    cap,
+    dot_score,
+    drop,
+    masked_softmax,
+    weighted_sum,
+)
 from backends.mxnet.ops.framework import mx, to_array
-from backends.mxnet.ops.heads import repeat_kv_heads
-from backends.mxnet.ops.masks import Block, Mask
+from backends.mxnet.ops.masks import Mask, part_of, place
 from backends.mxnet.ops.operators import operator, record, view
+from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
-from mha_core.call.blocks import query_blocks
 
 BUDGET = 2**21
 """Bytes of scores in one block: so much stays in the caches between the product, the softmax and the next product."""
@@ -33,227 +43,258 @@ _transpose = operator("transpose")
 _slice = operator("slice_axis")
 
 
-class Attended(NamedTuple):
-    """What a layer's `attend` gives: the output (B, Lq, Do), and the pair keys, values if it was asked for."""
+class Floats(NamedTuple):
+    """The arrays of one call that can have gradients, or one thing for each of them, in tuples by their kind.
 
-    output: Array
-    present: tuple[Array, Array] | None
+    queries: one, (B, H, Lq, d). keys, values: their parts, (B, G, L, d) and (B, G, L, dv).
+    vector, bias: that of the score and that of the mask; empty without one.
+    """
+
+    queries: tuple[Any, ...]
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    vector: tuple[Any, ...]
+    bias: tuple[Any, ...]
+
+    @property
+    def in_a_row(self) -> list[Any]:
+        """All of them, in the order of the fields."""
+        return list(chain(*self))
+
+    def grouped(self, in_a_row: Sequence[Any]) -> Floats:
+        """Something for each of these arrays, given in their order, in the tuples that the arrays are in."""
+        stops = accumulate(map(len, self))
+        return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
 
 @mx.util.use_np
 def attend_in_blocks(
-    queries: Array,
-    keys: Sequence[Array],
-    values: Sequence[Array],
-    mask: Mask,
-    scoring: Scoring,
-    rate: float = 0.0,
-    query_block: int | None = None,
+    operands: Operands[Array], score: Score, mask: Mask, dropout: float, training: bool, query_block: int | None = None
 ) -> Array:
-    """(B, H, Lq, dv).
+    """Heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        queries, keys, values: (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv), scaled as the scores are to be; for the
-            additive score all S wide. Keys and values in parts that stand one after the other.
-        mask, scoring: of the whole call.
-        rate: of the dropout, which acts in training.
-        query_block: queries of one block. None: as many as `BUDGET` says.
+        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv) in their parts.
+        score: how the operands are scored.
+        mask: of the call.
+        dropout: the rate; it acts in training alone.
+        training: whether this is training.
+        query_block: how many queries to compute at once. None: as many as `BUDGET` says.
     """
+    queries, keys, values = operands
     if any(x.size == 0 for x in (queries, *keys, *values)):
-        return _of_nothing(queries, _whole(keys), _whole(values), mask, scoring, rate)
-    softening = _Softenings(mask, scoring, rate if mx.autograd.is_training() else 0.0, _seed(mask, rate, queries.ctx))
+        return _without_elements(operands, score, mask, dropout, training)
+    if score.vector is None:
+        queries = queries * score.scale
+    rules = Rules(mask, score, dropout if training else 0.0, _seed(mask, dropout, training), _dtype(queries))
     batch, heads, query_len, width = queries.shape
-    row = _item_size(queries) * sum(part.shape[2] for part in keys) * (1 if scoring.vector is None else width)
+    row = _item_size(queries) * sum(part.shape[2] for part in keys) * (1 if score.vector is None else width)
     if query_block is None and batch * heads * query_len * row <= AT_ONCE:
-        way: _AtOnce | _HeadByHead = _AtOnce(queries, keys, values, softening)
+        way: _AtOnce | _HeadByHead = _AtOnce(queries, keys, values, rules)
     else:
-        keys, values = [_whole(keys)], [_whole(values)]
-        way = _HeadByHead(queries, keys[0], values[0], softening, query_block or fitting_block(query_len, row, BUDGET))
+        keys, values = (_joined(keys),), (_joined(values),)
+        way = _HeadByHead(queries, *keys, *values, rules, query_block or fitting_block(query_len, row, BUDGET))
     with mx.autograd.pause(train_mode=True):  # in prediction FullyConnected would reorder its weights in place
         output = way.forward()
-    inputs = [queries, *keys, *values]
-    extra = {"bias": mask.bias, "vector": scoring.vector}
-    inputs += [array for array in extra.values() if array is not None]
+    floats = Floats((queries,), keys, values, _present(score.vector), _present(mask.bias))
 
     def backward(cotangents: Sequence[Array], wanted: Sequence[bool]) -> list[Array | None]:
-        bias = None
-        if mask.bias is not None and wanted[1 + 2 * len(keys)]:
-            bias = mx.np.zeros(mask.bias.shape, mask.bias.dtype, ctx=mask.bias.ctx)
         with mx.autograd.pause(train_mode=True):
-            found, vector = way.backward(cotangents[0], bias)
-        return [*found, *([bias] if mask.bias is not None else []), *([vector] if scoring.vector is not None else [])]
+            return way.backward(cotangents[0], floats.grouped(wanted)).in_a_row
 
-    record(inputs, [output], backward)
+    record(floats.in_a_row, [output], backward)
     return output
 
 
 @mx.util.use_np
-def _of_nothing(queries: Array, keys: Array, values: Array, mask: Mask, scoring: Scoring, rate: float) -> Array:
-    """The same by the stages, which have the gradients of arrays without elements right."""
-    if scoring.vector is None:
-        scores = mx.np.matmul(queries, repeat_kv_heads(keys, queries.shape[1]).swapaxes(2, 3))
+def _without_elements(operands: Operands[Array], score: Score, mask: Mask, dropout: float, training: bool) -> Array:
+    """Heads where a size is 0: by the functions of the stages, which have the gradients of such arrays right."""
+    queries, keys, values = operands.queries, _joined(operands.keys), _joined(operands.values)
+    if score.vector is None:
+        similarity = dot_score(queries, keys, score.scale)
     else:
-        scores = additive_score(queries, keys, scoring.vector)
-    weights = masked_softmax(add_bias(cap(scores, scoring.softcap), mask), mask)
-    return weighted_sum(drop(weights, mask.keep, rate), values)
+        similarity = additive_score(queries, keys, score.vector)
+    weights = masked_softmax(add_bias(cap(similarity, score.softcap), mask), mask)
+    return weighted_sum(drop(weights, mask, dropout, training), values)
 
 
-def _whole(parts: Sequence[Array]) -> Array:
+def _joined(parts: Sequence[Array]) -> Array:
+    """Keys or values (B, G, Lk, width) of their parts."""
     return parts[0] if len(parts) == 1 else mx.np.concatenate(parts, axis=2)
 
 
-def _seed(mask: Mask, rate: float, ctx: mx.Context) -> int | None:
+def _present(array: Array | None) -> tuple[Array, ...]:
+    return () if array is None else (array,)
+
+
+def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
     """Drawn from MXNet's random state, for a dropout without a keep-mask in training; else None."""
-    if mask.keep is not None or rate == 0.0 or not mx.autograd.is_training():
+    if mask.keep is not None or dropout == 0.0 or not training:
         return None
     with mx.autograd.pause():
-        return int(mx.np.random.randint(0, 2**31 - 1, size=(1,), ctx=ctx).asnumpy()[0])
+        return int(mx.np.random.randint(0, 2**31 - 1, size=(1,), ctx=mask.ctx).asnumpy()[0])
 
 
-class _Softenings(NamedTuple):
-    """What makes the `Softening` of every block."""
+class Rules(NamedTuple):
+    """What happens to the scores of a call, which is what happens to those of its blocks.
+
+    dropout: its rate; 0 outside training.
+    seed: of the random numbers by which dropout chooses; None if it draws none.
+    dtype: of the scores.
+    """
 
     mask: Mask
-    scoring: Scoring
-    rate: float
+    score: Score
+    dropout: float
     seed: int | None
+    dtype: str
 
     @property
-    def differ(self) -> bool:
-        """Whether heads differ in what happens to their scores."""
+    def differ_by_head(self) -> bool:
+        """Whether the scores of one head and those of another are masked or dropped differently."""
         sources = (self.mask.allowed, self.mask.bias)
         several = any(source is not None and source.shape[1] > 1 for source in sources)
         return several or self.mask.keep is not None or self.seed is not None
 
-    def of(self, block: Block, like: Array) -> Softening:
-        bias = None if self.mask.bias is None else block.of(self.mask.bias)
-        exclusion, keep = exclusion_of(self.mask, block, like.ctx), self._keep(block, like)
-        return Softening(block.shape, self.scoring, exclusion, bias, keep, self.rate)
+    def of(self, block: Block | None) -> BlockAttention:
+        """The attention of a block; None: of the whole call as one block."""
+        mask = part_of(self.mask, block)
+        keep = self._keep(mask, block)
+        return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
-    def _keep(self, block: Block, like: Array) -> Array | None:
-        """The same for the same block each time: random numbers are drawn again rather than kept."""
-        rows = int(np.prod(block.shape[:3]))
-        if self.mask.keep is not None:
-            return block.of(self.mask.keep).astype(like.dtype).reshape(rows, -1)
+    def _keep(self, mask: Mask, block: Block | None) -> Array | None:
+        """(rows, keys): 1 where dropout keeps a weight of the block, else 0; None without dropout.
+
+        Backwards the random numbers of a block are drawn again, so they depend on the seed and the block alone.
+        """
+        rows = math.prod(mask.shape[:3])
+        if mask.keep is not None:
+            return mask.keep.astype(self.dtype).reshape(rows, -1)
         if self.seed is None:
             return None
-        counter = [0, block.items.start, block.heads.start, block.queries.start]
+        counter = [0, 0, 0, 0] if block is None else [0, *(part.start for part in block[:3])]
         random = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
-        kept = random.random((rows, block.shape[3]), dtype=np.float32) >= self.rate
-        return to_array(kept, np.dtype(like.dtype).name, like.ctx)
+        kept = random.random((rows, mask.shape[3]), dtype=np.float32) >= self.dropout
+        return to_array(kept, self.dtype, mask.ctx)
 
 
 class _AtOnce:
     """All items and heads in one block of three axes, the query heads of a group folded into its queries."""
 
-    def __init__(self, queries: Array, keys: Sequence[Array], values: Sequence[Array], softenings: _Softenings) -> None:
+    def __init__(self, queries: Array, keys: Sequence[Array], values: Sequence[Array], rules: Rules) -> None:
         batch, groups = keys[0].shape[:2]
         self.shape = queries.shape
+        self.key_shapes, self.value_shapes = [x.shape for x in keys], [x.shape for x in values]
         self.queries = view(queries.detach(), (batch * groups, -1, queries.shape[3]))
         self.keys, self.values = ([view(x.detach(), (-1, *x.shape[2:])) for x in parts] for parts in (keys, values))
-        lengths = (*queries.shape[:3], sum(part.shape[2] for part in keys))
-        self.part = softenings.of(Block(*(slice(0, length) for length in lengths)), queries)
-        self.part_shapes = [x.shape for x in (*keys, *values)]
+        self.attention = rules.of(None)
 
     def forward(self) -> Array:
-        heads = self.part.forward(self.queries, self.keys, self.values)
+        """Heads (B, H, Lq, dv)."""
+        heads = self.attention.forward(self.queries, self.keys, self.values)
         return view(heads, (*self.shape[:3], heads.shape[2]))
 
-    def backward(self, cotangent: Array, bias: Array | None) -> tuple[list[Array], Array | None]:
-        """The gradients of queries, keys and values, and of the vector; that of the bias is added to `bias`."""
+    def backward(self, cotangent: Array, wanted: Floats) -> Floats:
+        """The gradients from that of the heads; that of the bias is None where it isn't wanted."""
         cotangent = view(cotangent, (*self.queries.shape[:2], cotangent.shape[3]))
-        found = self.part.backward(cotangent, self.queries, self.keys, self.values)
+        found = self.attention.backward(cotangent, self.queries, self.keys, self.values)
+        bias = self.attention.bias
         if bias is not None:
-            bias[:] = _summed_to(view(found.scores, self.part.shape), bias.shape)
-        others = [view(x, shape) for x, shape in zip((*found.keys, *found.values), self.part_shapes, strict=True)]
-        return [view(found.queries, self.shape), *others], found.vector
+            is_wanted = any(wanted.bias)
+            bias = _summed_to(view(found.scores, self.attention.shape), bias.shape) if is_wanted else None
+        return Floats(
+            (view(found.queries, self.shape),),
+            tuple(view(x, shape) for x, shape in zip(found.keys, self.key_shapes, strict=True)),
+            tuple(view(x, shape) for x, shape in zip(found.values, self.value_shapes, strict=True)),
+            _present(found.vector),
+            (bias,) if wanted.bias else (),
+        )
 
 
 class _HeadByHead:
     """One head of one item at a time, in blocks of queries, each against the keys that it may reach."""
 
-    def __init__(self, queries: Array, keys: Array, values: Array, softenings: _Softenings, block: int) -> None:
+    def __init__(self, queries: Array, keys: Array, values: Array, rules: Rules, query_block: int) -> None:
         self.queries, self.keys, self.values = queries.detach(), keys.detach(), values.detach()
-        self.flat = _flat(self.queries), _flat(self.keys)
+        self.flat_queries, self.flat_keys = _flat(self.queries), _flat(self.keys)
+        self.rules, self.query_block = rules, query_block
         self.ahead = 0
-        self.softenings, self.block = softenings, block
 
     def forward(self) -> Array:
+        """Heads (B, H, Lq, dv)."""
         shape = (*self.queries.shape[:3], self.values.shape[3])
         heads = mx.np.zeros(shape, self.queries.dtype, ctx=self.queries.ctx)
         turned, outputs = _flat(self._turned()), _flat(heads)
-        for head, group, block, part in self._blocks():
+        for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
-            part.forward(q, [k], [v], out=_rows(outputs, head, shape[2], block.queries))
-            self._wait(block, heads)
+            attention.forward(q, [k], [v], out=_rows(outputs, head, shape[2], block.queries))
+            self._wait(attention, heads)
         return heads
 
-    def backward(self, cotangent: Array, bias: Array | None) -> tuple[list[Array], Array | None]:
+    def backward(self, cotangent: Array, wanted: Floats) -> Floats:
         """As `_AtOnce.backward`."""
-        found = [mx.np.zeros(x.shape, x.dtype, ctx=x.ctx) for x in (self.queries, self.keys, self.values)]
-        vector = self.softenings.scoring.vector
-        vector = None if vector is None else mx.np.zeros(vector.shape, vector.dtype, ctx=vector.ctx)
+        d_queries, d_keys, d_values = _zeros(self.queries), _zeros(self.keys), _zeros(self.values)
+        d_vector = None if self.rules.score.vector is None else _zeros(self.rules.score.vector)
+        d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None
+        from_queries, from_keys, from_values = _flat(d_queries), _flat(d_keys), _flat(d_values)
         turned, cotangents = _flat(self._turned()), _flat(cotangent)
-        from_queries, from_keys, from_values = map(_flat, found)
         query_len, key_len = self.queries.shape[2], self.keys.shape[2]
-        for head, group, block, part in self._blocks():
+        for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
-            own = part.backward(_rows(cotangents, head, query_len, block.queries), q, [k], [v])
+            own = attention.backward(_rows(cotangents, head, query_len, block.queries), q, [k], [v])
             _copy(own.queries, out=_rows(from_queries, head, query_len, block.queries))
             for total, addend in ((from_keys, own.keys[0]), (from_values, _transpose(own.values[0]))):
                 into = _rows(total, group, key_len, block.keys)
                 _add(into, addend, out=into)
-            self._wait(block, found[0])
-            if bias is not None:
-                at = block.place(bias)
-                bias[at] = bias[at] + _summed_to(view(own.scores, block.shape), bias[at].shape)
-            if vector is not None:
-                _add(vector, own.vector, out=vector)
-        return found, vector
+            self._wait(attention, d_queries)
+            if d_bias is not None:
+                at = place(block, d_bias.shape)
+                so_far = d_bias[at]
+                d_bias[at] = so_far + _summed_to(view(own.scores, attention.shape), so_far.shape)
+            if d_vector is not None:
+                _add(d_vector, own.vector, out=d_vector)
+        return Floats((d_queries,), (d_keys,), (d_values,), _present(d_vector), (d_bias,) if wanted.bias else ())
 
-    def _wait(self, block: Block, result: Array) -> None:
+    def _wait(self, attention: BlockAttention, result: Array) -> None:
         """Wait for a result where Python is too far ahead."""
-        self.ahead += block.shape[2] * block.shape[3] * _item_size(result)
+        self.ahead += math.prod(attention.shape) * _item_size(result)
         if self.ahead > RUN_AHEAD:
             result.wait_to_read()
             self.ahead = 0
 
     def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
         """Queries (n, d), keys (m, d) and values (dv, m) of a block."""
-        width, (query_len, key_len) = self.values.shape[3], (self.queries.shape[2], self.keys.shape[2])
+        width, query_len, key_len = self.values.shape[3], self.queries.shape[2], self.keys.shape[2]
         values = turned[group * width : (group + 1) * width]
-        if block.shape[3] < key_len:
+        if block.keys.stop - block.keys.start < key_len:
             values = _slice(values, axis=1, begin=block.keys.start, end=block.keys.stop)
-        return (
-            _rows(self.flat[0], head, query_len, block.queries),
-            _rows(self.flat[1], group, key_len, block.keys),
-            values,
-        )
+        queries = _rows(self.flat_queries, head, query_len, block.queries)
+        return queries, _rows(self.flat_keys, group, key_len, block.keys), values
 
     def _turned(self) -> Array:
         """The values (B, G, dv, Lk)."""
         return _transpose(self.values, axes=(0, 1, 3, 2))
 
-    def _blocks(self) -> Iterator[tuple[int, int, Block, Softening]]:
-        """The head and its group, both counted through all items, the block, and what happens to its scores.
+    def _blocks(self) -> Iterator[tuple[int, int, Block, BlockAttention]]:
+        """The head and its group, both counted through all items, the block, and its attention.
 
         Without the blocks that lengths or positions exclude whole.
         """
         batch, heads, query_len, _ = self.queries.shape
         groups, key_len = self.keys.shape[1:3]
-        reach = self.softenings.mask.reach
+        reach = self.rules.mask.reach
         for item in range(batch):
             items = slice(item, item + 1)
-            for rows in query_blocks(query_len, self.block):
+            for rows in query_blocks(query_len, self.query_block):
                 cols = slice(0, key_len) if reach is None else reach.keys(items, rows)
                 if cols.start == cols.stop:
                     continue
-                part = None
+                attention = None
                 for head in range(heads):
                     block = Block(items, slice(head, head + 1), rows, cols)
-                    if part is None or self.softenings.differ:
-                        part = self.softenings.of(block, self.queries)
-                    yield item * heads + head, item * groups + head * groups // heads, block, part
+                    if attention is None or self.rules.differ_by_head:
+                        attention = self.rules.of(block)
+                    yield item * heads + head, item * groups + head * groups // heads, block, attention
 
 
 def _flat(x: Array) -> Array:
@@ -262,7 +303,16 @@ def _flat(x: Array) -> Array:
 
 
 def _rows(x: Array, head: int, length: int, rows: slice) -> Array:
+    """Those rows of a head of what `_flat` gives; `length` is L."""
     return x[head * length + rows.start : head * length + rows.stop]
+
+
+def _zeros(like: Array) -> Array:
+    return mx.np.zeros(like.shape, like.dtype, ctx=like.ctx)
+
+
+def _dtype(x: Array) -> str:
+    return np.dtype(x.dtype).name
 
 
 def _item_size(x: Array) -> int:

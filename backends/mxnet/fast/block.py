@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from backends.mxnet.ops.attention import additive_score, drop
+from backends.mxnet.ops.attention import Score, additive_score, drop_by
 from backends.mxnet.ops.framework import mx, to_array
-from backends.mxnet.ops.masks import Block, Mask, allowed_keys, part_of
+from backends.mxnet.ops.masks import Mask, allowed_keys
 from backends.mxnet.ops.operators import operator, unwritten, view
 
 Array: TypeAlias = Any
@@ -35,15 +35,12 @@ _join = operator("Concat", dim=-1)
 _slice = operator("slice_axis", axis=-1)
 
 
-class Scoring(NamedTuple):
-    """How queries and keys come to scores: their product, or w . tanh(q + k) with the vector w; then a softcap."""
-
-    vector: Array | None = None
-    softcap: float | None = None
-
-
 class Gradients(NamedTuple):
-    """What a block sends back; those of keys and values in their parts."""
+    """The gradients of what a block was computed of, keys and values in their parts, and of its scores.
+
+    scores: of the shape of the scores; the bias, which is added to them, has the same before it is summed up.
+    vector: of the additive score; None without one.
+    """
 
     queries: Array
     keys: list[Array]
@@ -79,39 +76,43 @@ class Exclusion:
         return x
 
 
-def exclusion_of(mask: Mask, block: Block, ctx: mx.Context) -> Exclusion | None:
-    """What the mask excludes from a block; None where it excludes nothing."""
-    rows, length = block.shape[:3], block.shape[3]
+def exclusion_of(mask: Mask) -> Exclusion | None:
+    """What the mask of a block excludes from it; None where it excludes nothing."""
+    rows, length = mask.shape[:3], mask.shape[3]
     if mask.allowed is None and mask.bias is None:
-        if mask.reach is None or mask.reach.is_open(block.items, block.queries, block.keys):
+        if mask.reach is None:
             return None
-        first, stop = part_of(mask.reach, block)
-        if (first <= block.keys.start).all():
-            stop = (stop - block.keys.start).clip(0, length)
+        first, stop = mask.reach
+        if (first <= 0).all():
+            stop = stop.clip(0, length)
             fewest = int(stop.min())
             start = fewest if 2 * fewest >= length else 0  # below that, one operation over all is faster than three
             stop = np.broadcast_to((stop - start)[:, None], rows).reshape(-1)
-            return Exclusion(stop=to_array(stop, "int32", ctx), start=start, empty=fewest == 0)
-    allowed = allowed_keys(mask, block, ctx)
+            return Exclusion(stop=to_array(stop, "int32", mask.ctx), start=start, empty=fewest == 0)
+    allowed = allowed_keys(mask)
     if allowed is None:
         return None
-    return Exclusion(open=mx.np.broadcast_to(allowed, block.shape).astype("float32").reshape(-1, length))
+    return Exclusion(open=mx.np.broadcast_to(allowed, mask.shape).astype("float32").reshape(-1, length))
 
 
 @dataclass(frozen=True)
-class Softening:
-    """What happens to the scores of one block: softcap, bias, exclusion, softmax, dropout.
+class BlockAttention:
+    """What becomes of the queries, keys and values of one block: score, softcap, bias, exclusion, softmax, dropout.
 
+    shape: (items, heads, queries, keys) of its scores.
+    score: how queries are scored against keys; the scale is in the queries already.
+    exclusion: of keys; None without one.
     bias: additive, broadcastable to `shape`; -inf in it stands only where `exclusion` excludes.
     keep: 1 where dropout keeps a weight, else 0; (rows, keys), as in `Exclusion`.
+    dropout: its rate.
     """
 
     shape: tuple[int, ...]
-    scoring: Scoring
+    score: Score
     exclusion: Exclusion | None
     bias: Array | None
     keep: Array | None
-    rate: float
+    dropout: float
 
     def forward(
         self, queries: Array, keys: Sequence[Array], values: Sequence[Array], out: Array | None = None
@@ -127,7 +128,7 @@ class Softening:
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
-        """The gradients, from that of the heads."""
+        """The gradients, from the `cotangent` of the heads; the weights are computed again."""
         scores, capped = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:
@@ -135,38 +136,40 @@ class Softening:
         else:
             weights = self._excluding(_add(weights, _nan_rows(weights), out=weights), 0.0)
         parts = _split(self._dropped(weights), keys)
-        pairs = [summed_backward(cotangent, part, value) for part, value in zip(parts, values, strict=True)]
-        slopes = self._excluding(self._dropped(_joined([pair[0] for pair in pairs])), 0.0)
-        slopes = self._excluding(_softmax_backward(slopes, weights, out=slopes), 0.0)
-        inner = slopes if capped is None else slopes * (1.0 - capped * capped)
-        compared = [
-            self._similar_backward(part, queries, key) for part, key in zip(_split(inner, keys), keys, strict=True)
+        summands = [summed_backward(cotangent, part, value) for part, value in zip(parts, values, strict=True)]
+        from_weights, from_values = zip(*summands, strict=True)
+        from_scores = self._excluding(self._dropped(_joined(from_weights)), 0.0)
+        from_scores = self._excluding(_softmax_backward(from_scores, weights, out=from_scores), 0.0)
+        from_similarity = from_scores if capped is None else from_scores * (1.0 - capped * capped)
+        similar = [
+            self._similar_backward(part, queries, key)
+            for part, key in zip(_split(from_similarity, keys), keys, strict=True)
         ]
-        from_queries, from_keys, from_vector = zip(*compared, strict=True)
-        return Gradients(
-            _total(from_queries), list(from_keys), [pair[1] for pair in pairs], slopes, _total(from_vector)
-        )
+        from_queries, from_keys, from_vector = zip(*similar, strict=True)
+        return Gradients(_total(from_queries), list(from_keys), list(from_values), from_scores, _total(from_vector))
 
     def _scores(self, queries: Array, keys: Sequence[Array]) -> tuple[Array, Array | None]:
         """The scores, -inf where excluded; and tanh(score / c) before that, with a softcap c."""
         scores, capped = _joined([self._similar(queries, part) for part in keys]), None
-        if self.scoring.softcap is not None:
-            capped = _tanh(scores / self.scoring.softcap)
-            scores = capped * self.scoring.softcap
+        if self.score.softcap is not None:
+            capped = _tanh(scores / self.score.softcap)
+            scores = capped * self.score.softcap
         if self.bias is not None:
             scores = view(view(scores, self.shape) + self.bias, scores.shape)
         return self._excluding(scores, -np.inf), capped
 
     def _similar(self, queries: Array, keys: Array) -> Array:
-        if self.scoring.vector is None:
+        """The scores of queries against a part of the keys, before softcap and bias."""
+        if self.score.vector is None:
             return similar(queries, keys)
-        scores = additive_score(_with_heads(queries), _with_heads(keys), self.scoring.vector)
+        scores = additive_score(_with_heads(queries), _with_heads(keys), self.score.vector)
         return view(scores, (*queries.shape[:-1], keys.shape[-2]))
 
     def _similar_backward(self, cotangent: Array, queries: Array, keys: Array) -> tuple[Array, Array, Array | None]:
-        if self.scoring.vector is None:
+        """The gradients of queries, of this part of the keys, and of the vector, from that of `_similar`."""
+        if self.score.vector is None:
             return *similar_backward(cotangent, queries, keys), None
-        leaves = [x.detach() for x in (queries, keys, self.scoring.vector)]
+        leaves = [x.detach() for x in (queries, keys, self.score.vector)]
         for leaf in leaves:
             leaf.attach_grad()
         with mx.autograd.record():
@@ -175,10 +178,14 @@ class Softening:
         return tuple(leaf.grad for leaf in leaves)
 
     def _excluding(self, x: Array, value: float) -> Array:
+        """`value` in place of whatever stands in x at the excluded keys; x itself is used up."""
         return x if self.exclusion is None else self.exclusion.fill(x, value)
 
     def _dropped(self, x: Array) -> Array:
-        return x if self.keep is None else view(drop(view(x, self.keep.shape), self.keep, self.rate), x.shape)
+        """Weights after dropout, or the gradient of weights from that of what dropout left of them."""
+        if self.keep is None:
+            return x
+        return view(drop_by(view(x, self.keep.shape), self.keep, self.dropout), x.shape)
 
 
 # Products ---------------------------------------------------------------------------------------------------
@@ -223,6 +230,7 @@ def _both_gradients(cotangent: Array, x: Array, y: Array) -> tuple[Array, Array]
 
 
 def _joined(parts: Sequence[Array]) -> Array:
+    """(..., n, m), one part after the other along the last axis."""
     return parts[0] if len(parts) == 1 else _join(*parts, num_args=len(parts))
 
 
@@ -235,6 +243,7 @@ def _split(x: Array, parts: Sequence[Array]) -> list[Array]:
 
 
 def _total(parts: Sequence[Array | None]) -> Array | None:
+    """The sum of what one or two parts send back; None of None."""
     return parts[0] if len(parts) == 1 or parts[0] is None else parts[0] + parts[1]
 
 

@@ -9,23 +9,24 @@ from typing import NamedTuple
 
 from backends.mxnet.ops.framework import mx, nothing, select
 from backends.mxnet.ops.heads import repeat_kv_heads
-from backends.mxnet.ops.masks import Block, Mask, additive_bias, allowed_keys
+from backends.mxnet.ops.masks import Mask, additive_bias, allowed_keys
 from backends.mxnet.ops.operators import operator, view
 
 _where = operator("where")
 """With a condition of one axis it chooses whole rows; forward and backward by selecting."""
 
 
-class Stages(NamedTuple):
-    """The seven stages of one call, as mx.np arrays."""
+class Score(NamedTuple):
+    """How queries are scored against keys, where that is done block by block.
 
-    queries: mx.np.ndarray
-    keys: mx.np.ndarray
-    values: mx.np.ndarray
-    scores: mx.np.ndarray
-    weights: mx.np.ndarray
-    heads: mx.np.ndarray
-    output: mx.np.ndarray
+    scale: the factor of a dot product.
+    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    softcap: c of `cap`; None without one.
+    """
+
+    scale: float = 1.0
+    vector: mx.np.ndarray | None = None
+    softcap: float | None = None
 
 
 @mx.util.use_np
@@ -41,13 +42,13 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 
 @mx.util.use_np
-def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> list[mx.np.ndarray]:
-    """`after_past` in its two parts, or in one if they are to be joined, or if there is no past."""
+def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
+    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
     if past is None:
-        return [new]
+        return (new,)
     if mask.past_padding is not None:
         past = _zero_rows(past, mask.past_padding)
-    return [mx.np.concatenate([past, new], axis=2)] if join else [past, new]
+    return (mx.np.concatenate([past, new], axis=2),) if join else (past, new)
 
 
 @mx.util.use_np
@@ -79,9 +80,9 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 
 @mx.util.use_np
-def cap(scores: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
-    return scores if softcap is None else mx.np.tanh(scores / softcap) * softcap
+def cap(similarity: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    return similarity if softcap is None else mx.np.tanh(similarity / softcap) * softcap
 
 
 @mx.util.use_np
@@ -89,7 +90,7 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     if mask.bias is None:
         return scores
-    return scores + (additive_bias(mask.bias) if scores.size else nothing(scores.shape, mask.bias))
+    return scores + (additive_bias(mask) if scores.size else nothing(scores.shape, mask.bias))
 
 
 @mx.util.use_np
@@ -103,7 +104,7 @@ def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """
     if scores.size == 0:
         return scores
-    allowed = allowed_keys(mask, Block(*(slice(0, size) for size in scores.shape)), scores.ctx)
+    allowed = allowed_keys(mask)
     if allowed is None:
         return _softmax(scores)
     has_key = mx.np.any(allowed, axis=-1, keepdims=True)
@@ -117,17 +118,29 @@ def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
 
 
 @mx.util.use_np
-def drop(weights: mx.np.ndarray, keep: mx.np.ndarray | None, rate: float) -> mx.np.ndarray:
-    """`weights` of any shape after dropout: with this keep-mask, else with a random one in training."""
-    if keep is None:
-        if rate == 0.0 or not mx.autograd.is_training():
-            return weights
-        # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.
-        keep = mx.npx.dropout(mx.np.ones(weights.shape, dtype="float32", ctx=weights.ctx), p=rate) > 0
-    return weights * keep / (1.0 - rate)
+def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): the weights after dropout of this rate, with the mask's keep-mask if it has one."""
+    if mask.keep is not None:
+        return drop_by(weights, mask.keep, dropout)
+    return drop_at_random(weights, dropout, training)
+
+
+@mx.util.use_np
+def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.ndarray:
+    """An array of any shape after dropout of this rate; as it is outside training."""
+    if dropout == 0.0 or not training:
+        return x
+    # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.
+    return drop_by(x, mx.npx.dropout(mx.np.ones(x.shape, dtype="float32", ctx=x.ctx), p=dropout) > 0, dropout)
+
+
+@mx.util.use_np
+def drop_by(x: mx.np.ndarray, keep: mx.np.ndarray, dropout: float) -> mx.np.ndarray:
+    """The elements of x where `keep` is True or 1, scaled by 1 / (1 - dropout), and 0 elsewhere."""
+    return x * keep / (1.0 - dropout)
 
 
 @mx.util.use_np
 def weighted_sum(weights: mx.np.ndarray, values: mx.np.ndarray) -> mx.np.ndarray:
-    """(B, H, Lq, dv)."""
+    """(B, H, Lq, Lk), (B, G, Lk, dv) -> (B, H, Lq, dv)."""
     return mx.np.matmul(weights, repeat_kv_heads(values, weights.shape[1]))

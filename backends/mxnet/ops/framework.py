@@ -129,8 +129,19 @@ def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
     for array in inputs:
         if isinstance(array, mx.nd.NDArray):
             return array.ctx
-    parameters = list(layer.collect_params().values())
-    return parameters[0].list_ctx()[0] if parameters else mx.current_context()
+    parameter = first_parameter(layer)
+    return mx.current_context() if parameter is None else parameter.list_ctx()[0]
+
+
+def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
+    """A parameter of a layer or of the blocks in it; None where they have none.
+
+    Not by `collect_params`, which makes a dict of all: in every call, that takes as long as ten operators.
+    """
+    for parameter in layer._reg_params.values():
+        return parameter
+    found = (first_parameter(child) for child in layer._children.values())
+    return next((parameter for parameter in found if parameter is not None), None)
 
 
 # Operations and blocks in place of MXNet's own, where those do wrong or too little.

@@ -9,29 +9,45 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.mxnet.ops.framework import as_mxnet, check_computes, describe, mx, numbers, select, to_array
-from mha_core.call.blocks import Reach, reach
+from backends.mxnet.ops.framework import (
+    as_mxnet,
+    check_computes,
+    context_of_call,
+    describe,
+    first_parameter,
+    mx,
+    numbers,
+    select,
+    to_array,
+)
+from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
-from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
-from mha_core.heads import HeadShapes
 
 Window = tuple[int | None, int | None]
-Widths = tuple[int | None, int | None, int | None]
+
+INTEGERS = ("valid_lens", "query_offset")
+"""The sources of a mask that come down to `Mask.reach`, and are needed in NumPy for it."""
 
 
 class Mask(NamedTuple):
-    """What the sources of a mask come to, in memory that grows with Lq + Lk; None where there is nothing of a kind.
+    """Which keys each query may attend to, in a whole call or in a `Block`; None: nothing of this kind.
 
-    reach: which keys valid_lens, causal and window leave to a query; numbers of NumPy.
+    All of it takes memory that grows with Lq + Lk, but for what was given larger.
+
+    shape: (B, H, Lq, Lk), of all scores or those of the block.
+    ctx: where its arrays are.
+    reach: which keys valid_lens, causal and window leave to a query, in NumPy; None also where they leave all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to.
+        past, that nobody can attend to. Of a call; that of a block has none.
     """
 
+    shape: tuple[int, ...]
+    ctx: mx.Context
     reach: Reach | None = None
     allowed: mx.np.ndarray | None = None
     bias: mx.np.ndarray | None = None
@@ -40,105 +56,112 @@ class Mask(NamedTuple):
     past_padding: mx.np.ndarray | None = None
 
 
-class Block(NamedTuple):
-    """A part of the weights (B, H, Lq, Lk), by its items, heads, queries and keys."""
-
-    items: slice
-    heads: slice
-    queries: slice
-    keys: slice
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the block's weights."""
-        return tuple(part.stop - part.start for part in self)
-
-    def of(self, source: mx.np.ndarray) -> mx.np.ndarray:
-        """This part of an array that broadcasts to (B, H, Lq, Lk)."""
-        return source[self.place(source)]
-
-    def place(self, source: mx.np.ndarray) -> tuple[slice, ...]:
-        """Where in the array that part is."""
-        return tuple(slice(None) if n == 1 else part for n, part in zip(source.shape, self, strict=True))
-
-
 @mx.util.use_np
-def allowed_keys(mask: Mask, block: Block, ctx: mx.Context) -> mx.np.ndarray | None:
-    """Bool, broadcastable to the block's weights: all sources combined. None where they leave every key."""
-    sources = []
-    if mask.reach is not None and not mask.reach.is_open(block.items, block.queries, block.keys):
-        first, stop = (to_array(bound, "int64", ctx)[:, None, :, None] for bound in part_of(mask.reach, block))
-        position = mx.np.arange(block.keys.start, block.keys.stop, dtype="int64", ctx=ctx)
-        sources += [position >= first, position < stop]
-    if mask.allowed is not None:
-        sources.append(block.of(mask.allowed))
-    if mask.bias is not None:
-        sources.append(~mx.np.isneginf(block.of(mask.bias)))
-    # AND: `&` on booleans fails where it must broadcast
-    return reduce(mx.np.multiply, sources) if sources else None
+def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
+    """The call with arrays of MXNet in place of lists, numbers and NumPy's arrays, where it is computed.
 
-
-def part_of(reach: Reach, block: Block) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`first` and `stop` of the block's items and queries, (1 or items, 1 or queries)."""
-    first, stop = (bound if len(bound) == 1 else bound[block.items] for bound in reach)
-    first, stop = (bound if bound.shape[1] == 1 else bound[:, block.queries] for bound in (first, stop))
-    return first, stop
-
-
-@mx.util.use_np
-def additive_bias(bias: mx.np.ndarray) -> mx.np.ndarray:
-    """The bias to add to the scores: 0 where it only excludes."""
-    return select(~mx.np.isneginf(bias), bias, 0.0)
-
-
-def sources_of(queries: Any, ctx: mx.Context, mask: AttentionMask) -> AttentionMask:
-    """The mask with arrays of MXNet in place of lists, numbers and NumPy's arrays; NumPy's integers stay."""
-    spec = describe(queries)
+    That is where its first array of MXNet is, or else the layer's parameters. The mask's integers stay in NumPy if
+    they are: `build_mask` looks at them there. What `check_call` refuses stays, too.
+    """
+    ctx = context_of_call(layer, call.queries, call.keys, call.values)
+    call = call.map(lambda _, array: as_mxnet(array, ctx))
+    mask, spec = call.mask, describe(call.queries)
     if spec is not None:
         mask = mask.with_bias_in(spec.dtype, lambda array, dtype: as_mxnet(array, ctx, dtype))
-    return mask.map_arrays(
-        lambda name, array: (
-            array if isinstance(array, np.ndarray) and name in ("valid_lens", "query_offset") else as_mxnet(array, ctx)
-        )
+    mask = mask.map_arrays(
+        lambda name, array: array if isinstance(array, np.ndarray) and name in INTEGERS else as_mxnet(array, ctx)
     )
+    return call if mask is call.mask else replace(call, mask=mask)
 
 
 @mx.util.use_np
-def build_mask(
-    queries: mx.np.ndarray,
-    keys: mx.np.ndarray,
-    values: mx.np.ndarray,
-    mask: AttentionMask,
-    dropout_keep: Any = None,
-    past_keys: mx.np.ndarray | None = None,
-    past_values: mx.np.ndarray | None = None,
-    *,
-    num_heads: int,
-    widths: Widths = (None, None, None),
-    head_shapes: HeadShapes | None = None,
-    split: bool = False,
-    layer_dtype: Any = None,
-) -> Mask:
-    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
+def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
+    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
 
-    All arrays have been through `as_mxnet`, but for those of the mask's integers, which may be NumPy's.
-    `head_shapes` and `split` are those of `mha_core.call.checks.check_call`.
+    Args:
+        call: as `placed` gives it.
+        spec: what it has to fit.
+
+    Raises:
+        SpecError: naming the first argument that does not fit.
+        BackendError: a dtype that MXNet does not compute in.
     """
-    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
-    dtype = None if layer_dtype is None else np.dtype(layer_dtype).name
-    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, dtype), describe)
-    known = replace(mask, valid_lens=numbers(mask.valid_lens), query_offset=numbers(mask.query_offset))
+    sizes = check_call(call, spec, describe)
+    mask, ctx = call.mask, call.queries.ctx
+    known = mask.map_arrays(lambda name, array: numbers(array) if name in INTEGERS else array)
     check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
-    check_computes("queries", queries.dtype)  # which is that of all
-    ctx = queries.ctx
+    check_computes("queries", call.queries.dtype)  # which is that of all
 
     within = reach(known, sizes) if known.has_positions or known.valid_lens is not None else None
+    if within is not None and within.is_open(*(slice(0, size) for size in sizes[:3])):
+        within = None
     allowed, bias = (None if source is None else _as_rank_4(source) for source in (mask.allowed, mask.bias))
     padding, past_padding = _padding(known.valid_lens, allowed, sizes, ctx), None
     if padding is not None and sizes.past_len:
         padding = mx.np.broadcast_to(padding, (padding.shape[0], sizes.key_len))
         padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(within, allowed, bias, dropout_keep, padding, past_padding)
+    shape = (sizes.batch, spec.num_heads, sizes.query_len, sizes.key_len)
+    return Mask(shape, ctx, within, allowed, bias, call.dropout_keep, padding, past_padding)
+
+
+@mx.util.use_np
+def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
+    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    mask = part_of(mask, block)
+    sources = []
+    if mask.reach is not None:
+        first, stop = (to_array(bound, "int64", mask.ctx)[:, None, :, None] for bound in mask.reach)
+        position = mx.np.arange(mask.shape[3], dtype="int64", ctx=mask.ctx)
+        sources += [position >= first, position < stop]
+    if mask.allowed is not None:
+        sources.append(mask.allowed)
+    if mask.bias is not None:
+        sources.append(~mx.np.isneginf(mask.bias))
+    # AND: `&` on booleans fails where it must broadcast
+    return reduce(mx.np.multiply, sources) if sources else None
+
+
+@mx.util.use_np
+def additive_bias(mask: Mask) -> mx.np.ndarray | None:
+    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    return None if mask.bias is None else select(~mx.np.isneginf(mask.bias), mask.bias, 0.0)
+
+
+@mx.util.use_np
+def part_of(mask: Mask, block: Block | None) -> Mask:
+    """The mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    if block is None:
+        return mask
+    within = mask.reach
+    if within is not None and within.is_open(block.items, block.queries, block.keys):
+        within = None
+    if within is not None:
+        bounds = (bound[place((block.items, block.queries), bound.shape)] for bound in within)
+        within = Reach(*(bound - block.keys.start for bound in bounds))
+    return Mask(
+        tuple(part.stop - part.start for part in block),
+        mask.ctx,
+        within,
+        allowed=None if mask.allowed is None else cut(mask.allowed, block),
+        bias=None if mask.bias is None else cut(mask.bias, block),
+        keep=None if mask.keep is None else cut(mask.keep, block),
+    )
+
+
+def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
+    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    return array[place(block, array.shape)]
+
+
+def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Where a block lies in an array of this shape, which is broadcast along the axes that are 1 long."""
+    return tuple(slice(None) if size == 1 else part for size, part in zip(shape, block, strict=True))
+
+
+def expected_dtype(layer: mx.gluon.Block) -> str | None:
+    """The dtype that a layer's inputs must have: that of its parameters; None without any."""
+    parameter = first_parameter(layer)
+    return None if parameter is None else np.dtype(parameter.dtype).name
 
 
 def _padding(

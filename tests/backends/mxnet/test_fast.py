@@ -14,6 +14,7 @@ from backends.mxnet.ops.framework import mx
 from backends.mxnet.ops.operators import record
 from backends.mxnet.weights import from_weights
 from mha_core import AttentionConfig, init_weights
+from tests.backends.drivers import as_call
 
 B, LQ, LK, E, H, G = 2, 7, 9, 12, 6, 3
 
@@ -41,6 +42,11 @@ def gradients(call, *arrays):
     return [output.asnumpy(), *(array.grad.asnumpy() for array in arrays)]
 
 
+def call_of(*arrays, **keywords):
+    """The Call of the arguments of the layer's own call."""
+    return as_call(list(arrays), keywords)[0]
+
+
 def agree(found, expected):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -63,8 +69,10 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_of_any_size_are_the_stages(name, query_block):
     layer, arrays = layer_of(), inputs()
-    fast_call = gradients(lambda: layer.attend(*arrays, **MASKS[name], query_block=query_block).output, *arrays)
-    agree(fast_call, gradients(lambda: layer.stages(*arrays, **MASKS[name]).output, *arrays))
+    fast_call = gradients(
+        lambda: layer.attend(call_of(*arrays, **MASKS[name]), query_block=query_block).output, *arrays
+    )
+    agree(fast_call, gradients(lambda: layer.stages(call_of(*arrays, **MASKS[name])).output, *arrays))
 
 
 @pytest.mark.parametrize("query_block", [None, 3])
@@ -72,8 +80,10 @@ def test_blocks_of_any_size_are_the_stages(name, query_block):
 def test_the_bias_gets_its_gradient(shape, query_block):
     layer, arrays, bias = layer_of(softcap=1.5), inputs(), numbers(*shape, seed=3)
     with mx.util.np_shape(True), mx.util.np_array(True):
-        call = gradients(lambda: layer.attend(*arrays, bias=bias, query_block=query_block).output, *arrays, bias)
-        agree(call, gradients(lambda: layer.stages(*arrays, bias=bias).output, *arrays, bias))
+        call = gradients(
+            lambda: layer.attend(call_of(*arrays, bias=bias), query_block=query_block).output, *arrays, bias
+        )
+        agree(call, gradients(lambda: layer.stages(call_of(*arrays, bias=bias)).output, *arrays, bias))
 
 
 @pytest.mark.parametrize("attention", [DotProductAttention(), AdditiveAttention(5)])
@@ -88,13 +98,13 @@ def test_keys_that_nobody_reaches_are_not_computed(monkeypatch):
     lengths = []
     similar = block.similar
     monkeypatch.setattr(block, "similar", lambda q, k: lengths.append((q.shape[0], k.shape[0])) or similar(q, k))
-    layer_of().attend(*inputs(), [0, 5], causal=True, query_block=4)
+    layer_of().attend(call_of(*inputs(), [0, 5], causal=True), query_block=4)
     assert lengths == [(4, 4)] * H + [(3, 5)] * H
 
 
 def test_no_mask_no_work(monkeypatch):
     monkeypatch.setattr(block.Exclusion, "fill", lambda *_: pytest.fail("no key is excluded"))
-    layer_of().attend(*inputs(), [LK, LK], query_block=4)
+    layer_of().attend(call_of(*inputs(), [LK, LK]), query_block=4)
 
 
 def test_scores_are_held_a_block_at_a_time(monkeypatch):
@@ -116,10 +126,10 @@ def test_scores_are_held_a_block_at_a_time(monkeypatch):
 
 def test_a_wait_does_not_change_a_number(monkeypatch):
     layer, arrays = layer_of(), inputs()
-    expected = gradients(lambda: layer.attend(*arrays, query_block=2).output, *arrays)
+    expected = gradients(lambda: layer.attend(call_of(*arrays), query_block=2).output, *arrays)
     monkeypatch.setattr(fast, "RUN_AHEAD", 0)
     for one, other in zip(
-        gradients(lambda: layer.attend(*arrays, query_block=2).output, *arrays), expected, strict=True
+        gradients(lambda: layer.attend(call_of(*arrays), query_block=2).output, *arrays), expected, strict=True
     ):
         np.testing.assert_array_equal(one, other)
 
@@ -130,12 +140,12 @@ def test_random_dropout_drops_the_same_weights_backward():
     layer = from_weights(config, {}, dtype="float32")
     queries, keys, values = numbers(B, LQ, E), numbers(B, LK, 6, seed=1), numbers(B, LK, 6, seed=2)
     for block_size in (None, 3):
-        call = partial(layer.attend, queries, keys, values, query_block=block_size)
+        call = partial(layer.attend, call_of(queries, keys, values), query_block=block_size)
         mx.random.seed(3)
         output, gradient = gradients(lambda call=call: call().output, values)
         cotangent = np.sin(np.arange(output.size, dtype=np.float32)).reshape(output.shape)
         np.testing.assert_allclose((gradient * values.asnumpy()).sum(), (cotangent * output).sum(), rtol=1e-4)
-        plain = layer.attend(queries, keys, values).output.asnumpy()
+        plain = layer.attend(call_of(queries, keys, values)).output.asnumpy()
         assert np.abs(output - plain).max() > 0.1
         mx.random.seed(3)
         again = gradients(lambda call=call: call().output, values)
@@ -145,7 +155,7 @@ def test_random_dropout_drops_the_same_weights_backward():
 def test_a_past_that_no_one_asks_for_is_not_joined(monkeypatch):
     layer, step = layer_of(), [numbers(B, 1, E, seed=seed) for seed in range(3)]
     past = {"past_keys": numbers(B, G, 5, 2, seed=4), "past_values": numbers(B, G, 5, 2, seed=5)}
-    output, present = layer.attend(*step, **past, return_present=True)
+    output, present = layer.attend(call_of(*step, **past), return_present=True)
     assert [x.shape for x in present] == [(B, G, 6, 2)] * 2
     monkeypatch.setattr(mx.np, "concatenate", lambda *_, **__: pytest.fail("joined"))
     np.testing.assert_allclose(layer(*step, **past).asnumpy(), output.asnumpy(), rtol=1e-5, atol=1e-6)
@@ -158,12 +168,12 @@ def test_gradients_are_added_where_that_is_asked_for_and_left_out_where_none_is(
     config = AttentionConfig(E, H, num_kv_heads=G, projections=False, key_dim=6, value_dim=6)
     layer = from_weights(config, {}, dtype="float32")
     arrays = [numbers(B, H, LQ, 2), numbers(B, G, LK, 2, seed=1), numbers(B, G, LK, 2, seed=2)]
-    expected = gradients(lambda: layer.attend(*arrays, query_block=3).output, *arrays)
+    expected = gradients(lambda: layer.attend(call_of(*arrays), query_block=3).output, *arrays)
     arrays = [array.detach() for array in arrays]
     arrays[2].attach_grad("add")  # and none for queries and keys
     for _ in range(2):
         with mx.autograd.record():
-            output = layer.attend(*arrays, query_block=3).output
+            output = layer.attend(call_of(*arrays), query_block=3).output
         output.backward(mx.np.sin(mx.np.arange(output.size, dtype="float32")).reshape(output.shape))
     np.testing.assert_allclose(arrays[2].grad.asnumpy(), 2 * expected[3], rtol=1e-5, atol=1e-6)
     assert arrays[0].grad is None
@@ -198,7 +208,7 @@ def test_a_nan_score_reaches_what_the_equation_says(query_block):
     keys[0, 2] = np.nan
     for options in ({}, {"causal": True}):
         arrays = queries, keys, values
-        found = gradients(lambda: layer.attend(*arrays, **options, query_block=query_block).output, *arrays)  # noqa: B023  # called at once
-        expected = gradients(lambda: layer.stages(*arrays, **options).output, *arrays)  # noqa: B023  # called at once
+        found = gradients(lambda: layer.attend(call_of(*arrays, **options), query_block=query_block).output, *arrays)  # noqa: B023  # called at once
+        expected = gradients(lambda: layer.stages(call_of(*arrays, **options)).output, *arrays)  # noqa: B023  # called at once
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.isnan(one), np.isnan(other))

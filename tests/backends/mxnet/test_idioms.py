@@ -215,7 +215,7 @@ def test_nan_cotangent_of_an_excluded_weight_is_not_multiplied_by_zero():
 
 
 def test_nan_score_makes_its_row_nan_as_in_the_equation():
-    mask = Mask(allowed=mx.np.array([[[[True] * LK]]], dtype="bool"))
+    mask = Mask((1, 1, 1, LK), mx.cpu(), allowed=mx.np.array([[[[True] * LK]]], dtype="bool"))
     weights = masked_softmax(mx.np.array([[[[1.0, np.nan, 2.0, 3.0, 5.0]]]]), mask)  # npx.softmax: zeros in float32
     assert np.isnan(weights.asnumpy()).all()
 
@@ -273,8 +273,6 @@ def test_float16_is_refused_before_anything_runs():
 PROGRAM = """
 import numpy as np
 from backends.mxnet.ops.framework import mx
-from backends.mxnet.ops.masks import Mask
-from backends.mxnet.weights import from_weights, to_weights
 SET_NP
 before = mx.util.is_np_array(), mx.util.is_np_shape()
 from backends.mxnet import MultiHeadAttention, PositionalEncoding, to_weights
