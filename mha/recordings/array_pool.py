@@ -1,4 +1,4 @@
-"""ArrayPool: arrays in a safetensors file beside a description in JSON that refers to them; equal ones once."""
+"""ArrayPool: the arrays of a safetensors file, each stored once, to which a description in JSON refers by name."""
 
 from __future__ import annotations
 
@@ -32,9 +32,15 @@ class ArrayPool:
         self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, name: str, array: NDArray, dtype: str) -> Reference:
-        """How a description refers to the array; `dtype` is that of its numbers by name, if they are floats.
+        """Store an array, unless an equal one is there, and return the reference to it for the description.
 
-        Raises SpecError for float32 numbers that are said to be bfloat16 and are not.
+        Args:
+            name: its name in the file, if it is stored.
+            array: the array; bfloat16 numbers as float32.
+            dtype: the dtype of the numbers, by name; only used for floats.
+
+        Raises:
+            SpecError: dtype is bfloat16, and the numbers of the float32 array are not bfloat16 numbers.
         """
         array = np.ascontiguousarray(array).reshape(np.shape(array))  # it makes a scalar one-dimensional
         reference = {}
@@ -49,12 +55,12 @@ class ArrayPool:
         return {"array": self._names[key], **reference}
 
     def write(self, path: str | os.PathLike[str], key: str, description: str) -> None:
-        """Write the arrays, and the description as metadata, whole or not at all."""
+        """Write the arrays, and the description as metadata, atomically."""
         write_whole(path, to_sealed(self.arrays, {key: description}))
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
-    """The array that a description refers to. KeyError or SpecError if it is not there as it should be."""
+    """The array that a description refers to. KeyError if there is none of that name, SpecError if it can't be read."""
     name = reference["array"]
     array = arrays[name]
     if set(reference) == {"array"}:
@@ -71,7 +77,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """The arrays of a file, read-only, and the description in its metadata.
 
     Raises:
-        SpecError: it is no whole safetensors file, or has no such description; `what` says of what.
+        SpecError: it is no whole safetensors file, or has no such description; `what` is its kind, for the message.
         FileNotFoundError: there is no such file.
     """
     arrays, metadata = read_tensors(path)

@@ -1,4 +1,4 @@
-"""What a call asks of a layer: which masks, sizes and settings it has, that some bugs of the zoo need to show."""
+"""Which masks, sizes and settings a call must have for a bug of the zoo to be visible in it."""
 
 from __future__ import annotations
 
@@ -127,11 +127,14 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
     ("several blocks of queries and keys", _several_blocks, ("block-*", "online-*")),
 )
-"""What a call must have, whether it has it, and the bugs that need it; the first entry that names a bug counts."""
+"""A requirement in words, a test of a problem for it, and patterns of the bugs that need it.
+
+For each bug the first entry with a matching pattern counts.
+"""
 
 
 def need_of(bug: Bug) -> tuple[str, Asks] | None:
-    """What a call must have for the bug to show, and whether one has it; None if every call might show it.
+    """The requirement of a call for the bug to be visible, in words and as a test; None if any call might show it.
 
     >>> from conformance.zoo.registry import select
     >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
@@ -144,13 +147,13 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Whether one of the problems has what the bug needs."""
+    """Whether one of the problems meets the requirement of the bug (see `need_of`)."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Equal for calls that ask the same: of several such, one is looked at first."""
+    """A key that is equal for calls with equal settings, masks and small sizes; of each key one call is run first."""
     config = problem.config
     sizes = problem.inputs.check(config)
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
@@ -160,5 +163,5 @@ def signature(problem: Problem) -> tuple[object, ...]:
 
 
 def is_of_gradients(bug: Bug) -> bool:
-    """Whether it leaves every output right."""
+    """Whether the bug changes gradients alone, so that no output shows it."""
     return bug.stage == GRADIENTS

@@ -1,4 +1,4 @@
-"""Capture: what live attention layers are given and what they give, recorded by hooks.
+"""Capture: record the inputs and outputs of live attention layers by hooks.
 
     with mha.capture(model, "calls.safetensors"):
         model(...)
@@ -33,7 +33,7 @@ from mha_core.weights import check_weights
 
 
 class Adapter(Protocol):
-    """How one kind of layer is read.
+    """Translates the calls of one kind of layer into the terms of the definition.
 
     It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
     weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without.
@@ -57,20 +57,20 @@ class Adapter(Protocol):
 
 
 class Hooks(Protocol):
-    """What a module has that an entry point of group "mha.capture" names, such as that of `backends.torch.native`."""
+    """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
 
     ADAPTERS: Sequence[Adapter]
 
     def versions(self) -> dict[str, str]:
-        """Package -> version of what computes."""
+        """Package -> version of the framework and its libraries."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """The names of a module's direct parts that hold parameters, and all that is in it: see `mha.coverage`."""
+        """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
 
     def watch(
         self, target: Any, choose: Callable[[str, Any], Adapter | None], seen: Callable[..., None]
     ) -> AbstractContextManager[None]:
-        """Within it, `seen(name, adapter, layer, arguments, output)` hears of every call of a chosen layer."""
+        """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer."""
 
 
 ENTRY_POINT_GROUP = "mha.capture"
@@ -91,7 +91,7 @@ def unregister(adapter: Adapter) -> None:
 
 
 class Capture:
-    """What is being recorded: `calls` so far, `recording` when at least one was made, and `coverage` of the model."""
+    """A recording in progress: the `calls` so far, a `recording` of them, and the `coverage` of the model."""
 
     def __init__(self, versions: Mapping[str, str], survey: Survey) -> None:
         self.layers: list[RecordedLayer] = []
@@ -106,7 +106,7 @@ class Capture:
 
     @property
     def recording(self) -> Recording:
-        """Everything so far. SpecError if no call was made."""
+        """A Recording of the calls so far. Raises SpecError if there is none."""
         if not self.calls:
             raise SpecError(
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
@@ -115,7 +115,7 @@ class Capture:
         return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread)
 
     def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
-        """Record one call. SpecError for one that no recording can hold."""
+        """Record one call. Raises SpecError for a call that no recording can hold."""
         try:
             call = Call(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
             inputs = call.inputs
@@ -130,7 +130,7 @@ class Capture:
         self.calls.append(RecordedCall(position, inputs, call.outputs))
 
     def _position(self, name: str, kind: str, call: Call) -> int:
-        """Where the layer stands among the recorded ones; a new place if it was not seen with these weights."""
+        """Position of the layer among the recorded ones; it is added if it was not seen with these weights before."""
         parameters = None if call.parameters == call.dtype else call.parameters
         own = name, kind, call.dtype, call.config, parameters
         for position, known in enumerate(self.layers):
@@ -220,7 +220,7 @@ def capture(
 
 
 def _adapters_of_transformers() -> Sequence[Adapter]:
-    """Those for the models of transformers, if that package is in use."""
+    """The adapters for models of transformers, if that package is imported; else none."""
     if "transformers" not in sys.modules:
         return ()
     from mha.recipes.adapter import ADAPTERS

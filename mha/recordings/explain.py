@@ -1,4 +1,4 @@
-"""Explain: which bug, or pair of bugs, gives what was recorded where that is not what the definition gives."""
+"""Explain: find the bug, or pair of bugs, that gives the recorded outputs where they differ from the definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
-from mha.recordings.replay import RecordedSubject, judge, selected
+from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import round_to
 from mha_core.weights import Weights, load_weights
@@ -26,9 +26,9 @@ from mha_core.weights import Weights, load_weights
 def explain(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[Diagnosis]:
-    """What explains a recording that differs from the definition: one diagnosis for each dtype in it.
+    """Diagnose a recording that differs from the definition, once for each dtype in it.
 
-    A hypothesis must give what was recorded in every call of that dtype. The zoo's bugs are tried, and the
+    A hypothesis must give the recorded output in every call of that dtype. The zoo's bugs are tried, and the
     ways in which packed weights can be read wrongly. Of a large batch two items are looked at: the one that
     is furthest off and another one.
     """
@@ -45,7 +45,7 @@ def explain(
 
 
 class _LeanRuns(Runs):
-    """Keeps only what recordings show, and nothing of pairs: of a layer of real size, the rest would fill memory."""
+    """Runs that keep only the recorded stages, and nothing of pairs of bugs: those of a large layer fill memory."""
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
         if len(bugs) == 1:
@@ -58,12 +58,12 @@ class _LeanRuns(Runs):
 
 
 SMALL = 100_000
-"""The size of an output below which all of a batch is looked at."""
+"""Elements of an output below which the whole batch is used."""
 
 
 def _two_items_each(recording: Recording) -> Recording:
-    """The calls with two batch items each, where the batch is larger and the output large."""
-    worst = {result.case: result.mismatches[0].index for result in judge(recording) if result.mismatches}
+    """The recording with at most two batch items in each call that has a large output: the worst one and another."""
+    worst = {result.case: result.mismatches[0].index for result in judge_recording(recording) if result.mismatches}
     calls = []
     for name, call in zip(recording.names, recording.calls, strict=True):
         batch = call.inputs.queries.shape[0]
@@ -81,7 +81,7 @@ def items_of(call: RecordedCall, items: NDArray) -> RecordedCall:
 
 
 def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
-    """The recording with the weights of a file in its layers; and a line for each layer: what they differ in.
+    """The recording with the weights of a file in its layers, and a line for each layer that names the differences.
 
     Args:
         recording: calls of a layer, or of several, that were ported.
@@ -105,7 +105,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
 
 
 def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tuple[AttentionConfig, Weights]]:
-    """Name of a layer -> the config and the weights that it was meant to hold."""
+    """Name of a layer -> its config and weights in the file at `path`, which describes the original."""
     original = meant_by(path)
     if isinstance(original, tuple):
         if len(names) > 1:
@@ -126,9 +126,9 @@ def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tupl
 
 
 def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:
-    """What a file says of the layers that were ported: a recording of them, or the config and weights of one.
+    """Read a file that describes the original layers: a Recording, or the config and weights of one layer.
 
-    Raises SpecError if it is neither, and FileNotFoundError if it is not there.
+    Raises SpecError if it is neither, and FileNotFoundError if there is no such file.
     """
     try:
         return Recording.load(path)

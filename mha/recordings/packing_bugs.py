@@ -23,7 +23,7 @@ from mha_core.reference.state import State, Step
 from mha_core.weights import Weights
 
 STEP_OF = {"q_proj": "queries", "k_proj": "new_keys", "v_proj": "new_values", "out_proj": "output"}
-"""The step of the reference that applies a projection; its stage is called the same, without "new_"."""
+"""Projection -> the step of the reference that applies it; the stage has the step's name without "new_"."""
 
 LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 
@@ -35,7 +35,7 @@ KV: Packs = (("q_proj",), ("k_proj", "v_proj"))
 
 
 def _layout(packs: Packs, *, interleaved: bool = False, transposed: bool = False) -> Layout:
-    """Matrices that hold these projections; of the same names and sizes in whatever order they are."""
+    """A packed layout of these projections; its array names and sizes do not depend on the order inside an array."""
     names = {f"{position}.weight": projections for position, projections in enumerate(packs)}
     return PackedLayout(
         "+".join("".join(LETTER[projection] for projection in projections) for projections in packs),
@@ -51,7 +51,7 @@ def _layout(packs: Packs, *, interleaved: bool = False, transposed: bool = False
 
 
 def _reread(written: Layout, read: Layout, config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
-    """The weights that come of writing in one order and reading in another."""
+    """Weights that were written in the layout `written` and are read back as if it were `read`."""
     try:
         there = written.write(config, weights)
         # A transposed matrix is read as it lies in memory.
@@ -65,7 +65,7 @@ def _reread(written: Layout, read: Layout, config: AttentionConfig, weights: Wei
 def _with_weights(
     change: Callable[[AttentionConfig, Weights], Mapping[str, NDArray]], projections: Collection[str]
 ) -> dict[str, Step]:
-    """The steps of the reference that apply these projections, with changed weights."""
+    """The reference's steps for these projections, each of which applies `change` to the weights before it runs."""
 
     def step(name: str, state: State) -> NDArray:
         return forward.FORWARD[name](replace(state, parameters=change(state.config, state.parameters)))
@@ -114,7 +114,7 @@ def _in_words(order: tuple[str, ...]) -> str:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """All of them.
+    """All bugs of packed weights: orders that are exchanged, and transposed matrices.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']

@@ -1,4 +1,4 @@
-"""What a recording is made of: one layer, and one call of it."""
+"""RecordedLayer and RecordedCall: the parts of a recording."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mha_core.stages import stage_shapes
 from mha_core.weights import Weights
 
 FORMAT = 1
-"""Of a recording's file; what an older reader would misread raises it."""
+"""Version of the file format; a change that an older reader would misread raises it."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer:
-    """One layer, as it was when it was called.
+    """One layer, with the weights that it had when it was called.
 
     Args:
         name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
@@ -26,7 +26,7 @@ class RecordedLayer:
         dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
         config, weights: the layer in terms of the definition.
         parameters: the dtype of the weights, by name, where the layer casts them to `dtype` as it computes; None
-            where that is theirs.
+            where the weights are in `dtype`.
     """
 
     name: str
@@ -48,8 +48,8 @@ class RecordedCall:
 
     Args:
         layer: its position among the recording's layers.
-        inputs: what it was given, in terms of the definition.
-        outputs: what it gave, by stage: `output`, and `weights` where it returned them per head.
+        inputs: its arguments, in terms of the definition.
+        outputs: its results by stage: `output`, and `weights` where it returned them per head.
     """
 
     layer: int
@@ -58,7 +58,7 @@ class RecordedCall:
 
 
 def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
-    """SpecError unless inputs and outputs of a call have the shapes and dtypes of its layer."""
+    """Raise SpecError unless inputs and outputs of a call have the shapes and dtypes of its layer."""
     sizes = call.inputs.check(layer.config)
     storage = storage_dtype(layer.dtype)
     shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)

@@ -1,4 +1,4 @@
-"""What the description in a recording's file says: every field is looked at before it is believed."""
+"""Reads the description in a recording's file; every field is checked, because anybody may have written the file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mha_core.files.outside import parse_json_object
 from mha_core.weights import check_weights
 
 LONGEST_TEXT = 1000
-"""So many characters a name, a class or a version may have."""
+"""Most characters that a name, a class or a version may have."""
 
 Find = Callable[[Any], Any]
 """The array that a value in the description refers to, or the value itself."""
 
 
 class Described(NamedTuple):
-    """What a file describes, in the order of the fields of a `Recording`."""
+    """The contents of a file, in the order of the fields of a `Recording`."""
 
     layers: tuple[RecordedLayer, ...]
     calls: tuple[RecordedCall, ...]
@@ -40,8 +40,8 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
         text: the description, in JSON.
 
     Raises:
-        SpecError: it is no description, of a newer format, or contradicts itself or the arrays.
-        Exception: of any kind, where it is of another form; a KeyError for what it lacks.
+        SpecError: the text is no description, has a newer format, or contradicts itself or the arrays.
+        Exception: of any kind, where the description has another form; KeyError where a field is missing.
     """
     description = parse_json_object(text, what="its description")
     known = description["format"]

@@ -1,7 +1,7 @@
 """Recording: calls of attention layers, with weights, inputs, masks and outputs, in one safetensors file.
 
 `mha.capture` makes it where the layers live; `mha replay` and `mha diagnose` read it anywhere else. In the
-file, equal arrays are stored once: what one layer gives and the next one takes, the weights of all its calls.
+file, equal arrays are stored once, such as the weights of a layer that was called often.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mha_core.files.writing import check_output
 from mha_core.weights import Weights, check_weights
 
 METADATA_KEY = "mha_recording"
-"""Where the file holds everything but the arrays, as JSON."""
+"""Key of the file's metadata under which everything but the arrays stands, as JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Recording:
     Args:
         layers: every layer that was called; twice, if its weights changed between calls.
         calls: in the order in which they were made.
-        versions: package -> version of what computed.
+        versions: package -> version of the frameworks that computed.
         unread: the modules of the model that look like attention and are not among the layers; None if nobody
             looked, as for a file of an older release.
 
@@ -77,9 +77,9 @@ class Recording:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What each call is called: its layer's name, numbered where that was called more than once.
+        """A name for each call: that of its layer, numbered where the layer was called more than once.
 
-        It stands for a case id, so it holds no wildcard.
+        Names are used as case ids, so they hold no wildcards.
         """
         plain = [self.layers[call.layer].name or "layer" for call in self.calls]
         often, seen = Counter(plain), Counter[str]()
@@ -91,33 +91,33 @@ class Recording:
 
     @property
     def coverage(self) -> Coverage | None:
-        """What was recorded of the model, and what was not; None if nobody looked."""
+        """Which attention modules of the model were recorded and which were not; None if the file does not say."""
         names = tuple(dict.fromkeys(layer.name for layer in self.layers))
         return None if self.unread is None else Coverage(names, self.unread)
 
     def check_coverage(self) -> None:
-        """SpecError if modules that look like attention were left out, or the file does not say whether."""
+        """Raise SpecError if modules that look like attention were left out, or if the file does not say."""
         if self.coverage is None:
             raise SpecError("the recording does not say which modules were left out; it is of an older release")
         self.coverage.check()
 
     @property
     def made_with(self) -> str:
-        """The versions in words: "torch 2.13.0"."""
+        """The versions as text, such as "torch 2.13.0"."""
         return ", ".join(f"{package} {version}" for package, version in self.versions.items()) or "unknown software"
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of the calls, each once."""
+        """The dtypes of the calls, without repetitions."""
         return tuple(dict.fromkeys(self.layers[call.layer].dtype for call in self.calls))
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """Each call as a Problem, with what the layer gave as `recorded`."""
+        """Each call as a Problem, with the layer's outputs as its `recorded`."""
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
-        """Each call as a case, of all calls or of those in `dtype`; to be judged as any other case is."""
+        """Each call as a Case for `conformance.runner`: all calls, or only those in `dtype`."""
         found = []
         for name, call, problem in zip(self.names, self.calls, self.problems, strict=True):
             layer = self.layers[call.layer]
@@ -139,10 +139,10 @@ class Recording:
         return found
 
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
-        """The same calls of layers that hold other weights: those that they were meant to hold.
+        """This recording with `intended` weights in place of the recorded ones.
 
-        What was recorded is then judged by what should have come out, and so a wrong port by the model that
-        was ported. The weights are rounded to the dtype in which the layer holds them.
+        Its outputs are then compared with those of the intended weights: so a wrong port is judged by the model
+        that was ported. The weights are rounded to the dtype in which the layer holds them.
 
         Args:
             intended: name of a layer -> config and canonical weights. Layers that it lacks stay as they are.
@@ -162,7 +162,7 @@ class Recording:
         return replace(self, layers=tuple(layers))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the file, whole or not at all. SpecError if it is there already, unless `overwrite`."""
+        """Write the file atomically. Raises SpecError if it exists already, unless `overwrite`."""
         check_target(path, overwrite=overwrite)
         pool = ArrayPool()
         description = {
@@ -177,7 +177,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
@@ -198,7 +198,7 @@ class Recording:
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The absolute path. SpecError if a file can't be written there, or is there already and may not be replaced."""
+    """The absolute path. Raises SpecError if no file can be written there, or one exists that may not be replaced."""
     return check_output(path, what="a recording", force="" if overwrite else "overwrite=True")
 
 
@@ -235,7 +235,7 @@ def _describe_call(
 
 
 def _given(instance: Any) -> dict[str, Any]:
-    """The fields that have another value than their default: what a reader must know."""
+    """The fields of a dataclass whose values are not the defaults, by name: only these are written to the file."""
     values = ((own, getattr(instance, own.name)) for own in fields(instance))
     return {own.name: value for own, value in values if not _is_default(own, value)}
 

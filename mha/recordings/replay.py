@@ -1,8 +1,8 @@
-"""Replay: a recording judged, and any backend or subject judged by it.
+"""Replay: compare a recording, and any backend or subject, with the reference on the recorded calls.
 
-What was recorded and what is run here are each compared with the reference, under the bound of its own
-dtype. If both are equal to it they are within the sum of the two bounds of each other, wherever and
-whenever the recording was made: so two frameworks are compared that can't be installed together.
+The recorded outputs and the outputs that are computed here are each compared with the reference, under the bound
+of their own dtype. If both are equal to it, they differ by at most the sum of the two bounds, wherever and whenever
+the recording was made: so two frameworks can be compared that can't be installed together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class RecordedSubject:
-    """What was recorded, as a subject: it gives what the layer gave, and knows no other problem."""
+    """A recording as a subject: it returns the recorded outputs, and refuses every problem that was not recorded."""
 
     recording: Recording
     dtype: str
@@ -49,7 +49,7 @@ class RecordedSubject:
 
     @cached_property
     def _known(self) -> dict[bytes, Mapping[str, NDArray]]:
-        """Every problem by its digest -> what the layer gave."""
+        """Digest of each recorded problem -> the recorded outputs by stage."""
         rounded = (problem.rounded(self.dtype) for problem in self.recording.problems)
         return {_digest(one.config, one.weights, one.inputs): one.recorded for one in rounded}
 
@@ -64,7 +64,7 @@ class RecordedSubject:
 
 
 def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
-    """The same for the same problem; a cotangent does not count, as what it asks for was not recorded."""
+    """A hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
     arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if name != "cotangent"}
     for name, value in {**weights, **arrays, **vars(inputs.mask)}.items():
@@ -95,12 +95,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it.
+    """The results of `replay`.
 
     Attributes:
-        recorded: what was recorded, against the reference.
-        results: each subject against the reference, in each call.
-        agreements: each subject against what was recorded, where it ran.
+        recorded: the recorded outputs compared with the reference, call by call.
+        results: each subject compared with the reference, call by call.
+        agreements: each subject compared with the recorded outputs, where it ran.
     """
 
     recorded: tuple[Result, ...]
@@ -113,7 +113,7 @@ class Replay:
         return (*self.recorded, *self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """All three as a dict of JSON values."""
         return {
             "recorded": [result.to_dict() for result in self.recorded],
             "results": [result.to_dict() for result in self.results],
@@ -129,13 +129,13 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Judge the recording, and every subject by each of its calls.
+    """Compare the recorded outputs, and every subject in each recorded call, with the reference.
 
     Args:
-        recording: what was recorded.
+        recording: the calls.
         subjects: backends, or anything else with `prepare(config, weights) -> run(inputs) -> Trace`.
         patterns: names of the calls; wildcards work.
-        same_dtype: whether a subject is asked only what was recorded in its own dtype.
+        same_dtype: whether a subject runs only the calls that were recorded in its own dtype.
         progress: sees each Result as it comes.
 
     Raises:
@@ -153,7 +153,7 @@ def replay(
     (['equal', 'equal'], 0.0)
     """
     known = selected(recording, patterns)
-    recorded = tuple(_told(judge(recording, known), progress))
+    recorded = tuple(_told(judge_recording(recording, known), progress))
     results: list[Result] = []
     agreements: list[Agreement] = []
     for subject in subjects:
@@ -170,8 +170,8 @@ def replay(
     return Replay(recorded, tuple(results), tuple(agreements))
 
 
-def judge(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
-    """What was recorded against the reference, call by call, in the dtype of each; all calls, or those of `names`."""
+def judge_recording(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
+    """Compare recorded outputs with the reference, in the dtype of each call: all calls, or those of `names`."""
     for dtype in recording.dtypes:
         subject = RecordedSubject(recording, dtype)
         for case in recording.cases(dtype):
@@ -194,7 +194,7 @@ def _told(results: Iterator[Result], progress: Callable[[Result], None]) -> Iter
 
 
 class _Keeping:
-    """A subject that keeps its last answer."""
+    """Wraps a subject and keeps the last Trace that it returned, for the comparison with the recording."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -239,7 +239,7 @@ def _agreement(case: Case, recording: Recording, kept: _Keeping) -> Agreement:
 
 
 def _same_numbers(one: Problem, other: Problem) -> bool:
-    """Whether two roundings of a problem are the same numbers, in whatever dtypes."""
+    """Whether two roundings of a problem hold equal numbers, whatever their dtypes."""
     return _digest(*_in_float64(one)) == _digest(*_in_float64(other))
 
 

@@ -1,8 +1,8 @@
-"""Unseen: which bugs of the zoo the recorded calls would not have shown, found by running every one of them on them.
+"""Unseen: find the bugs of the zoo that the recorded calls could not have shown.
 
-"Equal" says that no output left its bound. With one key alone, or small weights in 16 bits, a scale that is wrong by
-half does not either. So each bug of the zoo is put into the reference, runs on the recorded inputs, and is held
-against the same bound as what was recorded.
+"Equal" means that no output left its bound. But with one key alone, or small weights in 16 bits, not even a scale that
+is wrong by half leaves it. So each bug of the zoo is put into the reference and runs on the recorded inputs, and its
+output is compared under the bound that the recorded output was compared under.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mha_core.reference import pipeline as reference
 from mha_core.reference.state import State
 
 SECONDS = 2.0
-"""How long it may take; what was not tried by then is said."""
+"""Default time limit; bugs that were not tried by then are reported as untried."""
 
 ITEMS, ROWS = 2, 16
 """Batch items, and last queries of them, that a large call is cut to before all of it is looked at."""
@@ -42,28 +42,28 @@ LARGE = 50_000
 """Numbers in the attention weights or the queries of a call from which on it is cut."""
 
 HARD_LIMIT = 5.0
-"""How many times as long the first run of every bug may take: without it nothing could be said."""
+"""How many times the time limit the first run of every bug may take; without it the result would be empty."""
 
 SHOWN = 16
-"""How many bugs of one reason are named, and how many things that were never asked."""
+"""Most bugs that are named for one reason, and most requirements that are named."""
 
 LAST = ("block-", "online-", "fill-", "past-")
-"""How the ids of bugs begin that are named after the others: those of rarer ways to compute the same."""
+"""Prefixes of the ids of bugs in rarer ways to compute attention; they are named after the others."""
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """What came of every bug.
+    """The result of `unseen`: for every bug, whether the calls show it, and if not, why.
 
     Attributes:
         calls: how many calls there are.
-        tried: the names of those that were looked at, all of it or in part.
-        parts: of these, those of which only a part was.
+        tried: the names of the calls on which bugs were run.
+        parts: those of them of which only a part was used.
         seen: ids of the bugs that these calls show.
-        within: ids of those that change something and stay within the bound, what changes most first.
-        idle: ids of those that change nothing at all, though nothing that they need is missing: one head alone, or
-            sizes that are equal.
-        never_asked: what no call has -> the bugs that need it.
+        within: ids of those that change outputs but stay within the bound, the largest change first.
+        idle: ids of those that change nothing although their requirement is met, for example with one head alone,
+            or with equal sizes.
+        never_asked: requirement that no call meets, in words -> the bugs that need it.
         impossible: those that can't be made in these layers: a bias forgotten where there is none.
         untried: those that there was no time for.
     """
@@ -84,21 +84,21 @@ class Unseen:
         return len(self.within) + len(self.idle) + sum(map(len, self.never_asked.values()))
 
     def _looked(self) -> str:
-        """How many calls were looked at."""
+        """How many calls bugs were run on, in words."""
         whole = len(self.tried) - len(self.parts)
         return " and ".join(
             [*([f"{whole} of them"] if whole else []), *([f"parts of {len(self.parts)}"] if self.parts else [])]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The result as a dict of JSON values."""
         lists = ("tried", "parts", "seen", "within", "idle", "impossible", "untried")
         never = {words: list(bugs) for words, bugs in self.never_asked.items()}
         found = {name: list(getattr(self, name)) for name in lists}
         return {"calls": self.calls, "missed": self.missed, **found, "never_asked": never}
 
     def text(self) -> str:
-        """The same in words, a line for each reason."""
+        """The result in words, one line for each reason."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         looked = "" if len(self.tried) == self.calls and not self.parts else f"; looked at: {self._looked()}"
@@ -131,12 +131,12 @@ def unseen(
 ) -> Unseen:
     """Put every bug of the zoo into the reference, and see whether the recorded calls would show it.
 
-    A bug shows if an output of the kind that was recorded leaves its bound in some call. Calls that ask the same are
-    looked at one after another, large ones cut to a few items and queries first; until every bug has shown, or time
-    is up.
+    A bug shows if an output of the kind that was recorded leaves its bound in some call. One call of
+    each kind is run first, and large calls are first cut to a few items and queries. It ends when every bug has
+    shown, or time is up.
 
     Args:
-        recording: what was recorded.
+        recording: the recorded calls.
         names: the calls that count. Default: all.
         seconds: how long it may take, roughly.
         bugs: the zoo. Default: all of it.
@@ -169,7 +169,7 @@ def unseen(
             break
         progress(f"what {call.name} would have shown")
         tried[call.name] = cut
-        stage = _Stage(call, cut)
+        runner = _BugRunner(call, cut)
         for bug in left:
             limit = deadline if verdicts[bug.id].tried else deadline + (HARD_LIMIT - 1) * seconds
             if time.monotonic() > limit:
@@ -177,23 +177,24 @@ def unseen(
             need = need_of(bug)
             if need is not None and not need[1](call.problem):  # it may look different in a part of it
                 continue
-            found = stage.run(bug)
+            found = runner.run(bug)
             if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
-                verdicts[bug.id].hear(found)
+                verdicts[bug.id].add(found)
         left = [bug for bug in left if not verdicts[bug.id].seen]
     return _sorted_out(zoo, verdicts, problems, tried)
 
 
 @dataclass
 class _Verdict:
-    """What is known of one bug: whether it was run, could be made, changed something and how much, and showed."""
+    """The findings about one bug: whether it was run, could be made, was seen, and its largest change."""
 
     tried: bool = False
     possible: bool = False
     seen: bool = False
     change: float = 0.0
 
-    def hear(self, found: tuple[bool, float] | None) -> None:
+    def add(self, found: tuple[bool, float] | None) -> None:
+        """Take in the result of one run (see `_BugRunner.run`)."""
         self.tried = True
         if found is not None:
             self.possible = True
@@ -239,14 +240,14 @@ class _Call:
 
     @property
     def size(self) -> int:
-        """Numbers in its attention weights, or in its queries, whichever is more."""
+        """Elements of its attention weights or of its queries, whichever are more."""
         sizes = self.problem.inputs.check(self.problem.config)
         weights = sizes.batch * self.problem.config.num_heads * sizes.query_len * sizes.key_len
         return max(weights, self.problem.inputs.queries.size)
 
 
 def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
-    """Calls, and whether each is cut: one of each kind first, small ones first; then all others; then those whole."""
+    """(call, whether it is cut) in the order of running: one call of each kind, the others, then large calls uncut."""
     by_size = sorted(calls, key=lambda call: call.size)
     firsts: dict[tuple[object, ...], _Call] = {}
     for call in by_size:
@@ -256,8 +257,8 @@ def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
     return [*((call, call.size > LARGE) for call in ordered), *((call, False) for call in ordered if call.size > LARGE)]
 
 
-class _Stage:
-    """One call on which bugs are run."""
+class _BugRunner:
+    """Runs bugs on one call, whole or cut, and compares them with the right result."""
 
     def __init__(self, call: _Call, cut: bool) -> None:
         problem = _cut(call) if cut else call.problem
@@ -267,7 +268,7 @@ class _Stage:
         self.right: State = reference.run_state(given.config, given.weights, given.inputs)
 
     def run(self, bug: Bug) -> tuple[bool, float] | None:
-        """Whether the bug shows, and how much it changes; None where it can't be made."""
+        """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
         forward, _ = pipelines(bug)
         try:
             state, changed = rerun(self.right, forward, bug.forward)
@@ -284,7 +285,7 @@ class _Stage:
 
 
 def _change(right: NDArray, wrong: NDArray) -> float:
-    """The largest change of a stage, relative to its largest number: at least what says that there is one."""
+    """Largest change of a stage relative to its largest number; never 0, as 0 means that no step changed."""
     if right.shape != wrong.shape:
         return 1.0
     with np.errstate(all="ignore"):
@@ -295,9 +296,9 @@ def _change(right: NDArray, wrong: NDArray) -> float:
 
 
 def _cut(call: _Call) -> Problem:
-    """A few batch items, those with the fewest and the most open keys, and a few queries, with all that they may see.
+    """A part of the problem: the batch items with the fewest and most allowed keys, a few queries, and all their keys.
 
-    What these queries give is what the layer gives for them in the whole call.
+    The outputs of these queries are those of the whole call.
     """
     problem = call.problem
     where = problem.allowed()
@@ -319,7 +320,7 @@ def _cut(call: _Call) -> Problem:
 
 
 def _part(problem: Problem, rows: slice, columns: slice) -> Problem:
-    """The problem with some queries and keys; what was recorded only by name."""
+    """The problem with these queries and keys alone. Its recorded outputs keep their names, but not their shapes."""
     inputs, mask = problem.inputs, problem.inputs.mask
 
     def cut(name: str, array: NDArray) -> NDArray:

@@ -14,7 +14,7 @@ import pytest
 
 import mha
 from mha.recordings.capture import register, unregister
-from mha.recordings.replay import judge
+from mha.recordings.replay import judge_recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 
 B, LQ, LK = 2, 3, 5
@@ -33,7 +33,7 @@ def some(*shape):
 
 def assert_equal(recording):
     """Every recorded call is what the definition gives."""
-    for result in judge(recording):
+    for result in judge_recording(recording):
         assert result.status == "equal", result
     return recording
 
@@ -201,7 +201,7 @@ def test_a_layer_that_computes_something_else_than_its_weights_say_is_refused_at
         raise AssertionError("it ran")
     with mha.capture(model, path, probe=False) as seen:
         layer(x, x, x)
-    assert [result.status for result in judge(seen.recording)] == ["different"]
+    assert [result.status for result in judge_recording(seen.recording)] == ["different"]
 
 
 @pytest.mark.filterwarnings("ignore:.*Lazy modules:UserWarning")
@@ -422,7 +422,7 @@ def test_an_embedding_mask_of_the_queries_empties_rows(keras):
         model(np.array([[1, 2, 3], [4, 5, 0]]))
     (mask,) = masks(seen.recording)
     assert not mask.allowed[1, 0, 2].any()
-    (result,) = judge(seen.recording)
+    (result,) = judge_recording(seen.recording)
     assert result.mismatches[0].index[:2] == (1, 2)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import mha
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha.recordings.replay import judge
+from mha.recordings.replay import judge_recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
@@ -33,7 +33,7 @@ def assert_mixed(recording, computed, held, path):
                 or array.ndim == 1
                 or not np.array_equal(array, round_to(array, computed))
             )
-        for result in judge(each):
+        for result in judge_recording(each):
             assert (result.status, result.dtype) == ("equal", computed), result
 
 

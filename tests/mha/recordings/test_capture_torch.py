@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mha
-from mha.recordings.replay import judge
+from mha.recordings.replay import judge_recording
 from mha_core import SpecError
 
 B, LENGTH, WIDTH = 2, 5, 12
@@ -74,7 +74,7 @@ def test_a_subclass_that_hands_its_arguments_down_is_recorded(torch):
     with mha.capture(layer) as seen:
         layer(x, x, x)
         layer(x, x, x, attn_mask=mask, is_causal=True)
-    assert [result.status for result in judge(seen.recording)] == ["equal", "equal"]
+    assert [result.status for result in judge_recording(seen.recording)] == ["equal", "equal"]
     assert [call.inputs.mask.causal for call in seen.calls] == [False, True]
 
 
@@ -95,7 +95,7 @@ def test_a_padded_encoder_gives_what_it_gives_without_capture(grad, torch):
     assert torch.equal(second, before)
     assert first[1, 3:].any() == grad  # the fast path leaves zeros there
     assert seen.recording.names == tuple(f"0.layers.{layer}.self_attn#{n}" for n in (1, 2) for layer in (0, 1))
-    assert all(result.status == "equal" for result in judge(seen.recording))
+    assert all(result.status == "equal" for result in judge_recording(seen.recording))
     assert encoder.use_nested_tensor
     assert not encoder._forward_hooks
     assert not encoder.layers[0].self_attn._forward_hooks

@@ -21,7 +21,7 @@ from mha.cli.suite.diagnose import diagnose
 from mha.recordings.explain import explain, intended
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, RecordedLayer
-from mha.recordings.replay import judge, replay
+from mha.recordings.replay import judge_recording, replay
 from mha_core import (
     AttentionConfig,
     AttentionInputs,
@@ -80,13 +80,13 @@ def wrongly_ported(layer):
 
 def test_what_was_recorded_is_judged_in_its_dtype():
     for dtype in ("float64", "float32", "float16", "bfloat16"):
-        results = list(judge(recording_of(layer_of(dtype))))
+        results = list(judge_recording(recording_of(layer_of(dtype))))
         assert [(result.case, result.dtype, result.status) for result in results] == [
             (f"layer#{number}", dtype, "equal") for number in (1, 2, 3)
         ]
     wrong = recording_of(layer_of(), *select(("scale-missing",)))
-    assert {result.status for result in judge(wrong)} == {"different"}
-    assert [result.case for result in judge(wrong, ["layer#2"])] == ["layer#2"]
+    assert {result.status for result in judge_recording(wrong)} == {"different"}
+    assert [result.case for result in judge_recording(wrong, ["layer#2"])] == ["layer#2"]
 
 
 def test_a_single_number_that_is_off_is_seen():
@@ -94,7 +94,7 @@ def test_a_single_number_that_is_off_is_seen():
     output = recording.calls[1].outputs["output"].copy()
     output[1, 2, 7] *= 1 + 1e-4
     calls = (recording.calls[0], replace(recording.calls[1], outputs={"output": output}), recording.calls[2])
-    results = list(judge(replace(recording, calls=calls)))
+    results = list(judge_recording(replace(recording, calls=calls)))
     assert [result.status for result in results] == ["equal", "different", "equal"]
     assert results[1].mismatches[0].index == (1, 2, 7)
 
@@ -255,7 +255,7 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
     original = layer_of()
     held = wrongly_ported(original)
     port = recording_of(replace(original, weights=held))
-    assert {result.status for result in judge(port)} == {"equal"}
+    assert {result.status for result in judge_recording(port)} == {"equal"}
     save_weights(tmp_path / "source.safetensors", CONFIG, original.weights)
     meant, (line,) = intended(port, tmp_path / "source.safetensors")
     assert line.startswith("The layer holds other weights than ")

@@ -18,7 +18,7 @@ from mha.cli.suite.diagnose import diagnose
 from mha.recordings import unseen as module
 from mha.recordings.asked import NEEDS, is_of_gradients, need_of
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha.recordings.replay import judge
+from mha.recordings.replay import judge_recording
 from mha.recordings.unseen import unseen
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 from mha_core.dtypes import round_to
@@ -65,7 +65,7 @@ def test_what_is_seen_would_have_been_different():
         (problem,) = recording.problems
         output = bug.run_state(problem.config, problem.weights, problem.inputs)["output"]
         wrong = replace(recording.calls[0], outputs={"output": output.astype(np.float32)})
-        (result,) = judge(replace(recording, calls=(wrong,)))
+        (result,) = judge_recording(replace(recording, calls=(wrong,)))
         assert (result.status == "different") == (name in found.seen), name
 
 
@@ -121,13 +121,13 @@ def test_what_bugs_need():
     for id in SMALLEST_SET:
         (case,) = cases.select((id,))
         problem = case.build()
-        stage = module._Stage(
+        runner = module._BugRunner(
             module._Call(id, "float64", None, replace(problem, recorded=dict.fromkeys(["output"]))), False
         )
         for bug in zoo:
             need = need_of(bug)
             if need is not None and not need[1](problem):
-                found = stage.run(bug)
+                found = runner.run(bug)
                 assert found is None or not found[0], (id, bug.id, need[0])
     plain = unseen(recording_of(dtype="float64", config=replace(CONFIG, query_dim=12), batch=3), bugs=zoo)
     assert {*plain.within, *plain.idle} <= {
