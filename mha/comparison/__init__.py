@@ -1,1 +1,1 @@
-"""Two recordings of one layer, or a recording and an implementation, compared."""
+"""Compare two recordings of the same calls, or a recording and an implementation."""

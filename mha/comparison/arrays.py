@@ -1,7 +1,7 @@
 """Two arrays that should be the same numbers: how far apart they are, and how far rounding may have moved them.
 
-The weights of two layers are the same numbers or they are not. What flows between layers is rounded on its way, in
-each framework in its own order: see `Allowance`.
+The weights of two layers must be equal. Inputs of later layers may differ, because every framework rounds the
+computation between two layers in its own order: see `Allowance`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha_core.dtypes import DTYPES, round_to
 
 PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
-"""What two calls can part in, in the order in which it is told."""
+"""Parts of a call in which two calls can differ, in the order of the report."""
 
 SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 """The distance of neighbours below the smallest normal number."""
@@ -31,16 +31,16 @@ GROWTH = 4.0
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which two calls part.
+    """One difference between two calls.
 
     Attributes:
         part: one of PARTS.
         message: in words.
-        name: of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
-        difference: the largest one, where there are numbers.
-        allowed: what was allowed there.
+        name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
+        difference: the largest difference, where numbers were compared; else None.
+        allowed: the difference that was allowed there.
         moves: how far it alone moves the original's output, in the reference.
-        follows: whether it is what an earlier difference leads to.
+        follows: whether it is a consequence of an earlier difference.
     """
 
     part: str
@@ -96,7 +96,7 @@ def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
 
 @dataclass(frozen=True)
 class Apart:
-    """How far two arrays are apart.
+    """The distance between two arrays.
 
     Attributes:
         size: the root mean square of the first.
@@ -114,7 +114,7 @@ class Apart:
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """How far `b` is from `a` in the elements that count. A NaN or infinity is infinitely far from all but its like."""
+    """The distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     counts = np.ones(a.shape, dtype=bool) if counts is None else np.broadcast_to(counts, a.shape)
     with np.errstate(all="ignore"):
@@ -136,14 +136,14 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far what a layer is given may lie from what the other one is given, relative to its size.
+    """How far the inputs of two layers may differ, relative to their size.
 
-    Nobody knows what stands between two attention layers. What can be known is how far apart the calls before were,
-    and that rounding is blind: its errors spread over all elements, few of which are much larger than most.
+    The operations between two attention layers are unknown. But the differences of the earlier calls are known, and
+    rounding errors spread over all elements, so that few of them are much larger than most.
 
     Attributes:
         unit: the roundoffs of both dtypes together.
-        carried: the largest relative difference (root mean square) of the calls before, their inputs and outputs.
+        carried: the largest relative difference (root mean square) of the earlier calls, in inputs and outputs.
     """
 
     unit: float
@@ -151,29 +151,29 @@ class Allowance:
 
     @property
     def mean(self) -> float:
-        """Of the root mean square of the difference."""
+        """Largest allowed root mean square of the relative difference."""
         return LOCAL * self.unit + GROWTH * self.carried
 
     @property
     def worst(self) -> float:
-        """Of any one element."""
+        """Largest allowed relative difference of any one element."""
         return LAMBDA * self.mean
 
     def ratio(self, found: Apart) -> float:
-        """The difference over what is allowed, of the mean or of the worst element, whichever is more."""
+        """Difference / allowed difference, of the mean or of the worst element, whichever is larger."""
         return max(found.mean / self.mean, found.worst / self.worst)
 
     @classmethod
     def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:
-        """For two dtypes."""
+        """The allowance between calls in two dtypes."""
         return cls(UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)
 
 
 def number(x: float) -> str:
-    """A number as the findings show it."""
+    """A number as the findings show it: two significant digits."""
     return f"{x:.2g}" if np.isfinite(x) else "infinity"
 
 
 def place(index: tuple[int, ...]) -> str:
-    """[1, 2, 3]."""
+    """An index as the findings show it: [1, 2, 3]."""
     return f"[{', '.join(map(str, index))}]"

@@ -1,4 +1,4 @@
-"""Two calls side by side: in what they part, and how far the outputs may be apart."""
+"""Compare two calls: find their differences, and how far their outputs may differ."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PAST = ("past_keys", "past_values")
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """One call of one recording, with the answer to it and how what was recorded stands to that."""
+class ComparedCall:
+    """One call of one recording, with the reference's answer to it and the comparison of its outputs with that."""
 
     name: str
     dtype: str
@@ -34,11 +34,11 @@ class Side:
 
     @property
     def output(self) -> NDArray:
-        """What was recorded."""
+        """The recorded output (B, Lq, Do)."""
         return self.problem.recorded["output"]
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """The recorded arrays by this call's own inputs, mask and weights; only of the queries in `rows` (B, Lq)."""
+        """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
         stages: dict[str, Any] = dict(self.problem.recorded)
         if rows is not None:
             for name, array in stages.items():
@@ -48,11 +48,11 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Parted:
-    """In what two calls part, of what depends on the call alone.
+class CallDifferences:
+    """The differences of two calls in inputs, mask and past.
 
     Attributes:
-        inputs: the largest difference over its allowance; None where shapes differ.
+        inputs: the largest difference / allowed difference; None where shapes differ.
         drift: the largest relative difference (root mean square) of inputs within the allowance.
         differences, notes: in words.
         rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
@@ -65,11 +65,11 @@ class Parted:
     rows: NDArray[np.bool_] | None
 
 
-def calls_part(a: Side, b: Side, allowance: Allowance) -> Parted:
-    """Inputs, mask and past of two calls."""
+def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
+    """Compare inputs, mask and past of two calls."""
     shapes = _other_shapes(a.problem.inputs, b.problem.inputs)
     if shapes:
-        return Parted(None, 0.0, (Difference("inputs", shapes, "shapes"),), (), None)
+        return CallDifferences(None, 0.0, (Difference("inputs", shapes, "shapes"),), (), None)
     if a.wanted.where.shape != b.wanted.where.shape:  # another number of heads, which is said where settings are
         rows = np.ones(a.output.shape[:2], dtype=bool)
     else:
@@ -83,11 +83,11 @@ def calls_part(a: Side, b: Side, allowance: Allowance) -> Parted:
     found += _keeps(a.problem.inputs, b.problem.inputs)
     past, ratio_of_past = _past(a, b, allowance)
     found += past
-    return Parted(max(ratio, ratio_of_past), drift, tuple(found), tuple(notes), rows)
+    return CallDifferences(max(ratio, ratio_of_past), drift, tuple(found), tuple(notes), rows)
 
 
 def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
-    """What shapes differ, in words; "" if none do."""
+    """The shapes that differ, in words; "" if none do."""
     names = [name for name in GIVEN if getattr(a, name).shape != getattr(b, name).shape]
     if not names:
         return ""
@@ -103,7 +103,7 @@ def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
 
 
 def _inputs(
-    a: Side, b: Side, allowance: Allowance, rows: NDArray[np.bool_]
+    a: ComparedCall, b: ComparedCall, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[float, float, list[Difference], list[str]]:
     dtype = narrower(a.dtype, b.dtype)
     counts = {"queries": rows, "keys": _keys_that_count(a, b), "values": _keys_that_count(a, b)}
@@ -126,8 +126,8 @@ def _inputs(
     return worst, drift, _grouped(parted, allowance, a), notes
 
 
-def _keys_that_count(a: Side, b: Side) -> NDArray[np.bool_]:
-    """Bool (B, L): the new keys that somebody attends to in either call."""
+def _keys_that_count(a: ComparedCall, b: ComparedCall) -> NDArray[np.bool_]:
+    """Bool (B, L): the new keys that some query attends to in either call."""
     if a.wanted.where.shape[-1] != b.wanted.where.shape[-1]:  # another past
         return np.ones((len(a.output), a.problem.inputs.keys.shape[-2]), dtype=bool)
     length = a.problem.inputs.keys.shape[-2]
@@ -136,8 +136,8 @@ def _keys_that_count(a: Side, b: Side) -> NDArray[np.bool_]:
     return counts
 
 
-def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: Side) -> list[Difference]:
-    """One Difference for all names whose arrays part alike: of a self-attention, the three are one array."""
+def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: ComparedCall) -> list[Difference]:
+    """One Difference for all names with equal messages: in self-attention, queries, keys and values are one array."""
     by_words: dict[str, list[tuple[str, Apart]]] = {}
     for name, found, words in parted:
         by_words.setdefault(words, []).append((name, found))
@@ -151,7 +151,7 @@ def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: Side
 
 
 def _in_words(a: NDArray, b: NDArray, counts: NDArray[np.bool_], found: Apart, allowance: Allowance) -> str:
-    """By how much they part, where, and in what manner if that is plain to see."""
+    """The difference of two arrays in words: how large, where, and its form if it has a simple one."""
     counts = np.broadcast_to(counts, a.shape)
     wide = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -173,7 +173,7 @@ def _in_words(a: NDArray, b: NDArray, counts: NDArray[np.bool_], found: Apart, a
 
 
 ROUNDS, MOST_ROWS = 40, 1000
-"""Of the search for such a vector: how often it is improved, and by how many rows."""
+"""Steps and rows of the search for the vector in `_shrunk`."""
 
 
 def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
@@ -193,7 +193,7 @@ def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
 
 
 def _keeps(a: AttentionInputs, b: AttentionInputs) -> list[Difference]:
-    """Dropout's keep-masks."""
+    """The differences of the keep-masks for dropout."""
     given = [one.dropout_keep for one in (a, b)]
     if given[0] is None and given[1] is None:
         return []
@@ -205,7 +205,7 @@ def _keeps(a: AttentionInputs, b: AttentionInputs) -> list[Difference]:
     return [Difference("mask", "the keep-masks of dropout differ", "dropout_keep")]
 
 
-def _past(a: Side, b: Side, allowance: Allowance) -> tuple[list[Difference], float]:
+def _past(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> tuple[list[Difference], float]:
     found: list[Difference] = []
     worst = 0.0
     for name in PAST:
@@ -232,7 +232,7 @@ def _past(a: Side, b: Side, allowance: Allowance) -> tuple[list[Difference], flo
 
 
 def mixed(a: Problem, b: Problem, parts: Mapping[str, bool]) -> Problem:
-    """The original's problem with the port's inputs, mask and layer where `parts` says so. Sizes may contradict."""
+    """The original's problem with those of the port's inputs, mask and layer that `parts` chooses; sizes may differ."""
     given: dict[str, object] = {}
     if parts["inputs"]:
         given.update({name: getattr(b.inputs, name) for name in (*GIVEN, *PAST)})
@@ -243,8 +243,8 @@ def mixed(a: Problem, b: Problem, parts: Mapping[str, bool]) -> Problem:
     return Problem(layer.config, layer.weights, inputs)
 
 
-def moves(a: Side, b: Side, rows: NDArray[np.bool_], **parts: bool) -> NDArray | None:
-    """(B, Lq, Do): how far these parts of the port's call move the original's output; None if they don't fit it."""
+def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], **parts: bool) -> NDArray | None:
+    """How far these parts of the port's call move the original's output: (B, Lq, Do), or None if sizes don't fit."""
     problem = mixed(a.wanted.problem, b.wanted.problem, {"inputs": False, "mask": False, "layer": False, **parts})
     try:
         output = reference.run(problem.config, problem.weights, problem.inputs).output
@@ -259,10 +259,12 @@ def moves(a: Side, b: Side, rows: NDArray[np.bool_], **parts: bool) -> NDArray |
     return np.where(np.isnan(moved), np.inf, moved)
 
 
-def outputs_apart(a: Side, b: Side, rows: NDArray[np.bool_], drift: NDArray | None) -> tuple[float, float, float]:
-    """(largest difference, what is allowed there, ratio), where the difference is largest relative to that.
+def outputs_apart(
+    a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None
+) -> tuple[float, float, float]:
+    """(difference, allowed difference, their ratio) of the output element with the largest ratio.
 
-    Allowed are both bounds and `drift` (B, Lq, Do), what differences that are none make of it.
+    Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     one, other = a.output.astype(np.float64), b.output.astype(np.float64)
@@ -279,9 +281,12 @@ def outputs_apart(a: Side, b: Side, rows: NDArray[np.bool_], drift: NDArray | No
 
 
 def own_differences(
-    a: Side, b: Side, rows: NDArray[np.bool_] | None
+    a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], tuple[float, float]]:
-    """Outputs that are not what a call's own inputs, mask and weights give."""
+    """The differences of each call's outputs from the reference's answer to its own inputs, mask and weights.
+
+    Returns (differences, notes, the worst error / allowed error of the original and of the port).
+    """
     found, notes, ratios = [], [], []
     for side, whose in ((a, "original"), (b, "port")):
         judged = side.judged()
@@ -301,9 +306,12 @@ def own_differences(
 
 
 def with_moves(
-    differences: list[Difference], a: Side, b: Side, rows: NDArray[np.bool_], parts: Mapping[str, str]
+    differences: list[Difference], a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Mapping[str, str]
 ) -> list[Difference]:
-    """Each difference with how far its part alone moves the original's output. `parts`: part -> argument of `moves`."""
+    """Fill in the `moves` of each difference: how far its part alone moves the original's output.
+
+    `parts` gives the argument of `moves` for each part.
+    """
     known: dict[str, float | None] = {}
     found = []
     for difference in differences:

@@ -1,9 +1,9 @@
-"""Compare: the calls of an original and of its port side by side, and the first thing in which they part.
+"""Compare the calls of an original and of its port, and find the first difference.
 
     mha.compare("original.safetensors", "port.safetensors").findings
 
-Each call is first judged for itself: whether its outputs are what its own inputs, mask and weights give. Then the two
-calls of a pair are held against each other. docs/compare.md says what counts as a difference.
+Each call is first judged by itself: its outputs must be the answer to its own inputs, mask and weights. Then the two
+calls of a pair are compared. docs/compare.md says what counts as a difference.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
 from conformance.subjects.subject import Subject
 from mha.comparison.arrays import PARTS, Allowance, Difference, apart
-from mha.comparison.call import Parted, Side, calls_part, moves, outputs_apart, own_differences, with_moves
+from mha.comparison.call import (
+    CallDifferences,
+    ComparedCall,
+    calls_part,
+    moves,
+    outputs_apart,
+    own_differences,
+    with_moves,
+)
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.live import answered
 from mha.comparison.masks import FINITE
 from mha.comparison.pairs import pair_calls, unpaired_lines
 from mha.comparison.text import findings, other_dtypes
-from mha.comparison.weights import Shelf, layer_differences
+from mha.comparison.weights import WeightIndex, layer_differences
 from mha.recordings.explain import items_of
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.unseen import unseen as find_unseen
@@ -47,7 +55,7 @@ def compare(
     unseen: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
-    """Find the first thing in which a port parts from its original.
+    """Find the first difference between a port and its original.
 
     Args:
         original: a recording, or its file.
@@ -116,7 +124,7 @@ def _loaded(source: Recording | str | os.PathLike[str]) -> Recording:
 
 
 def _read(original: Recording, port: Recording) -> Iterator[str]:
-    """What was not read of either model."""
+    """One line for each model of which attention modules were not recorded."""
     for recording, whose in ((original, "original"), (port, "port")):
         if recording.coverage is not None and recording.coverage.unread:
             yield f"Of the {whose}: {recording.coverage.line}."
@@ -132,12 +140,12 @@ def _chosen(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
 
 @dataclass
 class _Walk:
-    """The pairs in their order, and what is known of what came before.
+    """Compares the pairs in their order, with the state that earlier pairs leave for later ones.
 
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree.
-        parted: whether an earlier pair gave other numbers than rounding allows, so that later inputs must differ.
-        order: of the port's batch items, where they stand in another one.
+        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
+        order: the order of the port's batch items, where it is not the original's.
     """
 
     original: Recording
@@ -148,13 +156,13 @@ class _Walk:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf(self.original.layers)
+        self.index = WeightIndex(self.original.layers)
         self.called = [layer.name or "layer" for layer in self.original.layers]
         self.layers = lru_cache(maxsize=None)(self._layers)
         self.begun = False
 
     def compare(self, position: int, partner: int) -> Pair:
-        """One pair."""
+        """Compare one call of the original with one of the port, by their positions."""
         a, b = self._side(self.original, position, None), self._side(self.port, partner, self.order)
         allowance = Allowance.between(a.dtype, b.dtype, self.carried)
         found = calls_part(a, b, allowance)
@@ -188,8 +196,8 @@ class _Walk:
             return pair
         return self._with_outputs(pair, a, b, found)
 
-    def _with_outputs(self, pair: Pair, a: Side, b: Side, found: Parted) -> Pair:
-        """The pair with how far the outputs are apart, and each difference with what it alone moves."""
+    def _with_outputs(self, pair: Pair, a: ComparedCall, b: ComparedCall, found: CallDifferences) -> Pair:
+        """The pair with the distance of its outputs, and each difference with its effect on the original's output."""
         assert found.rows is not None
         rows = found.rows[:, :, None]
         parts = {one.part for one in pair.differences}
@@ -209,9 +217,9 @@ class _Walk:
         return replace(pair, differences=tuple(differences), distance=distance, allowed=allowed)
 
     def _layers(self, position: int, partner: int) -> tuple[list[Difference], list[str]]:
-        return layer_differences(self.original.layers[position], self.port.layers[partner], self.shelf, self.called)
+        return layer_differences(self.original.layers[position], self.port.layers[partner], self.index, self.called)
 
-    def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> Side:
+    def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> ComparedCall:
         call: RecordedCall = recording.calls[position]
         layer = recording.layers[call.layer]
         problem = recording.problems[position]
@@ -221,12 +229,12 @@ class _Walk:
         return _side_of(recording.names[position], layer.dtype, problem)
 
 
-def _side_of(name: str, dtype: str, problem: Problem) -> Side:
-    return Side(name, dtype, problem, answer(problem, Precision.of(dtype)))
+def _side_of(name: str, dtype: str, problem: Problem) -> ComparedCall:
+    return ComparedCall(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
 
-def _with_one_mask(a: Side, b: Side) -> tuple[Side, Side]:
-    """Both with the mask of the one that excludes more: a bias of -1e9 would make the bounds useless."""
+def _with_one_mask(a: ComparedCall, b: ComparedCall) -> tuple[ComparedCall, ComparedCall]:
+    """Both calls with the mask that excludes more keys, because a bias of -1e9 would make the bounds useless."""
     fewer = a if a.wanted.where.sum() <= b.wanted.where.sum() else b
     mask = fewer.problem.inputs.mask
     changed = [
@@ -238,12 +246,12 @@ def _with_one_mask(a: Side, b: Side) -> tuple[Side, Side]:
     return changed[0], changed[1]
 
 
-def _inputs_part(found: Parted) -> bool:
+def _inputs_part(found: CallDifferences) -> bool:
     return found.inputs is not None and any(one.part == "inputs" for one in found.differences)
 
 
-def _item_order(a: Side, b: Side, allowance: Allowance) -> NDArray[np.intp] | None:
-    """The order in which the port's batch items are the original's, if it is another one."""
+def _item_order(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> NDArray[np.intp] | None:
+    """The order of the port's batch items that gives the original's; None if it is the same, or there is none."""
     one, other = a.problem.inputs.queries, b.problem.inputs.queries
     if not 1 < len(one) <= MOST_ITEMS:
         return None

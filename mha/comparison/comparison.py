@@ -1,4 +1,4 @@
-"""What a comparison of two recordings found: call by call, and as a whole."""
+"""Pair and Comparison: the result of comparing two recordings, call by call and as a whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mha.comparison.arrays import PARTS, Difference
 from mha.recordings.unseen import Unseen
 
 SCHEMA_VERSION = 1
-"""Of the JSON report."""
+"""Version of the JSON report's format."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,16 @@ class Pair:
     """One call of the original beside one of the port.
 
     Attributes:
-        original, port: what the calls are called.
-        dtypes: in which they computed.
-        differences: everything in which they part, in the order of PARTS.
-        notes: what is to be said though it is no difference.
-        inputs: the difference of what they were given over what is allowed; None where it can't be compared.
+        original, port: the names of the calls.
+        dtypes: the dtypes in which they computed.
+        differences: every difference, in the order of PARTS.
+        notes: remarks about things that do not count as differences.
+        inputs: the difference / allowed difference of their inputs; None where these can't be compared.
         own: the worst error / allowed error of the original's outputs, and of the port's, each by its own inputs,
             mask and weights.
-        distance, allowed: the largest difference of the outputs, relative to what is allowed there; and what is
-            allowed: both bounds, and what inputs that differ within their allowance make of it. None as above.
+        distance, allowed: the difference of the outputs and the allowed difference, where their ratio is largest.
+            Allowed are both bounds, and the effect of inputs that differ within their allowance. None where the
+            inputs can't be compared.
     """
 
     original: str
@@ -41,16 +42,16 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Both names, or the one that both have."""
+        """The names of both calls, or their common name."""
         return self.original if self.original == self.port else f"{self.original} (the port's {self.port})"
 
     @property
     def causes(self) -> tuple[Difference, ...]:
-        """The differences that no earlier one leads to."""
+        """The differences that are not consequences of earlier ones."""
         return tuple(difference for difference in self.differences if not difference.follows)
 
     def state(self, part: str) -> str:
-        """Of one of PARTS: "equal", "different", "follows", or "not compared"."""
+        """The state of one of PARTS: "equal", "different", "follows", or "not compared"."""
         of_part = [difference for difference in self.differences if difference.part == part]
         if any(not difference.follows for difference in of_part):
             return "different"
@@ -59,7 +60,7 @@ class Pair:
         return "not compared" if self.inputs is None and part in ("mask", "past") else "equal"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The pair as a dict of JSON values."""
         return {**asdict(self), "states": {part: self.state(part) for part in PARTS}}
 
 
@@ -71,10 +72,10 @@ class Comparison:
         by: how the calls were paired: "name" or "order".
         pairs: in the order of the original's calls.
         unpaired: a line for each side that has calls without a partner.
-        notes: what is to be said of the pairing and of both recordings.
-        findings: in words, the first thing in which they part first.
+        notes: remarks about the pairing and both recordings.
+        findings: the differences in words, the earliest first.
         failed: call -> why a live subject gave no answer, or one of another form.
-        unseen: which bugs the port's calls would not have shown; None if that was not asked.
+        unseen: which bugs the port's calls would not have shown; None if they were not looked for.
     """
 
     by: str
@@ -87,21 +88,21 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether every call has a partner, and no two part in anything."""
+        """Whether every call has a partner, and no pair has a difference."""
         return not (self.unpaired or self.failed) and not any(pair.differences for pair in self.pairs)
 
     @property
     def different(self) -> bool:
-        """Whether something was found that parts; a subject that gave no answer is neither equal nor different."""
+        """Whether a difference was found; a subject that gave no answer is neither equal nor different."""
         return bool(self.unpaired) or any(pair.differences for pair in self.pairs)
 
     @property
     def first(self) -> tuple[Pair, Difference] | None:
-        """The first pair that parts, and the first thing in which it does."""
+        """The first pair with a difference, and its first difference; None if there is none."""
         return next(((pair, pair.differences[0]) for pair in self.pairs if pair.differences), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The comparison as a dict of JSON values."""
         first = None
         if self.first is not None:
             pair, difference = self.first

@@ -1,4 +1,4 @@
-"""A live port: a subject that is given what was recorded of the original, and what it answers as a recording."""
+"""Run a subject on the recorded calls of an original, and return its answers as a recording."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mha_core.stages import stage_shapes
 from mha_core.weights import Weights, check_weights
 
 OWN = "own_weights"
-"""What a subject with weights of its own has: canonical weights, or a mapping of them by the name of the layer."""
+"""Attribute of a subject with weights of its own: canonical weights, or a mapping of them by the name of the layer."""
 
 
 class Answers(Recording):
-    """The calls that a subject answered: none at all, perhaps."""
+    """The recording of the calls that a subject answered, which may be none."""
 
     def __post_init__(self) -> None:
         if self.calls:
@@ -32,11 +32,11 @@ class Answers(Recording):
 def answered(
     original: Recording, subject_in: Callable[[str], Subject], progress: Callable[[str], None]
 ) -> tuple[Recording, dict[str, str]]:
-    """Every call of the original, answered by a subject; and why it gave no answer that can be compared, by call.
+    """A recording of a subject's answers to the calls of the original; and call -> why an answer can't be compared.
 
     Args:
-        original: what the subject is given: config, weights and inputs, in its own dtype.
-        subject_in: the subject that computes in a dtype, or in another one where it can't.
+        original: the recording whose config, weights and inputs the subject is given, in the subject's dtype.
+        subject_in: makes the subject for a dtype, or for another dtype where it can't compute in that.
         progress: is told what is being done.
     """
     subjects: dict[str, Subject] = {}
@@ -65,7 +65,7 @@ def answered(
 
 
 def _answer(subject: Subject, given: Problem) -> dict[str, np.ndarray]:
-    """Output, and weights if it shows them; SubjectFailed for an output of another form."""
+    """The subject's output, and its weights if it returns them. SubjectFailed for an output of another form."""
     trace = ask(subject, given)
     sizes = given.inputs.check(given.config)
     shapes = stage_shapes(given.config, sizes.batch, sizes.query_len, sizes.key_len)
@@ -79,7 +79,7 @@ def _answer(subject: Subject, given: Problem) -> dict[str, np.ndarray]:
 
 
 def _weights_of(subject: Subject, layer: RecordedLayer) -> Weights:
-    """Those of the original's layer, or the subject's own, rounded to its dtype."""
+    """The weights of the original's layer, or the subject's own, rounded to the subject's dtype."""
     own: Any = getattr(getattr(subject, "original", subject), OWN, None)
     if own is None:
         return _rounded(layer, layer.weights, subject.dtype)

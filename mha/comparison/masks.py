@@ -1,4 +1,4 @@
-"""Whether two calls have one mask, however each is written, and in words what the other one does instead."""
+"""Compare the masks of two calls, whatever sources they are made of, and name the likely cause of a difference."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.call.sizes import CallSizes
 
 FINITE = "one of both masks excludes by a large finite number, which leaves those keys no weight here"
-"""What is noted of such a mask."""
+"""Remark where a large finite number excludes a key that the other mask excludes by -inf or False."""
 
 
 def mask_differences(
     a: Expected, b: Expected, dtype: str, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[list[Difference], list[str]]:
-    """In what the port's mask is another one than the original's; and what is to be noted though it is the same.
+    """The differences of the port's mask from the original's, and remarks about things that are no difference.
 
-    Two masks are the same if every query may attend to the same keys, with the same bias there: lengths or an
+    Two masks are equal if every query may attend to the same keys, with the same bias there: lengths or an
     array, -inf or False. A large finite number excludes where it leaves the key a weight of exactly 0.
 
     Args:
-        a, b: the original's call and the port's, of one shape, with what the reference makes of them.
+        a, b: the reference's answers to the original's call and to the port's, which have one shape.
         dtype: the narrower one of both.
-        allowance: how far biases, which may have been computed, may be apart.
+        allowance: how far biases may differ, as they may have been computed.
         rows: bool (B, Lq), the queries that count.
     """
     weights = [np.asarray(one.trace.weights) for one in (a, b)]
@@ -68,7 +68,7 @@ def _same(mask: NDArray[np.bool_], other: NDArray[np.bool_], counts: NDArray[np.
 
 
 def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """What could have become of the original's mask, most likely first, each with the places it would leave open."""
+    """Common mistakes with the original's mask in words, most likely first, each with the keys it would allow."""
     mask, where = a.problem.inputs.mask, a.where
     sizes, heads = a.problem.inputs.check(a.problem.config), a.problem.config.num_heads
     everything = np.ones_like(where)
@@ -121,7 +121,7 @@ def _causal(sizes: CallSizes, heads: int, offset: int) -> NDArray[np.bool_]:
 def _bias_difference(
     a: Expected, b: Expected, dtype: str, allowance: Allowance, counts: NDArray[np.bool_]
 ) -> Difference | None:
-    """In what the biases part where both attend; a constant for all keys of a query is no difference."""
+    """The difference of the biases where both calls attend; a constant for all keys of a query is no difference."""
     given = [one.problem.inputs.mask.bias is not None for one in (a, b)]
     if not any(given) or not counts.any():
         return None
@@ -152,15 +152,15 @@ def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:
 
 
 def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
-    """Less the largest of each query, which changes no weight."""
+    """The bias less its largest number for each query, which changes no attention weight."""
     highest = np.where(counts, bias, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     return bias - np.where(np.isfinite(highest), highest, 0.0)
 
 
 def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
-    """Bool (B, Lq): queries that are padding: those of a self-attention whose own keys are, by both masks.
+    """Bool (B, Lq): queries of a self-attention whose own keys are padding by both masks.
 
-    What is there has no influence on any other row: not on what this layer gives, nor on a later one.
+    These rows have no influence on any other row, neither of this layer's output nor of a later layer's.
     """
     return _padded(a) & _padded(b)
 
@@ -175,6 +175,6 @@ def _padded(one: Expected) -> NDArray[np.bool_]:
 
 
 def padded_keys(one: Expected) -> NDArray[np.bool_]:
-    """Bool (B, Lk): keys that no query of any head attends to, or that are padding by the mask's own account."""
+    """Bool (B, Lk): keys that no query of any head attends to, or that the mask declares to be padding."""
     unseen: NDArray[np.bool_] = ~one.where.any(axis=(1, 2))
     return unseen | one.problem.padding()

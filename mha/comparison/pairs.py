@@ -1,4 +1,4 @@
-"""Which call of one recording stands for which call of another: by the layers' names, else in order."""
+"""Pair the calls of two recordings: by the names of their layers, else in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pairing:
         pairs: (call of the original, call of the port), in the order of the original's calls.
         left: calls of the original without a partner.
         right: calls of the port without one.
-        notes: what is to be said of it.
+        notes: remarks about the pairing.
     """
 
     by: str
@@ -40,7 +40,7 @@ def pair_calls(a: Recording, b: Recording, by: str | None = None) -> Pairing:
 
     Args:
         a, b: the original and the port.
-        by: one of WAYS. Default: as said.
+        by: one of WAYS. Default: "name" where that is possible as above, else "order".
 
     Raises:
         SpecError: `by` is "name", and no layer has a partner of its name; or it is neither.
@@ -90,7 +90,7 @@ def _by_name(a: Recording, b: Recording, own: dict[str, list[int]], other: dict[
 
 
 def unpaired_lines(a: Recording, b: Recording, pairing: Pairing) -> Iterator[str]:
-    """What has no partner."""
+    """One line for each recording that has calls without a partner."""
     for recording, positions, whose in ((a, pairing.left, "the original's"), (b, pairing.right, "the port's")):
         if positions:
             yield f"No partner has {whose} {_listed([recording.names[position] for position in positions])}."

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_FINDINGS = 12
-"""How many are written out."""
+"""Most findings that are written out."""
 
 COLUMNS = ("inputs", "mask", "past", "config", "weights", "outputs")
 
 
 def findings(pairs: Sequence[Pair]) -> Iterator[str]:
-    """What parts, in the order of the calls, alike things once; and what follows from it."""
+    """The differences in words, in the order of the calls, equal ones once; then their consequences."""
     alike: dict[tuple[str, str], list[str]] = {}
     for pair in pairs:
         for difference in pair.causes:
@@ -63,7 +63,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _moved(difference: Difference, pair: Pair) -> str:
-    """What a difference does to the output."""
+    """The effect of a difference on the output, in words."""
     if difference.moves is None or pair.allowed is None:
         return ""
     what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(difference.part, "The port's layer")
@@ -73,14 +73,14 @@ def _moved(difference: Difference, pair: Pair) -> str:
 
 
 def other_dtypes(pairs: Sequence[Pair]) -> Iterator[str]:
-    """That the port computes in another dtype, once for each pair of dtypes."""
+    """A remark where the port computes in another dtype, once for each pair of dtypes."""
     for original, port in dict.fromkeys(pair.dtypes for pair in pairs):
         if original != port:
             yield f"The port computes in {port}, the original in {original}; equal are weights that are after rounding."
 
 
 def table(comparison: Comparison) -> Table:
-    """One row per pair: what is equal, and by how much what is not."""
+    """A table with one row per pair: which parts are equal, and how large the differences of the others are."""
     from rich.table import Table
 
     found = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
@@ -116,7 +116,7 @@ def _escaped(text: str) -> str:
 
 
 def lines(comparison: Comparison) -> Iterator[str]:
-    """Findings, what has no partner, what is to be noted, and the verdict."""
+    """The report: findings, calls without a partner, remarks, and the verdict."""
     for finding in comparison.findings[:MOST_FINDINGS]:
         yield f"- {finding}"
     more = len(comparison.findings) - MOST_FINDINGS
@@ -136,7 +136,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One line for all of it."""
+    """The result of the whole comparison in one line."""
     pairs = "1 pair of calls" if len(comparison.pairs) == 1 else f"{len(comparison.pairs)} pairs of calls"
     if comparison.first is not None:
         pair, difference = comparison.first

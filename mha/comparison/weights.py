@@ -32,11 +32,11 @@ SETTINGS = (
     "projections",
     "dropout",
 )
-"""The settings that must be the same, besides the scale; biases are compared as arrays."""
+"""The settings that must be equal, besides the scale; biases are compared as arrays."""
 
 
-class Shelf:
-    """Every array of the original's layers, to be found by what it holds."""
+class WeightIndex:
+    """Finds arrays of the original's layers by their numbers."""
 
     def __init__(self, layers: Sequence[RecordedLayer]) -> None:
         self.layers = layers
@@ -70,17 +70,17 @@ def _digest(array: NDArray, dtype: str) -> bytes:
 
 
 def layer_differences(
-    a: RecordedLayer, b: RecordedLayer, shelf: Shelf, called: Sequence[str]
+    a: RecordedLayer, b: RecordedLayer, index: WeightIndex, called: Sequence[str]
 ) -> tuple[list[Difference], list[str]]:
-    """In what the port's layer `b` differs from the original's `a` in settings and weights; and what is to be noted.
+    """The differences of the port's layer `b` from the original's `a` in settings and weights, and remarks.
 
-    Weights are compared after rounding to the narrower of the two dtypes. A bias that is not there is one of zeros;
-    key heads that are repeated are those that they repeat; a scale may be part of the query weights.
+    Weights are compared after rounding to the narrower of the two dtypes. A missing bias is equal to one of zeros,
+    repeated key heads are equal to the grouped ones, and a scale may be part of the query weights.
 
     Args:
         a, b: the layers.
-        shelf: all of the original's.
-        called: what the original's layers are called, in their order.
+        index: the arrays of all of the original's layers.
+        called: the names of the original's layers, in their order.
     """
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)
@@ -99,7 +99,7 @@ def layer_differences(
     parted = [name for name in own if not same_numbers(own[name], other[name], dtype)]
     if not parted:
         return found, notes
-    whose = [position for position in shelf.whose(b.weights, dtype) if shelf.layers[position] is not a]
+    whose = [position for position in index.whose(b.weights, dtype) if index.layers[position] is not a]
     if whose:
         names = " or ".join(dict.fromkeys(called[position] for position in whose))
         message = f"the port's layer holds the weights of the original's {names}"
@@ -120,13 +120,13 @@ def layer_differences(
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(name, own, other, a, shelf, called, dtype)}"
+        message = f"{name} {_what_it_is(name, own, other, a, index, called, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
 
 def _comparable(layer: RecordedLayer) -> dict[str, NDArray]:
-    """The weights, with zeros for biases that are not there."""
+    """The weights of a layer, with zeros for missing biases."""
     biased = replace(layer.config, bias=ProjectionBias.of(True)) if layer.config.projections else layer.config
     shapes = weight_shapes(biased)
     return {
@@ -136,7 +136,7 @@ def _comparable(layer: RecordedLayer) -> dict[str, NDArray]:
 
 
 def _repeated(layer: RecordedLayer, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """The weights of keys and values once for each query head."""
+    """The weights with those of keys and values repeated for each query head."""
     config = layer.config
 
     def repeat(name: str, array: NDArray) -> NDArray:
@@ -197,7 +197,7 @@ def _scale_is_in_weights(
 def _joined(
     own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Sequence[str], dtype: str
 ) -> tuple[str, ...]:
-    """The arrays that hold the original's numbers together, but each for itself others or in another order."""
+    """Names of arrays that together hold the original's numbers, but not each in its own place."""
     names = tuple(name for name in parted if name.endswith(".weight") and name.split(".")[0] in PROJECTIONS[:3])
     whole = [
         name for name in names for mine in names if same_numbers(own[mine], other[name], dtype)
@@ -213,11 +213,11 @@ def _what_it_is(
     own: Mapping[str, NDArray],
     other: Mapping[str, NDArray],
     a: RecordedLayer,
-    shelf: Shelf,
+    index: WeightIndex,
     called: Sequence[str],
     dtype: str,
 ) -> str:
-    """What the port's array is, after its name."""
+    """The likely origin of the port's array, in words that follow its name."""
     ours, theirs = own[name], other[name]
     if not theirs.any():
         return "is missing or all zeros"
@@ -225,8 +225,8 @@ def _what_it_is(
         return "is there; the original has none, or zeros"
     if ours.ndim == 2 and same_numbers(ours.T, theirs, dtype):
         return "is the original's transposed"
-    for position, there in shelf.holders(theirs, dtype):
-        whose = "" if shelf.layers[position] is a else f" of {called[position]}"
+    for position, there in index.holders(theirs, dtype):
+        whose = "" if index.layers[position] is a else f" of {called[position]}"
         return f"holds the original's {there}{whose}"
     narrow = rounded_to_which(ours, theirs)
     if narrow is not None and ours.dtype == theirs.dtype:
