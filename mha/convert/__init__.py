@@ -1,1 +1,1 @@
-"""Weights out of one file into another, and what is said of them."""
+"""Convert the weights of attention layers from one file and layout to another, and verify them."""

@@ -1,4 +1,4 @@
-"""Convert attention layers between files and layouts: read, moved, written, read back, run on both sides, kept.
+"""Convert attention layers between files and layouts: read, reorder, write, read back, verify.
 
 >>> import tempfile
 >>> from mha_core import AttentionConfig, init_weights, save_weights
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mha.convert.job import Job, command_of, settle
 from mha.convert.recorded import load_recorded, pair
-from mha.convert.verify import Side, verify_sides
+from mha.convert.verify import SideResult, verify_sides
 from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
@@ -35,16 +35,16 @@ from mha_core.layouts import Layout, get
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """What came of one layer.
+    """The result for one layer.
 
     Attributes:
-        prefix, to_prefix: where it was, and where it is now.
-        from_layout: the layout that it was read by.
-        config: of the layer, as it was read.
-        dtype: of the arrays written.
-        source, target: who ran either side, and how far each was from the reference.
+        prefix, to_prefix: its prefix in the source, and in the file that was written.
+        from_layout: the layout by which it was read.
+        config: the config that was read.
+        dtype: the dtype of the arrays that were written.
+        source, target: which subject ran either side, and its distance from the reference.
         standing: whether the original computes what the layout says: proved, known, or moved (`mha.models.standing`).
-        notes: what a reader should know: biases filled with zeros, arrays that stayed behind.
+        notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
 
     prefix: str
@@ -52,23 +52,23 @@ class ConvertedLayer:
     from_layout: str
     config: AttentionConfig
     dtype: str
-    source: Side
-    target: Side
+    source: SideResult
+    target: SideResult
     standing: Standing
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` did.
+    """The result of `convert`.
 
     Attributes:
         source, out: the files.
         to_layout: the layout written.
         layers: every layer, in the order of the model.
-        size: of the file written, in bytes.
-        seconds: that it took.
-        survey: what else there is in `source` that looks like attention.
+        size: bytes of the file that was written.
+        seconds: duration of the conversion.
+        survey: everything in `source` that looks like attention, converted or not.
     """
 
     source: Path
@@ -111,10 +111,10 @@ def convert(
     """Convert attention layers of one file into another, verified before the file is there.
 
     A layer is converted if what the original computes of its arrays is proved by a recorded call, or known
-    (`mha.models.standing`); or with `moved`, which says nothing of it. Every array is read back from what was written
-    and must be the same to the bit; and both sides run a random problem and must agree with the reference under
-    the computed bounds, which shows that source and target are the same layer, and nothing of the original.
-    A failure leaves nothing behind.
+    (`mha.models.standing`); or with `moved`, which claims nothing about the original. Every array is read back and
+    must be the same to the bit; and both sides run a random problem and must agree with the reference under the
+    computed bounds, which shows that source and target are one layer, but nothing about the original. If anything
+    fails, no file is written.
 
     Args:
         source: a file, whose suffix says its format (see `mha.formats.FORMATS`), the index of a model in several
@@ -140,8 +140,8 @@ def convert(
     Raises:
         SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says what
             and which choices there are. Also where a layer lacks arrays, unless `prefix` names one that is whole.
-        NotEqual: a layer does not give what was recorded of the original, or a side computes something else than the
-            reference.
+        VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
+            else than the reference.
     """
     start = time.perf_counter()
     source, out = Path(source), Path(out)
@@ -192,7 +192,7 @@ def _write(
     metadata: Mapping[str, str],
     progress: Callable[[str, int, int], None],
 ) -> None:
-    """Layer by layer, so that no more than one of them is in memory unless the format needs all at once."""
+    """Write layer by layer, so that only one layer is in memory unless the format needs all at once."""
     configs: dict[str, AttentionConfig] = {}
     with create(path, form, layout=target.name, configs=configs, metadata=metadata) as add:
         for index, job in enumerate(jobs):
@@ -214,7 +214,7 @@ def _write(
 
 
 def _config_written(config: AttentionConfig, target: Layout, arrays: Arrays) -> AttentionConfig:
-    """The config with the biases that the layout has filled in."""
+    """The config with the biases that the layout filled with zeros."""
     read, _ = target.read(arrays, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
     return replace(config, bias=read.bias)
 

@@ -1,4 +1,4 @@
-"""Job: one layer to convert, with what is known of it; read, and settled as proved, known or moved."""
+"""Job: one layer to convert; it reads the layer, and finds out whether it is proved, known or only moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mha.convert.recorded import RecordedLayer, as_recorded, prove
+from mha.convert.recorded import OriginalLayer, as_recorded, prove
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.formats.layer import read_layer
@@ -24,12 +24,12 @@ class Job:
 
     Attributes:
         checkpoint: the open file.
-        layer: what was found there.
-        layouts: to read it by, best first.
-        to_prefix: where it goes.
-        num_heads, num_kv_heads, dtype: as they were asked for.
-        facts: what stands in the file and beside it.
-        recorded: what was recorded of the original, if anything was.
+        layer: the layer in it.
+        layouts: the layouts to try, best first.
+        to_prefix: the prefix in the target.
+        num_heads, num_kv_heads, dtype: as the caller asked for; None for the defaults.
+        facts: facts about the layer from the file's metadata and the files beside it.
+        recorded: recorded calls of the original, or None.
     """
 
     checkpoint: Checkpoint
@@ -40,11 +40,11 @@ class Job:
     num_kv_heads: int | None
     dtype: str | None
     facts: LayerFacts
-    recorded: RecordedLayer | None
+    recorded: OriginalLayer | None
 
     @property
     def prefix(self) -> str:
-        """Where the layer stands in the file."""
+        """The layer's prefix in the source."""
         return self.layer.prefix
 
     @property
@@ -53,7 +53,7 @@ class Job:
         return f"the layer at prefix {self.prefix!r}" if self.prefix else "the layer"
 
     def check(self) -> None:
-        """SpecError if what was asked for contradicts what stands beside the file."""
+        """Raise SpecError if the numbers of heads that were asked for contradict the model's config."""
         for label, asked, said in (
             ("num_heads", self.num_heads, self.facts.num_heads),
             ("num_kv_heads", self.num_kv_heads, self.facts.num_kv_heads),
@@ -63,10 +63,10 @@ class Job:
                 raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
 
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """The layout that reads it, its config, its canonical weights, and the dtype that they stand for.
+        """The layout that reads it, its config, its canonical weights, and their dtype.
 
         Args:
-            dtype: another than the one that was asked for.
+            dtype: read in this dtype instead of the one that was asked for.
         """
         for last, layout in enumerate(self.layouts, start=1):
             try:
@@ -85,11 +85,11 @@ class Job:
         raise AssertionError("a found layer has a layout")
 
     def settle(self) -> Standing | str:
-        """What can be said of it: proved or known; or, in words, why neither.
+        """Its Standing if it is proved or known; else the reason why it is neither, in words.
 
         Raises:
-            NotEqual: it does not give what was recorded of the original.
-            SpecError: what was recorded does not fit it, or proves nothing.
+            VerificationFailed: it does not give the recorded outputs of the original.
+            SpecError: the recorded calls do not fit it, or prove nothing.
         """
         if self.recorded is not None:
             _, config, weights, _ = self.read(dtype="float64")  # holds the numbers of every dtype
@@ -106,7 +106,7 @@ class Job:
         return self.num_heads or self.facts.num_heads or (None if recorded is None else recorded.num_heads)
 
     def _completed(self, config: AttentionConfig) -> AttentionConfig:
-        """With what no array says: by the model's config, or else as it was recorded."""
+        """The config with the settings that no array shows, from the model's config or else from the recording."""
         if self.prefix in self.checkpoint.configs:
             return config
         if self.facts.known:
@@ -115,11 +115,11 @@ class Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> dict[str, Standing]:
-    """What can be said of every layer, by where it goes.
+    """The Standing of every layer, by its prefix in the target.
 
     Raises:
-        SpecError: something is neither proved nor known, and bits alone were not asked for.
-        NotEqual: a layer does not give what was recorded of the original.
+        SpecError: a layer is neither proved nor known, and `moved` is False.
+        VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     standings: dict[str, Standing] = {}
     unsettled: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """Recorded calls of original layers, and the proof that layers read from a file reproduce them.
 
 A call comes from what `mha.capture` writes, with the names of the layers, or from a file of one call as
-`mha infer` takes it. A layer is proved if the reference, with the weights that were read, gives within the
-computed bounds what was recorded, and would not with another scale of the scores: a call whose weights
-hardly depend on the scores could not tell one layer from another.
+`mha infer` takes it. A layer is proved if the reference, with the weights that were read, gives the recorded
+outputs within the computed bounds, and does not give them with scores or projections of half the size: a call
+whose outputs hardly depend on these could not tell one layer from another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from mha.convert.verify import NotEqual
+from mha.convert.verify import VerificationFailed
 from mha.infer.evidence import AT_ONCE, EXP_ULPS, KEYS_PER_BLOCK
 from mha.infer.observed import Observed
 from mha.recipes.judge import Judgement, judge_original
@@ -31,15 +31,15 @@ from mha_core.dtypes import round_to, storage_dtype
 from mha_core.weights import Weights
 
 MOST_NAMED = 6
-"""How many names a message lists."""
+"""Most names that a message lists."""
 
 OTHER_SCALE = 0.5
-"""Scores, and each projection's matrix, so much smaller must show in calls that prove something."""
+"""Factor on the scores and on each projection; calls that prove a layer must show each of these changes."""
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedCall:
-    """One call: what it was given, by what its mask may have been, in words; and what came out, by stage."""
+class OriginalCall:
+    """One recorded call: its inputs with each possible mask, by the name of the mask; and its outputs by stage."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -47,32 +47,32 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedLayer:
-    """What was recorded of one layer.
+class OriginalLayer:
+    """The recorded calls of one layer of the original model.
 
     Attributes:
-        name: where it stood in its model; "" where the record does not say.
-        dtype: what it computed in.
-        calls: of it.
-        config, weights: as they were recorded with it, if they were.
+        name: its name in the model; "" where the record does not say.
+        dtype: the dtype in which it computed.
+        calls: its calls.
+        config, weights: its config and weights, if they were recorded; else None.
     """
 
     name: str
     dtype: str
-    calls: tuple[RecordedCall, ...]
+    calls: tuple[OriginalCall, ...]
     config: AttentionConfig | None = None
     weights: Weights | None = None
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A layer that reproduces what was recorded of the original.
+    """The result of `prove`: the layer reproduces the recorded calls.
 
     Attributes:
-        calls: how many calls.
+        calls: the number of calls.
         ratio: the worst error / allowed error.
-        dtype: what the original computed in.
-        mask: what the mask was, where the record does not say; else "".
+        dtype: the dtype in which the original computed.
+        mask: the mask that fits, where the record does not say which it was; else "".
     """
 
     calls: int
@@ -81,8 +81,8 @@ class Proof:
     mask: str = ""
 
 
-def load_recorded(path: str | Path) -> list[RecordedLayer]:
-    """What a file holds: what `mha.capture` wrote, or one call as `mha infer` takes it.
+def load_recorded(path: str | Path) -> list[OriginalLayer]:
+    """Read a recording that `mha.capture` wrote, or a file of one call as `mha infer` takes it.
 
     Raises:
         SpecError: there is no such file, or it is neither.
@@ -94,30 +94,30 @@ def load_recorded(path: str | Path) -> list[RecordedLayer]:
     layers = []
     for position, layer in enumerate(recording.layers):
         calls = tuple(
-            RecordedCall(name, {"": call.inputs}, call.outputs)
+            OriginalCall(name, {"": call.inputs}, call.outputs)
             for name, call in zip(recording.names, recording.calls, strict=True)
             if call.layer == position
         )
         if calls:
-            layers.append(RecordedLayer(layer.name, layer.dtype, calls, layer.config, layer.weights))
+            layers.append(OriginalLayer(layer.name, layer.dtype, calls, layer.config, layer.weights))
     return layers
 
 
-def pair(recorded: Sequence[RecordedLayer], prefixes: Sequence[str]) -> dict[str, RecordedLayer]:
-    """Prefix in the file -> what was recorded of that layer; prefixes of which nothing was recorded are left out.
+def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str, OriginalLayer]:
+    """Pair layers of a file with recorded layers: prefix -> recorded layer; prefixes without calls are left out.
 
-    Names belong together if they are the same, or one ends with the other, whatever stands between their parts:
+    Names belong together if their parts are equal, or if one ends with the parts of the other; "/" counts as ".":
     the model that was captured may be a part of the one that was saved. If no name belongs to any, layers go by
     their order, as many as there are.
 
     Raises:
         SpecError: names and numbers fit nothing, or a layer could be several.
 
-    >>> calls = [RecordedLayer("layer.1.attn", "float32", ()), RecordedLayer("layer.0.attn", "float32", ())]
+    >>> calls = [OriginalLayer("layer.1.attn", "float32", ()), OriginalLayer("layer.0.attn", "float32", ())]
     >>> {prefix: layer.name for prefix, layer in pair(calls, ["encoder/layer/0/attn", "encoder/layer/1/attn"]).items()}
     {'encoder/layer/1/attn': 'layer.1.attn', 'encoder/layer/0/attn': 'layer.0.attn'}
     """
-    found: dict[str, RecordedLayer] = {}
+    found: dict[str, OriginalLayer] = {}
     for layer in recorded:
         fitting = [prefix for prefix in prefixes if layer.name and _parts(prefix) == _parts(layer.name)]
         fitting = fitting or [prefix for prefix in prefixes if layer.name and prefix and _end_alike(prefix, layer.name)]
@@ -140,23 +140,23 @@ def pair(recorded: Sequence[RecordedLayer], prefixes: Sequence[str]) -> dict[str
     return found
 
 
-def as_recorded(config: AttentionConfig, layer: RecordedLayer) -> AttentionConfig:
-    """The config with what no array says and the recording does: the scale of the scores, and their softcap."""
+def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
+    """The config with the recorded scale and softcap of the scores, which no array shows."""
     if layer.config is None:
         return config
     return replace(config, scale=layer.config.scale, softcap=layer.config.softcap)
 
 
-def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
-    """That these weights give, call by call, what the original gave.
+def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
+    """Prove that these weights give the recorded outputs, call by call.
 
     Args:
-        layer: what was recorded.
+        layer: the recorded calls.
         config, weights: as they were read from the file, in any dtype that holds them.
         where: the layer's name for messages.
 
     Raises:
-        NotEqual: they give something else; with the first difference.
+        VerificationFailed: they give something else; the message has the first difference.
         SpecError: a call does not fit the layer, or the calls can't tell the layer from others.
     """
     precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
@@ -165,7 +165,7 @@ def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where
         judged = {mask: _judged(call, mask, config, weights, precision) for mask in call.inputs}
         mask, best = min(judged.items(), key=lambda item: item[1].worst)
         if not best.equal:
-            raise NotEqual(
+            raise VerificationFailed(
                 f"{where} does not give what was recorded of {call.name or 'it'}: {best.mismatches[0].message}"
                 + _other_weights(layer, weights)
             )
@@ -185,7 +185,7 @@ def prove(layer: RecordedLayer, config: AttentionConfig, weights: Weights, where
 
 
 def _judged(
-    call: RecordedCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision
+    call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision
 ) -> Judgement:
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
     problem.inputs.check(config)
@@ -193,7 +193,7 @@ def _judged(
 
 
 def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tuple[AttentionConfig, Weights]]]:
-    """Layers that the calls must tell from this one, by what is of half the size in them.
+    """Layers that the calls must tell from this one: name of what has half the size -> config and weights.
 
     Scores may show through biases alone, in a call whose inputs are so small that no matrix does.
     """
@@ -205,14 +205,14 @@ def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tu
             yield name, (config, {**weights, name: weights[name] * weights[name].dtype.type(OTHER_SCALE)})
 
 
-def _shows(call: RecordedCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision) -> bool:
-    """Whether another layer would have given something else in this call."""
+def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision) -> bool:
+    """Whether this config and these weights give another output than the one recorded in this call."""
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
     return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
 
 
 def _pieces(problem: Problem) -> Iterator[Problem]:
-    """Items of the batch and rows of queries that are judged at once, so that bounds do not fill the memory."""
+    """The problem in parts of some batch items and queries, so that the bounds of each fit into memory."""
     inputs, config = problem.inputs, problem.config
     sizes = inputs.check(config)
     row = max(1, sizes.key_len * config.num_heads * config.value_head_dim)
@@ -236,8 +236,8 @@ def _pieces(problem: Problem) -> Iterator[Problem]:
         yield Problem(config, problem.weights, piece, outputs)
 
 
-def _other_weights(layer: RecordedLayer, weights: Weights) -> str:
-    """What of the weights was recorded otherwise, in words; "" where none was recorded or all agree."""
+def _other_weights(layer: OriginalLayer, weights: Weights) -> str:
+    """The weights that differ from the recorded ones, in words; "" where none were recorded or all agree."""
     if layer.weights is None:
         return ""
     other = []
@@ -253,17 +253,17 @@ def _other_weights(layer: RecordedLayer, weights: Weights) -> str:
     return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""
 
 
-def _of_observed(observed: Observed) -> RecordedLayer:
+def _of_observed(observed: Observed) -> OriginalLayer:
     inputs = {
         words: AttentionInputs(observed.queries, observed.keys, observed.values, mask)
         for words, mask in observed.masks.items()
     }
     outputs = {"output": observed.output.astype(storage_dtype(observed.dtype))}
-    return RecordedLayer("", observed.dtype, (RecordedCall("", inputs, outputs),))
+    return OriginalLayer("", observed.dtype, (OriginalCall("", inputs, outputs),))
 
 
 def _is_recording(path: Path) -> bool:
-    """Whether a file is what `mha.capture` writes; its reader says what is wrong with a damaged one."""
+    """Whether a file has the metadata that `mha.capture` writes; whether it is damaged, its reader finds out."""
     try:
         with safe_open(path, framework="numpy") as file:
             return METADATA_KEY in (file.metadata() or {})
@@ -281,7 +281,7 @@ def _end_alike(one: str, other: str) -> bool:
 
 
 def _numbered(prefix: str) -> list[tuple[str, int]]:
-    """Sorts layer 10 after layer 2."""
+    """A sort key that puts layer 10 after layer 2."""
     return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", prefix)]
 
 

@@ -1,4 +1,4 @@
-"""What `mha convert` shows of what it did: a table, lines below it, and the same for a program."""
+"""The report of `mha convert`: a table, the lines below it, and a dict for JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
 
 
 def print_report(console: Console, done: Conversion) -> None:
-    """Every layer in a row; then what the words and numbers mean, who computed, and what there is to know."""
+    """Print a table with a row for each layer, and the explanations of `lines` below it."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -36,7 +36,7 @@ def print_report(console: Console, done: Conversion) -> None:
 
 
 def lines(done: Conversion) -> list[str]:
-    """What stands below the table."""
+    """The lines below the table: meaning of the words, who computed, and remarks."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -64,7 +64,7 @@ def lines(done: Conversion) -> list[str]:
 
 
 def to_dict(done: Conversion) -> dict[str, Any]:
-    """The same as JSON can hold it.
+    """The conversion as a dict of JSON values.
 
     `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`.
     """

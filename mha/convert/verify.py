@@ -2,9 +2,9 @@
 
 Both sides get one small random problem with a mask, and both are judged against the float64 reference
 under the computed bounds. Both read the arrays by this project's layouts, so this shows that source and
-target are one layer, and proves nothing of the original: `mha.models.standing` has the words for that. Who runs a
-side is tried in this order: the framework's own layer of that layout, this project's layer in that framework,
-and the reference in NumPy.
+target are one layer, and proves nothing about the original: `mha.models.standing` has the words for that. A side
+is run by the first of these that can: the framework's own layer of that layout, this project's layer in that
+framework, the reference in NumPy.
 """
 
 from __future__ import annotations
@@ -39,19 +39,22 @@ SCALE_IN_FLOAT32: Mapping[str, str] = {
     "backends.tf.native.subjects:MultiHeadAttentionSubject": "keras-mha-scale-in-float32",
     "backends.tf.native.subjects:GroupQueryAttentionSubject": "keras-gqa-scale-in-float32",
 }
-"""Layer -> the known deviation that it rounds its scale to float32 in float64: that is no error of a conversion."""
+"""Layer -> id of the known deviation that its float64 layer rounds the scale to float32.
+
+That is no error of a conversion.
+"""
 
 BATCH, QUERY_LEN, KEY_LEN, VALID_LENS = 2, 3, 5, (5, 2)
-"""The problem: few positions, because widths are the layer's own; one item is padded."""
+"""Sizes of the problem: few positions, because the layer may be wide; one item is padded."""
 
 
-class NotEqual(RuntimeError):
-    """A side of a conversion computes something else than the reference does from the same weights."""
+class VerificationFailed(RuntimeError):
+    """A converted layer computes something else than the reference, or than the recorded original."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """What came of one side: who ran it, in which dtype, its worst error / allowed error, and what is to be said."""
+class SideResult:
+    """The result of one side: who ran it, in which dtype, its worst error / allowed error, and a remark or ""."""
 
     engine: str
     dtype: str
@@ -60,7 +63,7 @@ class Side:
 
 
 class _Numpy:
-    """The reference as the last resort: it shows that weights and config are whole, and no more."""
+    """The reference as a subject, where no framework can run a side: it only shows that config and weights fit."""
 
     name = "the reference in NumPy"
     dtype = "float64"
@@ -74,7 +77,7 @@ class _Numpy:
 
 def verify_sides(
     where: str, source: tuple[Layout, AttentionConfig, Weights], target: tuple[Layout, AttentionConfig, Weights]
-) -> tuple[Side, Side]:
+) -> tuple[SideResult, SideResult]:
     """Run both sides on one problem and judge each against the reference for the source's weights.
 
     Args:
@@ -82,7 +85,7 @@ def verify_sides(
         source, target: layout, config and canonical weights as they were read from either file.
 
     Raises:
-        NotEqual: a side differs by more than the bound.
+        VerificationFailed: a side differs by more than the bound.
         SpecError: a layer failed to run.
     """
     _, config, weights = source
@@ -106,7 +109,7 @@ def _run_side(
     weights: Weights,
     problems: list[Problem],
     judged: dict[tuple[int, Precision], Expected],
-) -> Side:
+) -> SideResult:
     dtype = "float64" if next(iter(weights.values())).dtype == np.float64 else "float32"
     for subject in _subjects(layout, framework, dtype):
         precision = getattr(subject, "precision", None) or Precision.of(subject.dtype)
@@ -126,26 +129,26 @@ def _run_side(
             except ParityError as error:
                 rounded = _rounded_scale(subject, problem, precision)
                 if rounded is None:
-                    raise _not_equal(where, subject, error) from error
+                    raise _failed(where, subject, error) from error
                 other, note = rounded
                 wanted = answer(other, precision)
                 try:
                     ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, precision.storage)
                 except ParityError as still:
-                    raise _not_equal(where, subject, still) from error
+                    raise _failed(where, subject, still) from error
             else:
                 note = ""
             engine = f"backend {subject.name}" if isinstance(subject, BackendSubject) else subject.name
-            return Side(engine, precision.storage, max(ratios.values()), note)
+            return SideResult(engine, precision.storage, max(ratios.values()), note)
     raise SpecError(f"{where} can't be run by anything that is installed")
 
 
-def _not_equal(where: str, subject: Any, error: ParityError) -> NotEqual:
-    return NotEqual(f"{where} differs from the reference in {subject.name}: {error.mismatches[0].message}")
+def _failed(where: str, subject: Any, error: ParityError) -> VerificationFailed:
+    return VerificationFailed(f"{where} differs from the reference in {subject.name}: {error.mismatches[0].message}")
 
 
 def _rounded_scale(subject: Any, problem: Problem, precision: Precision) -> tuple[Problem, str] | None:
-    """The problem with the scale that a float64 layer of Keras has, and what to say; None where no entry lists that.
+    """The problem with the scale rounded to float32 as Keras does, and a remark; None where no deviation lists that.
 
     Only a width whose root float32 does not hold is concerned: widths that are no power of 4.
     """
@@ -164,7 +167,7 @@ def _rounded_scale(subject: Any, problem: Problem, precision: Precision) -> tupl
 
 
 def _subjects(layout: Layout, framework: str, dtype: str) -> Iterator[Any]:
-    """Who can run a layout, best first. Each is made when the one before it has been found wanting."""
+    """The subjects that can run a layout, best first; each is made only when the one before it can't run it."""
     native = _native(layout.name, layout.framework, dtype)
     if native is not None:
         yield native
@@ -176,7 +179,7 @@ def _subjects(layout: Layout, framework: str, dtype: str) -> Iterator[Any]:
 
 @cache
 def _native(layout: str, framework: str, dtype: str) -> Any:
-    """The framework's own layer in `dtype`, or in float32 if it computes in that alone; None if it is not there."""
+    """The framework's own layer in `dtype`, or in float32 if it has no other; None if it is not installed."""
     entry_point = declared(ENTRY_POINT_GROUP, "a subject for the layout").get(layout)
     if entry_point is None or _own_layer(framework, "float32") is None:  # also: the framework is not installed
         return None
@@ -199,7 +202,7 @@ def _own_layer(framework: str, dtype: str) -> BackendSubject | None:
 
 
 def _problems(config: AttentionConfig, weights: Weights, seed: str) -> Iterator[Problem]:
-    """Attention from one sequence to another; then self-attention on one array, for layers that do only that."""
+    """A problem of cross-attention, and one of self-attention for layers that can do only that."""
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     mask = AttentionMask(valid_lens=np.array(VALID_LENS))
     inputs = AttentionInputs(

@@ -1,1 +1,1 @@
-"""What is known of published models: their configs, families and archives."""
+"""Knowledge about published models: their configs, families and archives."""

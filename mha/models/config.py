@@ -1,4 +1,4 @@
-"""The config.json beside a checkpoint: what it says of the attention layers, whatever model it is of."""
+"""ModelConfig: reads the sizes of attention layers from the config.json beside a checkpoint, for any model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mha_core.errors import one_line, shown
 from mha_core.files.outside import parse_json_object
 
 FILE = "config.json"
-"""What transformers calls it."""
+"""The name of the file in transformers."""
 
 LARGEST = 10_000_000
-"""Bytes that such a file may have; a real one has some thousands."""
+"""Most bytes that such a file may have; a real one has some thousands."""
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-"""What configs call the number of heads, where all layers have as many."""
+"""Keys for the number of heads, where all layers have as many."""
 
 SIDES = ("encoder", "decoder")
 """The parts of a model that may have heads, widths and layers of their own number."""
@@ -29,11 +29,11 @@ DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What one config.json says.
+    """The content of one config.json.
 
     Args:
-        path: where it is.
-        content: the object in it.
+        path: the file.
+        content: the JSON object in it.
     """
 
     path: Path
@@ -41,18 +41,18 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """The family's name in transformers; "" where it says none."""
+        """The `model_type`, which is the family's name in transformers; "" if there is none."""
         found = self.content.get("model_type")
         return found if isinstance(found, str) else ""
 
     def heads(self, prefix: str) -> tuple[str, int] | None:
-        """The key that says how many heads the layer at `prefix` has, and the number; None where none says it.
+        """(key, number of heads) of the layer at `prefix`; None where the config has no such key.
 
-        Encoder and decoder may each have their own: then the prefix says which it is. A config of several models
-        says it for none of their layers.
+        Encoder and decoder may each have their own key: then the prefix decides. A config of several models has
+        no key for their layers.
 
         Raises:
-            SpecError: the number is none.
+            SpecError: the value is no positive integer.
 
         >>> config = ModelConfig(Path(FILE), {"encoder_attention_heads": 4, "decoder_attention_heads": 2})
         >>> config.heads("model.decoder.layers.0.self_attn"), config.heads("attention")
@@ -70,36 +70,36 @@ class ModelConfig:
         return self._first(HEAD_KEYS)
 
     def kv_heads(self) -> tuple[str, int] | None:
-        """The key that says how many key and value heads there are, and the number; None where it says nothing."""
+        """(key, number of key and value heads); None where the config has no such key."""
         return self._first(("num_key_value_heads",))
 
     def width(self) -> tuple[str, int] | None:
-        """The key of the width of the hidden states, and the width; None where it says nothing."""
+        """(key, width of the hidden states); None where the config has no such key."""
         return self._first(WIDTH_KEYS)
 
     def depth(self, prefix: str) -> tuple[str, int] | None:
-        """The key that says how many layers there are on this side of the model, and the number; None if none does."""
+        """(key, number of layers) of this side of the model; None where the config has no such key."""
         side = side_of(prefix)
         if side is not None and self.content.get(f"{side}_layers") is not None:
             return f"{side}_layers", self.count(f"{side}_layers")
         return self._first(DEPTH_KEYS)
 
     def count(self, key: str) -> int:
-        """A number of things. SpecError if it is none."""
+        """The value of a key that counts something. SpecError unless it is a positive integer."""
         value = self.content[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise SpecError(f"{self.path}: {key} must be a positive integer. Got {shown(str(value), 60)}.")
         return value
 
     def _first(self, keys: tuple[str, ...]) -> tuple[str, int] | None:
-        """The first key that says a number. A list of them, one for each stage or layer of a model, says none of it."""
+        """(key, number) of the first key with a number; lists, with a number for each layer, are passed over."""
         said = (key for key in keys if self.content.get(key) is not None)
         key = next((key for key in said if not isinstance(self.content[key], (list, dict))), None)
         return None if key is None else (key, self.count(key))
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """The keys of a config that say different numbers of heads, in words; "" if all that do agree.
+    """The keys of a config with different numbers of heads, in words; "" if all agree.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
@@ -112,7 +112,7 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """Which of SIDES the prefix names, if it is one."""
+    """The one of SIDES that the prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None
 

@@ -1,7 +1,7 @@
-"""The families of models whose attention is exactly what the layout of their arrays says: what makes a layer "known".
+"""Families of models whose attention follows from the layout of their arrays; their layers are "known".
 
-A test runs a small model of each: what it computes is reproduced from its file. Families that turn queries and
-keys by their position, or add something of their own to the scores, are not here, whatever their arrays are called.
+A test runs a small model of each family, and reproduces its outputs from its file. Families with rotary positions, or
+with terms of their own in the scores, are not here, even if their arrays have the same names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN_CLASS = re.compile(
     r"((Text|Vision)?Model(WithProjection)?|PreTrainedModel|MainLayer|Encoder|Decoder|Backbone|MTModel"
     r"|(LMHead|DoubleHeads)Model|For[A-Z]\w*)(Module)?"
 )
-"""What follows the family's name in the names of transformers' own classes."""
+"""Ends of the names of transformers' own classes, after the family's name."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Family:
     """Models of transformers whose attention has the same arithmetic.
 
     Attributes:
-        name: of the family.
-        classes: `model_type` of a config -> how the names of its classes begin in transformers.
+        name: the family's name.
+        classes: `model_type` of a config -> prefix of the names of its classes in transformers.
         layouts: the layouts that their arrays may have.
-        where: what prefixes of its attention layers look like, with "." between names.
+        where: regular expression of its attention layers' prefixes, with "." between names.
         beside: names that may stand below such a prefix and do not change what attention computes.
         scale: the factor of the scores, from config, prefix and head width; None where it is 1 / sqrt(head width).
-        settings: what of a config counts, in words, for the documentation.
-        causal: whether a layer masks the future by itself.
-        head_keys: what its configs call the number of heads; none of the others is read by its classes. "{side}" is
+        settings: the settings of a config that matter, in words, for the documentation.
+        causal: whether a layer has a causal mask of its own.
+        head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
             "encoder" or "decoder", by the prefix.
     """
 
@@ -151,7 +151,7 @@ FAMILIES = (
         settings="any; a text or a vision model by itself",
     ),
 )
-"""Every family that is known."""
+"""All known families."""
 
 MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES for model_type in family.classes}
 """`model_type` of a config -> family."""
@@ -159,7 +159,7 @@ MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES f
 
 @dataclass(frozen=True)
 class KnownLayer:
-    """What a config says of one layer whose arithmetic is known.
+    """The facts from a config about one layer whose arithmetic is known.
 
     Attributes:
         family: of the model.
@@ -173,13 +173,13 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """What the config says of the layer at `prefix`; or, in words, why it does not make its arithmetic known.
+    """The facts about the layer at `prefix`; or, in words, why the config does not make its arithmetic known.
 
     Args:
-        config: of the model.
-        prefix: where the layer stands.
-        layouts: those that its arrays fit.
-        rows, inputs: of its projection of queries: all heads together, and the width that comes in.
+        config: the model's config.
+        prefix: the layer's prefix.
+        layouts: names of the layouts that its arrays fit.
+        rows, inputs: sizes of its query projection: the width of all heads together, and the input width.
 
     Raises:
         SpecError: the config contradicts itself or the layer.
@@ -217,7 +217,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
 
 
 def place_of(family: Family, prefix: str) -> str:
-    """Which layer of such a model stands at a prefix, whatever the model is a part of; "" if none does.
+    """The part of a prefix that names an attention layer of this family, without the path of the model; "" if none.
 
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
@@ -231,7 +231,7 @@ def _dotted(prefix: str) -> str:
 
 
 def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) -> str:
-    """Why the number of heads at `key` may not be the one that the model takes; "" if it is."""
+    """Why the model may not take its number of heads from `key`, in words; "" if it does."""
     own = [name.format(side=side_of(prefix)) for name in family.head_keys]
     if key not in own:
         return f"models of type {config.model_type!r} call their heads {' or '.join(own)}, and not {key}"
@@ -239,7 +239,7 @@ def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) 
 
 
 def where_in_words(family: Family) -> str:
-    """Where its attention layers stand, in words.
+    """The prefixes of a family's attention layers, as a pattern for messages.
 
     >>> where_in_words(MODEL_TYPES["bert"])
     '...layer.N.(attention|crossattention)'
@@ -248,7 +248,7 @@ def where_in_words(family: Family) -> str:
 
 
 def _changed(config: ModelConfig, family: Family) -> str:
-    """What in the config makes it another arithmetic than the family's; "" if nothing does."""
+    """The setting of the config that changes the family's arithmetic, in words; "" if none does."""
     content = config.content
     if (config.path.parent / "adapter_config.json").exists():
         return "an adapter_config.json beside it says that an adapter changes what the layers compute"

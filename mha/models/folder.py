@@ -1,6 +1,6 @@
-"""What the JSON files of a model's folder say, and what `mha port` refuses for it before anything is loaded.
+"""Checks the JSON files of a model's folder, so that `mha port` can refuse it before anything is loaded.
 
-transformers reads what its own class knows and passes over the rest in silence: code that the folder names,
+transformers reads the settings that its own class knows and ignores all others silently: code that the folder names,
 another kind of positions, another arithmetic. A model of such a folder is not the one that was trained.
 """
 
@@ -27,7 +27,7 @@ ABOUT_ATTENTION = re.compile(
     r"att(n|ention)|heads|head_dim|(^|_)(q|k|v|qk|kv|qkv|query|keys?|values?)(_|$)|(?<!loss_)scal|clip|softmax|logit"
     r"|position|sink|spars|quantiz|compress|lora|adapter"
 )
-"""What the keys of settings are called that may change it as well."""
+"""Keys of a config that may change it as well."""
 
 READ = frozenset(
     (
@@ -43,16 +43,16 @@ READ = frozenset(
         *("scale_embedding", "layerscale_value", "add_bias_logits", "keys_to_ignore_at_inference"),
     )
 )
-"""Those that are read where they count, or that change nothing of what attention computes of its inputs."""
+"""Keys among those that this project reads, or that do not change the result of attention."""
 
 NOTHING: tuple[Any, ...] = (None, False, "", {}, [])
-"""What says that something is not there."""
+"""Values of a setting that is switched off."""
 
 
 def other_arithmetic(config: Mapping[str, Any]) -> str:
     """A setting that changes, or may change, what attention computes, in words; "" if there is none.
 
-    The classes of the known families read no such setting, so that who wrote it meant another class.
+    The classes of the known families read no such setting, so the config was written for another class.
 
     >>> other_arithmetic({"hidden_size": 12, "attention_dropout": 0.1, "clip_qkv": None, "rope_theta": 1e4})
     'rope_theta=10000.0 changes what attention computes'
@@ -70,7 +70,7 @@ def other_arithmetic(config: Mapping[str, Any]) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """SpecError unless the folder's config is one of the BERT family, and all that it says of attention is known."""
+    """Raise SpecError unless the folder's config is of the BERT family, and all its settings of attention are known."""
     config = _json(folder / "config.json")
     if config is None:
         raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
@@ -99,7 +99,7 @@ def _json(file: Path) -> dict[str, Any] | None:
 
 
 def _refuse_own_code(file: Path, content: Mapping[str, Any]) -> None:
-    """The class that transformers would take in its place computes something else."""
+    """Raise SpecError if the folder brings its own code: transformers would use one of its classes in its place."""
     own = content.get("auto_map")
     if own:
         named = ", ".join(map(str, own.values())) if isinstance(own, dict) else str(own)

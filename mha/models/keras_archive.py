@@ -1,7 +1,7 @@
-"""What the config.json inside a .keras archive says of its attention layers: their class, and its settings.
+"""Reads the class and settings of attention layers from the config.json inside a .keras archive.
 
 The archive keeps a layer's arrays under a path that Keras makes of class names and their order; the config has
-the same layers, in the same order, with all that they were made with.
+the same layers, in the same order, with all their constructor arguments.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LAYOUTS = {"MultiHeadAttention": "keras", "GroupQueryAttention": "keras-gqa"}
 """Class in keras.layers -> the layout of its arrays."""
 
 HEADS = {"MultiHeadAttention": ("num_heads", "key_dim"), "GroupQueryAttention": ("num_query_heads", "head_dim")}
-"""Class -> what its settings call the number of query heads and the width of keys."""
+"""Class -> its settings for the number of query heads and the width of keys."""
 
 PATHS = {"GroupQueryAttention": "grouped_query_attention"}
-"""Class -> what paths call it, where that is not made of the name."""
+"""Class -> its name in paths, where that does not follow from the name of the class."""
 
 MODELS = ("Functional", "Sequential", "Model")
 """The classes of Keras whose config lists all their layers."""
@@ -35,7 +35,7 @@ ANY = (
     *(f"{what}_{kind}" for what in ("kernel", "bias") for kind in ("initializer", "regularizer", "constraint")),
     *("num_heads", "key_dim", "value_dim", "output_shape", "head_dim", "num_query_heads", "num_key_value_heads"),
 )
-"""Settings that do not change what is computed of the arrays outside training, or that the arrays show."""
+"""Settings that do not change the result outside training, or that the arrays show."""
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "use_gate": (False, None),
@@ -43,7 +43,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_axes": (None, 1, [1], [-2]),
     "flash_attention": (None, False, True),
 }
-"""Settings that do -> the values with which a layer computes what its layout says."""
+"""Settings that change the result -> the values with which a layer computes what its layout means."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class KerasLayer:
     """One attention layer of an archive.
 
     Attributes:
-        layout: of its arrays, by its class; "" where it is no class of keras.layers.
-        changed: what makes it compute something else than the layout says; "" if nothing does.
-        heads: how many query heads, and how wide keys are, as the arrays must show it; () where nothing says it.
+        layout: the layout of its arrays, by its class; "" for a class that is not in keras.layers.
+        changed: the setting with which it computes something else than its layout means; "" if there is none.
+        heads: (number of query heads, width of keys), which the arrays must have too; () where that is unknown.
     """
 
     layout: str
@@ -62,7 +62,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Path of the arrays -> what the config says of the layer; and, for one that it does not list, why."""
+    """Path of the arrays -> the layer; and the reason why a layer is not listed, in words."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:
@@ -114,7 +114,7 @@ def _changed(layer: Mapping[str, Any]) -> str:
 
 
 def _snake(name: str) -> str:
-    """As Keras makes paths of class names.
+    """The name that Keras gives a layer in paths, by its class.
 
     >>> _snake("MultiHeadAttention"), _snake("LSTMCell")
     ('multi_head_attention', 'lstm_cell')

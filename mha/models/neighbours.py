@@ -29,14 +29,14 @@ MEANINGS = (
     ("score", "a score function of its own"),
     ("lora_", "an adapter"),
 )
-"""How parts of names begin whose meaning is known; for messages alone: any unknown array stops a layer."""
+"""Beginnings of names -> their meaning, for messages; any array that is not in the layout stops a layer."""
 
 MOST_NAMED = 4
-"""How many names a message lists."""
+"""Most names that a message lists."""
 
 
 class Neighbours:
-    """The names in a file, by what they stand below.
+    """Finds the names in a file that stand below a layer's prefix.
 
     Args:
         names: of all arrays, in the file's order.
@@ -55,7 +55,7 @@ class Neighbours:
     def of(self, prefix: str, layout: Layout) -> list[str]:
         """The names below a layer's prefix that its layout does not have, relative to it, in the file's order.
 
-        At the top level, everything in the file stands below it. What belongs to another layer is left out.
+        At the top level these are all names in the file. Names that belong to another layer are left out.
         """
         start = prefix + layout.separator if prefix else ""
         own = {*layout.required, *layout.optional}
@@ -68,7 +68,7 @@ class Neighbours:
 
 
 def refuse_unknown(names: Sequence[str], prefix: str) -> None:
-    """SpecError if there are such arrays below a layer's prefix; with what they may be, where that is known."""
+    """Raise SpecError if `names` has an unknown array below a layer's prefix; with its likely meaning, if known."""
     if not names:
         return
     first = names[:MOST_NAMED]
@@ -82,7 +82,7 @@ def refuse_unknown(names: Sequence[str], prefix: str) -> None:
 
 
 def meaning_of(names: Collection[str]) -> str:
-    """What an array of one of these names is, in words, or "".
+    """The likely meaning of an array with one of these names, in words; "" if it is unknown.
 
     >>> meaning_of(["norm.weight", "q_norm.weight"]), meaning_of(["anything.weight"])
     ('a norm of queries', '')
@@ -92,7 +92,7 @@ def meaning_of(names: Collection[str]) -> str:
 
 
 def _below(ordered: Sequence[str], start: str) -> Sequence[str]:
-    """Those of sorted strings that begin with `start`."""
+    """The strings that begin with `start`, of a sorted sequence."""
     first = bisect_left(ordered, start)
     last = first
     while last < len(ordered) and ordered[last].startswith(start):

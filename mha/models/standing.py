@@ -1,8 +1,8 @@
-"""Standing: what is said of a converted layer beyond its bits: proved, known, or moved. One word, one meaning.
+"""Standing: how certain it is that a converted layer computes what the original does: proved, known, or moved.
 
-Both sides of a conversion are this project's own reading of the arrays, and names are shared by layers that compute
-other things. So what the original computes must be shown by a recorded call of it (proved), or said by somebody who
-knows (known); otherwise bits are moved, and nothing is said.
+Both sides of a conversion are this project's own reading of the arrays, and layers that compute different things may
+have equal names. So the original's arithmetic must be shown by a recorded call (proved), or follow from the model's
+config (known); otherwise the numbers are only moved, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MEANING = {
     KNOWN: "a config, a class or a file of this project says that it computes what its layout says",
     MOVED: "the bits were moved and read back; nothing is said of what the original computes",
 }
-"""Each word and its one meaning."""
+"""Each word -> its meaning, as the report shows it."""
 
 STANDING_KEY = "mha_standing"
-"""In the metadata of a file that `mha convert` wrote: what it could say of a layer; ":PREFIX" as with configs."""
+"""Metadata key of a layer's standing in a file that `mha convert` wrote; ":PREFIX" follows, as with configs."""
 
 GENERATORS = ("dropout_layer.seed_generator.*", "_dropout_layer.seed_generator.*")
-"""What a layer of Keras keeps besides: the state of the random numbers that drop weights in training."""
+"""Arrays of a Keras layer that are no weights: the state of the random numbers for dropout."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One of the three words, and what it rests on."""
+    """One of the three words, and the reason for it."""
 
     word: str
     why: str
@@ -53,17 +53,17 @@ class Standing:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What is known of one layer of a file before its arrays are read.
+    """The facts about one layer of a file that are known before its arrays are read.
 
     Attributes:
-        known: what makes its arithmetic known; "" if nothing does.
-        unknown: why it is not, in words; "" if it is.
-        num_heads, num_kv_heads: H and G, where something says them.
-        heads_from: what says H, in words.
-        scale: of the scores, where that is not 1 / sqrt(head width).
-        layout: the layout that its class has; "" where nothing says it.
-        left: names below its prefix that stay behind.
-        notes: what a reader should know.
+        known: why its arithmetic is known, in words; "" if it is not.
+        unknown: why it is not known, in words; "" if it is.
+        num_heads, num_kv_heads: H and G; None where they are unknown.
+        heads_from: the source of H, in words.
+        scale: the factor of the scores; None where it is 1 / sqrt(head width).
+        layout: the layout of its class; "" where the class is unknown.
+        left: names below its prefix that are left out.
+        notes: remarks for the report.
     """
 
     known: str
@@ -78,12 +78,12 @@ class LayerFacts:
 
 
 class About:
-    """What stands in a file and beside it, of the layers in it.
+    """Finds the facts about the layers of a file, in its metadata and in the files beside it.
 
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names that are to stay behind, of arrays that are no part of a layer's layout.
+        leave: patterns of names to leave out, of arrays that are not in a layer's layout.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -97,24 +97,24 @@ class About:
 
     @cached_property
     def _places(self) -> Counter[str]:
-        """How many layers stand at each place of a model of the config's family."""
+        """How many layers of the file have each place (`place_of`) in a model of the config's family."""
         family = MODEL_TYPES.get(self.config.model_type) if self.config else None
         return Counter(place_of(family, layer.prefix) for layer in self.found if family is not None)
 
     def layout_of(self, layer: FoundLayer) -> str:
-        """The layout that the layer's class has, where something names the class; else ""."""
+        """The layout of the layer's class; "" where the class is unknown."""
         return self._facts(layer, "")[0].layout
 
     def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
-        """What is known of a layer that is read by `layout`.
+        """The facts about a layer that is read by `layout`.
 
         Args:
-            layer: one of those found.
+            layer: one of the layers in the file.
             layout: the name of the layout.
 
         Raises:
-            SpecError: there are arrays below the prefix that are no part of it, and are not to stay behind; or
-                what stands beside the file contradicts it.
+            SpecError: there are arrays below the prefix that are not in the layout and not left out; or the files
+                beside it contradict it.
         """
         facts, harmless = self._facts(layer, layout)
         if facts.known and facts.layout not in ("", layout):
@@ -135,13 +135,13 @@ class About:
         return replace(facts, left=tuple(name for name in others if stored is None or name not in harmless))
 
     def check_leave(self) -> None:
-        """SpecError if a pattern of names to leave behind fits no array of the layers that were asked for."""
+        """Raise SpecError if a pattern of names to leave out fits no array of the layers that were asked for."""
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
             raise SpecError(f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout")
 
     def _facts(self, layer: FoundLayer, layout: str) -> tuple[LayerFacts, tuple[str, ...]]:
-        """What is known of it, and which names beside it are harmless."""
+        """The facts about a layer, and patterns of the other names below its prefix that are harmless."""
         if layer.prefix in self.checkpoint.configs:
             return self._of_metadata(layer.prefix, layout), ()
         if self.checkpoint.path.name.endswith(".keras"):
@@ -212,7 +212,7 @@ class About:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """What `mha convert` writes into the metadata of its file, so that the next one knows no more than it did."""
+    """The metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why}
@@ -222,12 +222,12 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecError:
-    """What to say of layers that are neither proved nor known: why, and what would prove them.
+    """The SpecError for layers that are neither proved nor known: why, and which options would change that.
 
     Args:
         source: the file.
         unsettled: prefix -> why it is not known.
-        command: the one that was given, which more options would complete.
+        command: the command line that was given, to be completed by the user.
     """
     prefix, why = next(iter(unsettled.items()))
     what = f"the layer at prefix {shown(repr(prefix))}" if prefix else "the layer"
@@ -247,7 +247,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
 
 
 def _sizes(layer: FoundLayer) -> tuple[int, int]:
-    """Rows of the projection of queries, and its inputs, from the shapes; (0, 0) where they say nothing."""
+    """(rows, inputs) of the query projection, from the shapes; (0, 0) where these do not tell."""
     layout = get(layer.layouts[0])
     shape = layer.shapes[layout.required[0]]
     if len(shape) != 2:

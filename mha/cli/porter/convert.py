@@ -112,7 +112,7 @@ def convert(
 
     from mha.convert.convert import convert as convert_layers
     from mha.convert.report import print_report, to_dict
-    from mha.convert.verify import NotEqual
+    from mha.convert.verify import VerificationFailed
     from mha_core import BackendError, SpecError
     from mha_core.files.writing import write_whole
 
@@ -157,7 +157,7 @@ def convert(
                 force=force,
                 progress=lambda what, count, total: status.update(f"{what} {count} of {total}"),
             )
-    except NotEqual as error:
+    except VerificationFailed as error:
         errors.print(f"Error: {error}\nnothing was written", style="red", markup=False, highlight=False, soft_wrap=True)
         context.exit(DIFFERENT)
     except (SpecError, BackendError, OSError) as error:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import mha.convert.verify as verify
 from conformance.deviations import known as deviations
-from mha.convert.verify import NotEqual
+from mha.convert.verify import VerificationFailed
 from mha_core import AttentionConfig, SpecError, check_weights
 from mha_core.files.declared import declared
 from mha_core.layouts import LAYOUTS, get
@@ -155,7 +155,7 @@ def test_a_float64_layer_of_keras_is_judged_with_the_scale_that_it_rounds(layout
         return replace(trace, output=trace.output * (1 + 1e-8)) if "keras" in subject.name else trace
 
     monkeypatch.setattr(verify, "ask", wrong)
-    with pytest.raises(NotEqual, match="the target differs from the reference in keras"):
+    with pytest.raises(VerificationFailed, match="the target differs from the reference in keras"):
         move(tmp_path / "a.safetensors", out=out, **options)
 
 
@@ -253,6 +253,6 @@ def test_a_wrong_fact_in_a_layout_is_caught_by_running_it(layout, name, tmp_path
     )
     monkeypatch.setattr(kind, "read", read)
     save_file(arrays_of("canonical"), tmp_path / "a.safetensors")
-    with pytest.raises(NotEqual, match="the target differs from the reference"):
+    with pytest.raises(VerificationFailed, match="the target differs from the reference"):
         move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, num_heads=3)
     assert os.listdir(tmp_path) == ["a.safetensors"]

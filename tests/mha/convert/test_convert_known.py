@@ -16,7 +16,7 @@ import transformers as hf  # noqa: E402
 
 import mha as mha_tools  # noqa: E402
 from mha.convert.convert import convert, list_layers  # noqa: E402
-from mha.convert.verify import NotEqual  # noqa: E402
+from mha.convert.verify import VerificationFailed  # noqa: E402
 from mha.models.config import ModelConfig  # noqa: E402
 from mha.models.families import FAMILIES, MODEL_TYPES  # noqa: E402
 from mha.recipes import RECIPES  # noqa: E402
@@ -318,7 +318,7 @@ def test_layers_of_other_arithmetic_are_refused_and_their_calls_show_it(model_ty
     prefix = min(layer.prefix for layer in list_layers(source))
     with pytest.raises(SpecError, match=f"names model type '{model_type}', which is none of those that are known"):
         convert(source, to_layout="canonical", out=out, prefix=prefix)
-    with pytest.raises(NotEqual, match="does not give what was recorded of it: output"):
+    with pytest.raises(VerificationFailed, match="does not give what was recorded of it: output"):
         convert(source, to_layout="canonical", out=out, prefix=prefix, recorded=tmp_path / "call.npz")
     assert not out.exists()
     done = convert(source, to_layout="canonical", out=out, prefix=prefix, moved=True)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import mha.convert.recorded as recorded
 from mha.convert.convert import convert
-from mha.convert.verify import NotEqual
+from mha.convert.verify import VerificationFailed
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, load_weights
 from mha_core.reference import pipeline as reference
@@ -96,7 +96,7 @@ def test_a_scale_that_was_recorded_becomes_the_layers(scale, tmp_path):
         valid_lens=call.inputs.mask.valid_lens,
         values=call.inputs.values,
     )
-    with pytest.raises(NotEqual, match="the layer does not give what was recorded of it: output"):
+    with pytest.raises(VerificationFailed, match="the layer does not give what was recorded of it: output"):
         convert(
             tmp_path / "a.safetensors",
             to_layout="bert",
@@ -118,7 +118,7 @@ def test_one_call_as_infer_takes_it_proves_one_layer(causal, tmp_path):
     words = {None: " with the mask 'causal'", True: " with the mask 'causal'", False: " with the mask 'no mask'"}
     assert done.layers[0].standing.word == "proved"
     assert f"1 recorded call in float32 reproduced{words[causal]}" in done.layers[0].standing.why
-    with pytest.raises(NotEqual):
+    with pytest.raises(VerificationFailed):
         convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "c.npz", **{**more, "num_heads": 6})
     wide = AttentionConfig(18, 3, bias=True)
     save_file(arrays_of("torch", wide), tmp_path / "a.safetensors")
@@ -203,7 +203,7 @@ def test_a_large_call_is_judged_piece_by_piece(bias, source, tmp_path, monkeypat
     monkeypatch.setattr(recorded, "AT_ONCE", 200)
     arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0]}
     assert convert(source, **arguments, recorded=right).layers[0].standing.word == "proved"
-    with pytest.raises(NotEqual):
+    with pytest.raises(VerificationFailed):
         convert(source, **arguments, recorded=wrong, force=True)
 
 
