@@ -1,4 +1,4 @@
-"""Files of weights: what is in them, array by array, and how to write one. By suffix; see `FORMATS`."""
+"""Files of weights: read their arrays one by one, and write them. The suffix decides the format, see `FORMATS`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Format:
     """One kind of file.
 
     Attributes:
-        name: as messages call it.
-        suffixes: how names of such files end.
-        module: what reads and writes it; imported when such a file is met.
-        dtypes: what arrays in it can be.
-        framework: the backend whose framework has it; "" for none.
+        name: its name in messages.
+        suffixes: suffixes of such files.
+        module: the module that reads and writes it; imported on first use.
+        dtypes: the dtypes that its arrays can have.
+        framework: the backend whose framework uses it; "" for none.
         layouts: the layouts that have a place in it; () for all.
-        readable_only: "", or why none can be written.
+        readable_only: why none can be written, in words; "" if they can.
         keeps_config: whether such a file has a place for the layers' configs.
         writes_with: the module of a package that only writing needs; "" for none.
     """
@@ -79,7 +79,7 @@ FORMATS = (
         framework="mxnet",
     ),
 )
-"""Every format of one file."""
+"""Every format of a single file."""
 
 SHARDS = Format(
     "index of shards",
@@ -87,14 +87,14 @@ SHARDS = Format(
     "mha.formats.readers.sharded",
     readable_only="an index names the shards of a model; write one file",
 )
-"""What names several files of one of the formats."""
+"""The index that names several files of one of the formats."""
 
 SUFFIXES = tuple(suffix for form in (*FORMATS, SHARDS) for suffix in form.suffixes)
-"""Of all formats, in their order."""
+"""The suffixes of all formats, in their order."""
 
 
 def format_of(path: Path) -> Format:
-    """The format that a file's name says.
+    """The format of a file, by its suffix.
 
     >>> format_of(Path("model.onnx"))
     Traceback (most recent call last):
@@ -115,16 +115,16 @@ def found_file(path: str | Path) -> Path:
 
 
 def framework_of(path: Path) -> str:
-    """The backend whose framework has files as this one, or as the shards that it names; "" for none."""
+    """The backend whose framework uses the format of this file, or of the shards that it names; "" for none."""
     return format_of(path.with_name(path.name.removesuffix(INDEX))).framework
 
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """What is in a file of weights. Arrays are read one by one, when they are asked for.
+    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are asked for.
 
     Args:
-        path: of a file; of the index of a model in several; or of a folder that holds one of them (`source_file`).
+        path: a file; the index of a model in several files; or a folder that holds one of them (`source_file`).
 
     Raises:
         SpecError: there is no such file, it is not whole, it is of another format than its suffix says,
@@ -152,12 +152,12 @@ def create(
     configs: MutableMapping[str, AttentionConfig],
     metadata: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Add]:
-    """Write a file of `form` at `path`, whatever that is called: yields `add(name, array)`.
+    """Write a file of `form` at `path`, whatever its suffix: yields `add(name, array)`.
 
     Args:
-        path: where; a file that is there is replaced.
-        form: what kind of file.
-        layout: the layout of all that is added: Keras files hold it under paths of their own.
+        path: the file; it is replaced if it exists.
+        form: the format.
+        layout: the layout of the arrays that are added: Keras files hold them under paths of their own.
         configs: prefix -> config, filled by the caller meanwhile; kept where the format has a place for it.
         metadata: more text by name, kept where configs are.
     """

@@ -1,4 +1,4 @@
-"""Checkpoint: what a file of weights holds, whatever its format; and the words for a file that is not whole."""
+"""Checkpoint: the contents of a file of weights of any format; and the errors for a file that is not whole."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
 
 GROWTH = 20
-"""So many times a file's size its arrays may take, unpacked and all together."""
+"""How many times the size of a file all its arrays together may take when they are unpacked."""
 
 ALWAYS_FINE = 64 << 20
-"""So many bytes they may take besides, however small the file."""
+"""Bytes that the arrays may take in any case, however small the file."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Checkpoint:
     """An open file of weights.
 
     Attributes:
-        path: where it is.
+        path: the file.
         entries: full name -> array, in the file's order.
-        configs: prefix of a layer -> its config as a dict, where the file says it.
-        others: full name -> what it is, of all that has a name in the file and is no array: a number, a text.
-        metadata: what else the file says of itself, as text by name, where its format has a place for that.
+        configs: prefix of a layer -> its config as a dict, where the file holds one.
+        others: full name -> kind, in words, of all named items that are no arrays, such as numbers and texts.
+        metadata: other metadata of the file as text by name, where its format has a place for that.
     """
 
     path: Path
@@ -71,15 +71,15 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """How many bytes the arrays of a file of `size` bytes may take: what compression can do to trained numbers.
+    """Most bytes that the arrays of a file of `size` bytes may take; compression can't shrink trained numbers further.
 
-    Anything beyond is a claim that the file does not make good, and reading it would fill the memory.
+    A file that claims more is damaged or hostile, and reading it would fill the memory.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """SpecError if `claimed` bytes are more than `largest_claim` of the file."""
+    """Raise SpecError if `claimed` bytes are more than `largest_claim` of the file."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(
@@ -92,7 +92,7 @@ def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
     """The arrays of a file by their names, in its order.
 
     Raises:
-        SpecError: a name stands there twice or is not printable; all together claim far more than the file has.
+        SpecError: a name stands there twice or is not printable; all together claim far more bytes than the file has.
     """
     entries: dict[str, Entry] = {}
     claimed = 0
@@ -108,7 +108,7 @@ def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
 
 
 def _itemsize(dtype: str) -> int:
-    """Bytes of one number; 0 of what can't be read anyway."""
+    """Bytes of one number; 0 for dtypes that can't be read anyway."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize if dtype in DTYPES else 0
 
 
@@ -123,7 +123,7 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Whatever a library raises inside, over a file that anybody may have made, as one SpecError."""
+    """A context that turns any exception of a library that reads the file into a SpecError: the file may be hostile."""
     try:
         yield
     except SpecError:
@@ -133,7 +133,7 @@ def spec_errors(path: Path, what: str) -> Iterator[None]:
 
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
-    """What to say of a file that the reader of `form` refuses."""
+    """The SpecError for a file that the reader of `form` refuses."""
     looks = _looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)
@@ -141,7 +141,7 @@ def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
 
 
 def _looks_like(path: Path) -> str:
-    """What the first bytes say that a file is; "" if they say nothing."""
+    """The format that a file's first bytes belong to, in words; "" if they are of no known format."""
     with path.open("rb") as file:
         start = file.read(16)
     if not start:

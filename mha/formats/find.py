@@ -13,11 +13,11 @@ from mha_core.layouts import LAYOUTS, Layout, get
 CAVEATS = dict.fromkeys(
     ("llama", "llama-kernel"), "the Llama family also turns queries and keys by their position, which no array says"
 )
-"""Layout -> what its layers may do besides, and the arrays don't show."""
+"""Layout -> arithmetic that its layers may have although the arrays don't show it, in words."""
 
 
 MOST_SHOWN = 12
-"""How many prefixes a message lists."""
+"""Most prefixes that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class FoundLayer:
     """An attention layer in a file.
 
     Attributes:
-        prefix: what its arrays' names begin with; "" at the top level.
+        prefix: the prefix of its arrays' names; "" at the top level.
         layouts: the layouts that it may have, by its names and axes.
         shapes: name within the layer -> shape, of the arrays of the first of `layouts`.
-        dtypes: the dtypes that they have.
-        num_heads, num_kv_heads: H and G where the shapes or the file's metadata say it.
+        dtypes: the dtypes of these arrays.
+        num_heads, num_kv_heads: H and G where the shapes or the file's metadata determine them.
     """
 
     prefix: str
@@ -41,7 +41,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Every attention layer of a layout that is known, in the order of the model: see `in_order`."""
+    """Every attention layer of a known layout, in the order of the model: see `in_order`."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -83,9 +83,9 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
     """The layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
 
     Args:
-        layer: what was found.
+        layer: the layer.
         asked: the name of a layout, or None for the one that fits.
-        framework: of the file's format; it comes first among layouts that are read in the same way.
+        framework: that of the file's format; its layout comes first among those that are read in the same way.
     """
     if asked is not None:
         get(asked)
@@ -104,12 +104,12 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
 
 
 def caveats(*layouts: Layout) -> list[str]:
-    """What is to be said of these layouts whenever they are read or written."""
+    """The warnings about these layouts that a report shows whenever they are read or written."""
     return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
 
 
 def _reading(layout: Layout) -> tuple[object, ...]:
-    """What decides how a layout is read: two with the same are one to a file."""
+    """A key that is equal for layouts which read a file in the same way."""
     return (type(layout), layout.required, getattr(layout, "transposed", None), getattr(layout, "interleaved", None))
 
 

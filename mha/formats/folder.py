@@ -1,4 +1,4 @@
-"""A folder as a source: which file in it holds the weights, by one rule."""
+"""Find the file of weights in a folder, by one rule."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from mha_core import SpecError
 from mha_core.errors import shown
 
 INDEX = ".index.json"
-"""How the name of an index of shards ends, after the name that the whole file would have."""
+"""Suffix of an index of shards, after the name that the whole file would have."""
 
 KNOWN = (
     *("model.safetensors", "pytorch_model.bin", "flax_model.msgpack", "tf_model.h5"),
     *("model.weights.h5", "diffusion_pytorch_model.safetensors"),
 )
-"""What libraries call a model's weights, in the order in which one is taken: transformers', then Keras' and diffusers'.
-Each may be in shards, which its index names.
+"""The names that libraries give a model's weights: of transformers, then of Keras and diffusers.
+
+The first that is there is taken. Each may be in shards, which its index names.
 """
 
 NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "scaler.pt")
-"""Files of a training beside the weights, of the same suffixes."""
+"""Files with the suffixes of weights that a training leaves beside them."""
 
 MOST_SHOWN = 12
 
@@ -29,8 +30,8 @@ def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
     """The file of weights in a folder: the first of `KNOWN`, whole or by its index; else the only one of any name.
 
     Args:
-        folder: where to look; not below it.
-        suffixes: of the formats that are known.
+        folder: the folder; folders in it are not searched.
+        suffixes: the suffixes of the known formats.
 
     Raises:
         SpecError: there is none, or several that may say different things; the message names them.
@@ -68,19 +69,19 @@ def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
 
 
 def weights_in(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
-    """The names that may be of files of weights."""
+    """Those of the names that may belong to files of weights."""
     endings = tuple(suffixes)
     return [name for name in names if name.endswith(endings) and name not in NO_WEIGHTS and not name.startswith(".")]
 
 
 def passed_over(file: Path, suffixes: Iterable[str]) -> list[str]:
-    """Other files of weights in the folder of one that was taken, but for its own shards."""
+    """Names of the other files of weights in the folder of `file`, without its own shards."""
     names = sorted(weights_in((path.name for path in file.parent.iterdir()), suffixes))
     return [name for name in names if name != file.name and not _is_shard_of(name, file.name)]
 
 
 def _is_shard_of(name: str, index: str) -> bool:
-    """Whether a file is called as the shards of an index are: model-00001-of-00002.safetensors."""
+    """Whether a name is that of a shard of this index, such as model-00001-of-00002.safetensors."""
     whole = index.removesuffix(INDEX)
     stem, _, suffix = whole.partition(".")
     return index.endswith(INDEX) and name.startswith(f"{stem}-") and name.endswith(f".{suffix}")

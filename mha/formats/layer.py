@@ -1,4 +1,4 @@
-"""Read one layer out of an open file: its config and canonical weights, and the dtype that they stand for."""
+"""Read one layer out of an open file: its config and canonical weights, and the dtype of its arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANONICAL = (
     *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
     *("score.query.weight", "score.key.weight", "score.vector"),
 )
-"""Every name that canonical weights can have: one that a layer's config does not have is refused, not passed over."""
+"""Every name that canonical weights can have: one that a layer's config does not have is refused."""
 
 
 def read_layer(
@@ -34,7 +34,7 @@ def read_layer(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
 ) -> tuple[AttentionConfig, Weights, str]:
-    """One layer of a file: config, canonical weights, and their dtype by name (bfloat16 is held in float32).
+    """Read one layer: config, canonical weights, and their dtype by name (bfloat16 is held in float32).
 
     Raises:
         SpecError: the arrays fit no such layer, have several dtypes and none was asked for, or do not
@@ -68,7 +68,7 @@ def read_layer(
 def _read_as(
     config: AttentionConfig, layout: Layout, arrays: Arrays, num_heads: int | None, num_kv_heads: int | None
 ) -> tuple[AttentionConfig, Weights]:
-    """By the config that the file holds, which may say more than arrays can: a scale, a score function."""
+    """Read with the config in the file, which may have settings that arrays don't show: a scale, a score function."""
     for label, given, found in (
         ("num_heads", num_heads, config.num_heads),
         ("num_kv_heads", num_kv_heads, config.num_kv_heads),
@@ -91,7 +91,7 @@ def _read_as(
 
 
 def _plain(config: AttentionConfig) -> AttentionConfig:
-    """The sizes alone, with what a layer computes of them as the layouts' own layers do it."""
+    """The config's sizes, with the scores and scale that layers of the foreign layouts have."""
     return replace(config, **plain_fields())
 
 
@@ -104,7 +104,7 @@ def _cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """SpecError unless `found` has every array of `wanted` to the bit; the names that it has besides, all zero."""
+    """The names in `found` that `wanted` lacks, all arrays of zeros. SpecError if another array differs in any bit."""
     for name, array in wanted.items():
         other = found.get(name)
         if other is None or other.shape != array.shape or other.dtype != array.dtype:

@@ -1,4 +1,4 @@
-"""The order of a model's layers: as in the file, but for numbers in names, which count by size.
+"""The order of a model's layers: that of the file, except that numbers in names are ordered by size.
 
 Files that sort their names have layer 10 before layer 2.
 """
@@ -15,7 +15,7 @@ def in_order(prefixes: Iterable[str]) -> list[str]:
     """Prefixes in the order of the model.
 
     Args:
-        prefixes: in the file's order, which decides between names; numbers in the same place are compared.
+        prefixes: in the file's order, which is kept for names that differ in more than numbers.
 
     >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
     ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']

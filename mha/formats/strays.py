@@ -1,7 +1,6 @@
-"""Arrays that look as if a layer had lost them: a name that is nearly the one that a layer lacks.
+"""Strays: arrays whose names are nearly those of arrays that a layer lacks.
 
-A bias may be there or not, so a layer whose bias has another name, by a damaged byte or a slip of the finger, would
-be read as one without it.
+Biases are optional, so a layer whose bias is misspelt or damaged in its name would be read as one without a bias.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Stray:
-    """What stands in a file where a layer's array may be meant.
+    """An array that probably belongs to a layer under another name; or one that a layer lacks and its neighbours have.
 
     Attributes:
-        prefix: of the layer.
-        name: what the file has.
-        meant: what the layer may have, and lacks.
-        neighbour: the prefix of a layer that has one, where that is why it is missed.
+        prefix: the layer's prefix.
+        name: the name in the file.
+        meant: the name of an optional array that the layer lacks.
+        neighbour: the prefix of a similar layer that has this array; None where the name is nearly `meant`.
     """
 
     prefix: str
@@ -36,7 +35,7 @@ class Stray:
     neighbour: str | None = None
 
     def words(self) -> str:
-        """What is wrong.
+        """The finding as part of a sentence.
 
         >>> Stray("attn", "attn.q_prpj.bias", "attn.q_proj.bias").words()
         "the layer at prefix 'attn' lacks attn.q_proj.bias, and there is 'attn.q_prpj.bias'"
@@ -79,7 +78,10 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
 
 
 def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[Stray]:
-    """What layers lack that others have whose prefixes are the same but for numbers: a model's layers are alike."""
+    """Optional arrays that a layer lacks and a layer of equal prefix, except for numbers, has.
+
+    The layers of one model normally have equal sets of arrays.
+    """
     alike: dict[tuple[str, tuple[str, ...]], list[FoundLayer]] = {}
     for layer in layers:
         alike.setdefault((NUMBER.sub("#", layer.prefix), layer.layouts), []).append(layer)
@@ -97,13 +99,13 @@ def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[St
 
 
 def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[str], *, one: bool) -> None:
-    """SpecError if one of the layers at `prefixes` may have lost an array.
+    """Raise SpecError if one of the layers at `prefixes` may have lost an array.
 
     Args:
-        path: of the file.
-        strays: of all its layers.
-        prefixes: of those that are asked for.
-        one: whether it is one that was asked for by its name: then it need not be as its neighbours are.
+        path: the file.
+        strays: the strays of all its layers.
+        prefixes: the layers that are asked for.
+        one: whether a single layer was asked for by its prefix: then it may differ from its neighbours.
     """
     for stray in strays:
         if stray.prefix in prefixes and not (one and stray.neighbour is not None):
@@ -111,7 +113,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
 
 def is_near(one: str, other: str) -> bool:
-    """Whether one letter of a name is another one, lacking or too many, or two neighbours are exchanged.
+    """Whether two names differ in one letter that is changed, missing or surplus, or in two exchanged neighbours.
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)
@@ -123,7 +125,7 @@ def is_near(one: str, other: str) -> bool:
 
 
 def _traces(name: str) -> Iterator[int]:
-    """Of the name, and of what is left when one letter is taken out: two names that are near have one in common."""
+    """Hashes of the name and of the name without each letter; names that are near (`is_near`) share one of them."""
     yield hash(name)
     for index in range(len(name)):
         yield hash(name[:index] + name[index + 1 :])

@@ -1,7 +1,7 @@
-"""What of a file's attention is read, and what is not: whole layers, incomplete ones, and modules of no known layout.
+"""Survey: all attention in a file: whole layers, incomplete ones, and modules of no known layout.
 
-Nothing is passed over in silence: a layer that has lost an array is named with what it lacks, and what only looks
-like attention, by its name, is named as well.
+Nothing is ignored silently: an incomplete layer is reported with the arrays that it lacks, and so is a module that
+looks like attention by its name alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mha_core import SpecError
 from mha_core.layouts import LAYOUTS, get
 
 ATTENTION = re.compile(r"attn|attention|multi_?head|(?:^|_)mha", re.IGNORECASE)
-"""What the name of a module has in it that looks like attention."""
+"""Parts of a module's name by which it looks like attention."""
 
 PROJECTION = re.compile(r"w?qkv\w*|\w*_qkv|query_key_value|to_q|w_?q|q(uery)?(_proj)?|q_lin", re.IGNORECASE)
-"""What a projection of queries is called where no name above it looks like attention."""
+"""Names of a query projection, by which its module looks like attention whatever it is called."""
 
 NUMBER = re.compile(r"\d+")
 PART = re.compile(r"[^./]+")
@@ -37,9 +37,8 @@ class IncompleteLayer:
     """A layer that has some of a layout's arrays, and lacks others.
 
     Attributes:
-        prefix: what its arrays' names begin with; "" at the top level.
-        missing: layout -> the required arrays that it lacks, by their full names; of the layouts that it lacks
-            fewest of.
+        prefix: the prefix of its arrays' names; "" at the top level.
+        missing: layout -> full names of the required arrays that it lacks, for the layouts that lack fewest.
         there: the full names of the arrays that it has.
     """
 
@@ -48,7 +47,7 @@ class IncompleteLayer:
     there: tuple[str, ...]
 
     def lacks(self) -> str:
-        """What it lacks, in words: layouts that lack the same are one.
+        """The arrays that it lacks, in words; layouts that lack equal arrays are named together.
 
         >>> IncompleteLayer("a", {"canonical": ("a.out_proj.weight",), "llama": ("a.o_proj.weight",)}, ()).lacks()
         'lacks a.out_proj.weight (canonical) or a.o_proj.weight (llama)'
@@ -64,11 +63,11 @@ class Survey:
     """The attention in one file.
 
     Attributes:
-        path: of the file.
-        layers: whole layers, in the order of the model: as in the file, numbers in names by their size.
-        incomplete: layers that lack arrays, likewise.
+        path: the file.
+        layers: whole layers, in the order of the model (see `in_order`).
+        incomplete: layers that lack arrays, in the same order.
         unseen: modules whose names look like attention, and whose arrays fit no layout.
-        order: the prefixes of `layers` and `incomplete` together, likewise.
+        order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, where a folder was the source.
         strays: names that are nearly those of arrays that a whole layer lacks; and arrays that it lacks and a layer
             of the same prefix, but for numbers, has.
@@ -83,28 +82,28 @@ class Survey:
     strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Prefix -> number from 0, in the order of the model: a layer that is incomplete keeps its number.
+        """Prefix -> number from 0, in the order of the model; incomplete layers are counted too.
 
         Args:
-            layout: number the layers that may have this one alone. Default: all.
+            layout: number only the layers that may have this layout. Default: all layers.
         """
         counted = {layer.prefix for layer in self.layers if layout is None or layout in layer.layouts}
         counted |= {layer.prefix for layer in self.lacking(layout)}
         return {prefix: number for number, prefix in enumerate(one for one in self.order if one in counted)}
 
     def lacking(self, layout: str | None = None) -> list[IncompleteLayer]:
-        """The incomplete layers, or those that may have been of one layout."""
+        """The incomplete layers; with `layout`, those that may have been of this layout."""
         return [layer for layer in self.incomplete if layout is None or layout in layer.missing]
 
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
-        """SpecError if a layer that is asked for is incomplete; it names all that are, and what they lack.
+        """Raise SpecError if a layer that is asked for is incomplete; the message lists all such layers.
 
-        So is one that lacks an array that it need not have, if there is one of nearly that name; or if its
-        neighbours have one, unless it is asked for by its prefix.
+        A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name; or
+        if its neighbours have that array, unless it is asked for by its prefix.
 
         Args:
-            prefix: of the one layer that is asked for. Default: all are.
-            layout: only layers that may be of this one are asked for. Default: all.
+            prefix: the one layer that is asked for. Default: all layers.
+            layout: ask only for layers that may have this layout. Default: all layers.
         """
         asked = [one.prefix for one in self.layers if prefix in (None, one.prefix)]
         refuse_strays(self.path, self.strays, asked, one=prefix is not None)
@@ -121,10 +120,10 @@ class Survey:
         raise SpecError(f"{self.path}: {count}: {shown} ({hint})")
 
     def line(self, read: Collection[str] | None = None) -> str:
-        """How much of what looks like attention was read, and what was not.
+        """One line: how many of the modules that look like attention were read, and which were not.
 
         Args:
-            read: the prefixes that were. Default: those of all whole layers.
+            read: the prefixes that were read. Default: those of all whole layers.
         """
         wanted = [layer.prefix for layer in self.layers] if read is None else list(read)
         others = [repr(layer.prefix) for layer in self.layers if layer.prefix not in wanted]
@@ -140,7 +139,7 @@ class Survey:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The survey as a dict of JSON values."""
         numbers = self.numbers()
         return {
             "source": self.path,
@@ -186,8 +185,8 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
     """Everything in a file that is attention or looks like it, from its names and shapes alone.
 
     Args:
-        checkpoint: what is in the file.
-        source: what was asked for, which may be its folder. Default: the file.
+        checkpoint: the open file.
+        source: the path that was asked for, which may be its folder. Default: the file.
     """
     layers = find_layers(checkpoint)
     read = {name for layer in layers for name in _names_of(checkpoint, layer)}
@@ -210,13 +209,13 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
 
 
 def _names_of(checkpoint: Checkpoint, layer: FoundLayer) -> Iterable[str]:
-    """Of every layout that it may have: two can share a prefix and not their arrays."""
+    """Full names of the layer's arrays in every layout that it may have; two layouts may read different arrays."""
     for layout in layer.layouts:
         yield from get(layout).names_of(layer.prefix, checkpoint.entries).values()
 
 
 def _incomplete(checkpoint: Checkpoint, whole: Collection[FoundLayer], read: Collection[str]) -> list[IncompleteLayer]:
-    """Every place that has some arrays of a layout, none of which a whole layer has or one that lacks fewer."""
+    """Every prefix with some arrays of a layout that belong to no whole layer, and to none that lacks fewer arrays."""
     known = {layer.prefix for layer in whole}
     missing: dict[str, dict[str, tuple[str, ...]]] = {}
     for layout in LAYOUTS.values():
@@ -250,7 +249,7 @@ def _incomplete(checkpoint: Checkpoint, whole: Collection[FoundLayer], read: Col
 def _outputs_alone(
     checkpoint: Checkpoint, patterns: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Prefix, layout, and what is missing, wherever an output projection stands as in a whole layer, but for numbers.
+    """(prefix, layout, missing names) for each output projection alone whose prefix is a whole layer's but for numbers.
 
     Args:
         patterns: layout -> the prefixes of whole layers, "#" in place of numbers.

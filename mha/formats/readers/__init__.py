@@ -1,1 +1,1 @@
-"""The readers and writers of the formats, each imported when such a file is met."""
+"""The readers and writers of the formats, each imported on first use."""

@@ -33,24 +33,24 @@ KINDS = frozenset(
         *("uint64", "uint32", "uint16", "uint8", "complex64", "complex128"),
     )
 )
-"""The dtypes whose arrays can be told apart; others are listed and not read."""
+"""The dtypes of arrays that can be read; arrays of other dtypes are only listed."""
 
 PARTS = "__msgpack_chunked_array__"
 
 DEEPEST = 64
-"""So many dicts may stand in one another."""
+"""Most dicts that may be nested."""
 
 LONGEST_LIST = 1024
 """Flax makes dicts of lists, so a long one is no part of its files."""
 
 
 class _Broken(ValueError):
-    """It is no msgpack as Flax writes it."""
+    """The file is no msgpack as Flax writes it."""
 
 
 @dataclass(frozen=True)
 class _Array:
-    """An array as it stands in the file."""
+    """An array of the file that is not decoded yet."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -171,7 +171,7 @@ def _of_parts(name: str, value: dict[str, Any]) -> Entry:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Flax's dict of a tuple: {"0": ..., "1": ...}."""
+    """The list that Flax has written as a dict {"0": ..., "1": ...}."""
     if not isinstance(value, dict) or list(value) != [str(index) for index in range(len(value))]:
         raise _Broken("a list must be a dict whose names count from 0")
     return list(value.values())

@@ -1,4 +1,4 @@
-"""HDF5 files from outside: every dataset that holds its numbers itself; whatever reaches elsewhere is refused.
+"""Safe reading of foreign HDF5 files: every dataset must hold its own numbers; links to other places are refused.
 
 HDF5 can take a dataset's numbers from any other file (external storage, virtual datasets, external links), give a
 number for what was never written, or run a filter that it loads from a folder. A file of weights needs none of it,
@@ -19,7 +19,7 @@ from mha.formats.checkpoint import largest_claim
 from mha_core.errors import shown
 
 DEEPEST = 64
-"""So many groups may stand in one another."""
+"""Most groups that may be nested."""
 
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 """The filters that are part of HDF5 itself, by number."""
@@ -83,7 +83,7 @@ def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> I
 
 
 def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
-    """Refused unless a dataset's numbers stand in the file itself, all of them, and are no more than it can hold."""
+    """Raise Refused unless all numbers of a dataset stand in the file itself, and are no more than it can hold."""
     what = shown(path)
     plan, kind = dataset.id.get_create_plist(), dataset.id.get_type()
     if plan.get_external_count():
@@ -117,14 +117,14 @@ def _check_chunks(what: str, dataset: h5py.Dataset, chunk: tuple[int, ...], item
 
 
 def _check_apart(places: list[tuple[int, int, str]]) -> None:
-    """Refused if two arrays stand in the same bytes, as they do where an address is damaged."""
+    """Raise Refused if two arrays stand in the same bytes, as they do where an address is damaged."""
     for (_, end, path), (start, _, other) in itertools.pairwise(places):
         if start < end:
             raise Refused(f"{shown(path)} and {shown(other)} stand in the same bytes")
 
 
 def _check_length(path: str, size: int) -> None:
-    """Refused if the file goes on after where it says that it ends: what was put in shifted everything after it."""
+    """Raise Refused if the file is longer than its header says: bytes were inserted, and shifted all that follows."""
     with open(path, "rb") as file:
         start = file.read(48)
     if not start.startswith(b"\x89HDF\r\n\x1a\n"):
@@ -138,10 +138,10 @@ def _check_length(path: str, size: int) -> None:
 
 
 def _check_nothing_lost(path: str, places: list[tuple[int, int, str]], links: int) -> None:
-    """Refused if there are more names in the file than its groups have: a damaged group looks like an empty one.
+    """Raise Refused if the file has more names than its groups have: a damaged group looks like an empty one.
 
-    A group keeps its names in nodes that begin with SNOD (a version, a byte, their number); looked for outside the
-    arrays, where else nothing says that.
+    A group keeps its names in nodes that begin with SNOD (a version, a byte, their number). They are searched outside
+    the arrays, where nothing else begins so.
     """
     known = 0
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -30,15 +30,15 @@ WEIGHTS = "model.weights.h5"
 """The member of a .keras archive that holds the weights."""
 
 SUBLAYERS = {"query_dense": "query", "key_dense": "key", "value_dense": "value", "output_dense": "attention_output"}
-"""What MultiHeadAttention keeps a sublayer as -> its name. GroupQueryAttention puts a "_" before the first."""
+"""Attribute of MultiHeadAttention -> name of the sublayer in it. GroupQueryAttention's attributes begin with "_"."""
 
 VARIABLES = ("kernel", "bias")
-"""What vars/0 and vars/1 of a dense layer are."""
+"""The variables that a dense layer keeps as vars/0 and vars/1."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """What is in the file; arrays are read from the disk when they are asked for."""
+    """Open the file as a Checkpoint; arrays are read from the disk when they are asked for."""
     form = "Keras model" if path.name.endswith(".keras") else "Keras weights"
     with ExitStack() as stack:
         try:
@@ -72,7 +72,7 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
 
 
 def path_of(name: str, layout: str) -> str:
-    """Where Keras keeps a variable.
+    """The path in the file under which Keras keeps a variable.
 
     >>> path_of("attn/query/kernel", "keras"), path_of("attn/query/bias", "keras-gqa"), path_of("W_q/kernel", "d2l-tf")
     ('attn/query_dense/vars/0', 'attn/_query_dense/vars/1', 'W_q/vars/0')
@@ -108,7 +108,7 @@ def _entries(found: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
 
 
 def _own_name(name: str, there: Mapping[str, Any]) -> str:
-    """The name of a variable of a dense layer as Keras calls it; the path of any other."""
+    """Keras' own name for a variable of a dense layer; the path of any other item."""
     *folders, sublayer, group, number = ["", "", *name.split("/")]
     first = there.get("/".join((*folders, sublayer, "vars", "0")).lstrip("/"))
     if group != "vars" or number not in ("0", "1") or first is None or len(first.shape) < 2:

@@ -1,4 +1,4 @@
-"""Keras 2's .h5 files of weights, as transformers wrote tf_model.h5 with it, through h5py. To read alone.
+"""Keras 2's .h5 files of weights, as transformers wrote tf_model.h5 with it, through h5py; read only.
 
 A group of each layer of the model holds its variables under their own names, which begin with the model's again:
 bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attribute lists them in their order.
@@ -28,12 +28,12 @@ MODEL = "model_weights"
 """The group that holds the weights where the file is a whole model's."""
 
 NUMBERED = ":0"
-"""How TensorFlow ends the name of a variable."""
+"""The end of a variable's name in TensorFlow."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """The variables by their path in the file, without the :0; arrays are read when they are asked for."""
+    """Open the file: variables by their path without the ":0"; arrays are read when they are asked for."""
     try:
         file = h5py.File(path, "r")
     except Exception as error:  # OSError of h5py, and others where the tree is damaged
@@ -78,7 +78,7 @@ def _listed(root: h5py.Group) -> Iterator[str]:
 
 
 def _names(attributes: Mapping[str, Any], key: str) -> Iterator[str]:
-    """A list of names; Keras 2 cuts long ones into key0, key1, ..."""
+    """The list of names in an attribute, which Keras 2 cuts into key0, key1, ... if it is long."""
     numbered = takewhile(attributes.__contains__, (f"{key}{number}" for number in count()))
     parts = [key] if key in attributes else list(numbered)
     for part in parts:

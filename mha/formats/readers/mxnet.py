@@ -32,18 +32,18 @@ VERSION_1, VERSION_2, VERSION_3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 DENSE = 0
 CPU = 1
 DTYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
-"""By their number in the file. Later ones exist; no weights of layers are of them."""
+"""The dtypes, by their number in the file. Later numbers exist, but no layer has weights of them."""
 
 LONGEST_NAME = 1 << 16
 
 
 class _Damaged(Exception):
-    """The bytes are not what the format has there."""
+    """The bytes do not follow the format."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """The arrays by name, without the "arg:" and "aux:" of checkpoints that mx.model saves."""
+    """Open the file: arrays by name, without the "arg:" and "aux:" of checkpoints that mx.model saves."""
     try:
         entries = collect(path, _entries(path))
     except _Damaged as error:

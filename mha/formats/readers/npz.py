@@ -21,7 +21,7 @@ from mha_core.errors import shown
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """What is in the archive."""
+    """Open the archive as a Checkpoint; arrays are read when they are asked for."""
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(open_zip(path))

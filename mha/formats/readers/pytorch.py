@@ -28,23 +28,23 @@ from mha_core import AttentionConfig, SpecError
 from mha_core.errors import shown
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-"""What an old file begins with."""
+"""The first number in an old file."""
 
 OLD_VERSION = 1001
 
 DEEPEST = 64
-"""So many dicts may stand in one another."""
+"""Most dicts that may be nested."""
 
 
 @dataclass
 class Content:
-    """What a file holds: the pickle's answer, and its storages.
+    """The contents of a file: the object in the pickle, and the storages of its tensors.
 
     Attributes:
-        tree: dicts in dicts, tensors as `mha.formats.readers.state_dict` describes them.
-        length: of the pickle in bytes: it can't name more things.
-        read: the bytes of a storage by its key.
-        little_endian: in which order the bytes of a number stand.
+        tree: nested dicts, with tensors as `mha.formats.readers.state_dict` describes them.
+        length: bytes of the pickle, which can't name more items than that.
+        read: a function from a storage's key to its bytes.
+        little_endian: the order of the bytes of a number.
     """
 
     tree: Any
@@ -54,7 +54,7 @@ class Content:
     _last: tuple[str, bytes] = field(default=("", b""))
 
     def storage(self, key: str) -> bytes:
-        """The bytes of a storage; the last one is kept, since tensors that share one stand beside one another."""
+        """The bytes of a storage; the last one is cached, because tensors that share one follow each other."""
         if self._last[0] != key or not key:
             self._last = (key, self.read(key))
         return self._last[1]
@@ -62,7 +62,7 @@ class Content:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """The tensors of a state_dict, or of dicts in dicts, whose names are then joined by dots."""
+    """Open the file: the tensors of a state_dict, or of nested dicts, whose names are then joined by dots."""
     with ExitStack() as stack:
         try:
             with path.open("rb") as file:
@@ -163,7 +163,7 @@ def _leaves(content: Content) -> dict[str, Any]:
 
 
 def _all_leaves(tree: Any, length: int) -> dict[str, Any]:
-    """Everything that is no dict, by its name. NotWhole for dicts without end, or a name that stands there twice."""
+    """Everything that is no dict, by its name. NotWhole for dicts nested too deep, or a repeated name."""
     found: dict[str, Any] = {}
     waiting, seen = [("", tree, 0)], 0
     while waiting:

@@ -1,5 +1,5 @@
-"""safetensors files. The configs stand in the metadata: of a layer at the top level as `save_weights` has it,
-of one with a prefix under "mha_config:PREFIX".
+"""safetensors files, with configs in their metadata: that of a layer at the top level where `save_weights` puts it,
+that of a layer with a prefix under "mha_config:PREFIX".
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 """Name in the file -> name of the definition; others keep the file's."""
 
 KEPT_OPEN = 256 << 20
-"""Bytes that are read before a file is opened again."""
+"""Bytes that are read before the file is closed and opened again."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """What is in the file."""
+    """Open the file as a Checkpoint; arrays are read when they are asked for."""
     try:
         # First, since it says best what is wrong with a file that is none.
         file = safe_open(path, framework="numpy")
@@ -66,8 +66,9 @@ def create(
 
 
 class _Arrays:
-    """Reads a file's arrays. What is mapped stays in memory, all that has been read of it, until the file is closed;
-    and to open it takes time for every name in it. So it is opened again after so many bytes.
+    """Reads a file's arrays, and opens the file again after every KEPT_OPEN bytes.
+
+    All that was read of a mapped file stays in memory until it is closed; and opening it takes time for every name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +95,7 @@ class _Arrays:
 
 
 def config_key(prefix: str) -> str:
-    """Under which metadata key the config of the layer at `prefix` stands."""
+    """The metadata key of the config of the layer at `prefix`."""
     return f"{METADATA_KEY}:{prefix}" if prefix else METADATA_KEY
 
 

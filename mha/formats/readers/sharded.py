@@ -1,4 +1,4 @@
-"""A model in several files: an index (model.safetensors.index.json and the like) says which array is in which shard."""
+"""A model in several files: an index such as model.safetensors.index.json names the shard of each array."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mha_core.errors import shown
 from mha_core.files.outside import parse_json_object
 
 LARGEST = 100_000_000
-"""Bytes that an index may have; a real one has some hundred for each array."""
+"""Most bytes that an index may have; a real one has some hundred for each array."""
 
 MOST_SHOWN = 4
-"""How many names a message lists."""
+"""Most names that a message lists."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """The arrays of all shards, each read from its own when it is asked for."""
+    """Open all shards as one Checkpoint; each array is read from its shard when it is asked for."""
     where = read_index(path)
     with ExitStack() as stack:
         shards = {
@@ -61,7 +61,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _entries(path: Path, where: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> dict[str, Entry]:
-    """By the index; and what shards hold besides, which whoever reads a shard as a whole gets as well."""
+    """The arrays that the index names, and then the others in the shards, which libraries load too."""
     entries: dict[str, Entry] = {}
     for name, shard in where.items():
         if name not in shards[shard].entries:
@@ -86,7 +86,7 @@ def _configs(shards: Mapping[str, Checkpoint]) -> dict[str, Mapping[str, object]
 
 
 def _some(where: Mapping[str, str], shard: str) -> str:
-    """How many arrays of a shard, and the first of them."""
+    """The number of a shard's arrays and the first of their names, for a message."""
     names = [name for name, of in where.items() if of == shard]
     listed = ", ".join(shown(name) for name in names[:MOST_SHOWN])
     return f"{len(names)} arrays: {listed}" + (", ..." if len(names) > MOST_SHOWN else "")

@@ -1,8 +1,8 @@
-"""What PyTorch's pickles say, without PyTorch and without running anything that they name.
+"""Reads PyTorch's pickles without PyTorch and without running anything that they name.
 
-A pickle is a program: it names functions and calls them. Here each of them is a label (`_Label`), and a call makes a
-description: of a tensor, by its storage, offset, shape and strides; or of something that is none. What a state_dict
-does not need is refused by its name.
+A pickle is a program: it names functions and calls them. Here each function is a label (`_Label`), and a call of one
+returns a description: of a tensor, by its storage, offset, shape and strides; or of another object. A name that no
+state_dict needs is refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ HARMLESS = re.compile(
     r"|collections\.(Counter|defaultdict)|_codecs\.encode"
     r"|(builtins|__builtin__)\.(bytearray|set|frozenset|complex|dict|list|tuple|int|float|str|bool|slice|range)"
 )
-"""What else may stand in a file beside tensors; none of it is looked at."""
+"""Classes that may occur in a file beside tensors; their objects are ignored."""
 
 TENSORS_OF_OTHER_KINDS = re.compile(r"torch\._utils\._rebuild_\w+")
 """Sparse, quantized and nested tensors, and those without numbers."""
 
 
 class CodeFound(Exception):
-    """The pickle names something that is no part of a state_dict; `name` says what."""
+    """The pickle names a function or class that no state_dict needs: `name`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -43,12 +43,12 @@ class CodeFound(Exception):
 
 
 class Broken(ValueError):
-    """The pickle does not say what a state_dict is."""
+    """The pickle does not describe a state_dict."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Numbers in a row: under which key they stand in the file, of what dtype (by name), and how many."""
+    """A one-dimensional store of numbers: its key in the file, its dtype by name, and its length."""
 
     key: str
     dtype: str
@@ -57,7 +57,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A view into a storage, in numbers and not in bytes; `dtype` is its own by name."""
+    """A view into a storage, with offset and strides in elements; `dtype` is its own, by name."""
 
     storage: Storage
     offset: int
@@ -68,7 +68,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Other:
-    """Something that is no dense tensor, by what it is called."""
+    """An object that is no dense tensor, with its kind in words."""
 
     name: str
 
@@ -106,7 +106,7 @@ def _itself(value: Any, *_: Any) -> Any:
 
 
 def _of_type(rebuild: Any, _class: Any, arguments: Any, *_: Any) -> Any:
-    """A tensor with attributes of its own: the tensor alone."""
+    """A tensor of a subclass or with attributes: the tensor alone."""
     return rebuild(*arguments) if isinstance(rebuild, _Label) else Other("a tensor of another class")
 
 
@@ -118,7 +118,7 @@ REBUILDS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": _itself,
     "torch._tensor._rebuild_from_type_v2": _of_type,
 }
-"""PyTorch's functions that make tensors, and what each makes here."""
+"""PyTorch's functions that make tensors -> the function here that describes the tensor."""
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, dtype: str | None) -> Tensor:
@@ -144,7 +144,7 @@ class Unpickler(_InPython):
     dispatch: ClassVar = dict(_InPython.dispatch)
 
     def find_class(self, module: str, name: str) -> _Label:
-        """A label, if it may stand in a state_dict."""
+        """A label for a name that may occur in a state_dict; CodeFound for any other."""
         full = f"{module}.{name}"
         known = full in REBUILDS or full == "collections.OrderedDict"
         if not (known or HARMLESS.fullmatch(full) or TENSORS_OF_OTHER_KINDS.fullmatch(full)):
@@ -152,7 +152,7 @@ class Unpickler(_InPython):
         return _Label(full)
 
     def persistent_load(self, saved: Any) -> Any:
-        """A storage: PyTorch keeps the numbers elsewhere in the file."""
+        """The description of a storage, whose numbers stand elsewhere in the file."""
         if isinstance(saved, tuple) and len(saved) == 4 and saved[0] == "module":  # of the oldest files
             return saved[1]
         if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage":
@@ -215,29 +215,29 @@ class Unpickler(_InPython):
 
 
 class Bounded:
-    """A file that is never asked for more than it has: a pickle may claim a text of gigabytes."""
+    """A file whose reads are cut to the bytes that are left: a pickle may claim a text of gigabytes."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.size = file, size
 
     def read(self, count: int = -1) -> bytes:
-        """At most what is left."""
+        """Read `count` bytes, or as many as are left."""
         left = max(0, self.size - self.file.tell())
         return self.file.read(left if count < 0 else min(count, left))
 
     def readline(self) -> bytes:
-        """Up to a line end, and no longer than any name is."""
+        """Read up to a line end, at most 10,000 bytes: no name is longer."""
         return self.file.readline(10_000)
 
     def readinto(self, buffer: Any) -> int:
-        """As a file's own."""
+        """Fill the buffer as far as bytes are left, and return their number."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
 
 def unpickle(file: BinaryIO, size: int) -> Any:
-    """What the pickle says that begins where the file stands; the file then stands behind it.
+    """Read the pickle at the file's position, and leave the position behind it. Tensors are returned as descriptions.
 
     Raises:
         CodeFound: it names something that a state_dict does not need.

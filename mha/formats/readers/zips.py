@@ -1,4 +1,4 @@
-"""Zip archives from outside (.npz, .pt, .keras): nothing twice, nothing hidden, nothing that grows without end."""
+"""Safe reading of foreign zip archives (.npz, .pt, .keras): no name twice, no hidden bytes, no zip bombs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from mha.formats.checkpoint import check_growth
 from mha_core.errors import shown
 
 METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
-"""The methods of compression that are read."""
+"""The methods of compression that can be read."""
 
 LONGEST_TAIL = 24
-"""So many bytes of a record of sizes may follow a member."""
+"""Most bytes that a record of sizes may take after a member."""
 
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 ENCRYPTED = 1
 
 
 class NotWhole(ValueError):
-    """The archive is not as one is written; the message says in what."""
+    """The archive breaks a rule that every writer follows; the message names it."""
 
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive whose table of contents has been checked; the bytes of a member when it is read.
+    """Open an archive and check its table of contents; the bytes of a member are checked when it is read.
 
     Raises:
         NotWhole, zipfile.BadZipFile, OSError, ValueError: it is damaged.
@@ -68,7 +68,7 @@ def check_sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
 
 
 def _check_no_gaps(path: Path, archive: zipfile.ZipFile) -> None:
-    """NotWhole unless the members fill the file up to the table of contents: one may be lost from the table."""
+    """Raise NotWhole unless the members fill the file up to the table of contents: else the table has lost one."""
     end = 0
     with path.open("rb") as file:
         for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
