@@ -13,8 +13,7 @@ from conformance.cases.problem import Problem
 from conformance.judging.expected import Expected
 from mha.comparison.arrays import Allowance, Apart, Difference, apart, narrower, number, place, same_numbers
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries
-from mha.recipes.judge import Judgement
-from mha.recipes.judge import judge as judge_trace
+from mha.recipes.judge import Judgement, judge_trace
 from mha_core import SpecError, Trace
 from mha_core.call.inputs import AttentionInputs
 from mha_core.reference import pipeline as reference

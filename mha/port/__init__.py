@@ -1,1 +1,1 @@
-"""`mha port`: a model's encoder with every attention layer replaced, and whether its embeddings stay."""
+"""`mha port`: replace every attention layer of a model's encoder, and check that its embeddings stay the same."""

@@ -1,6 +1,6 @@
-"""The arrays of a model's folder against those of the model that was loaded from it: bit for bit, each by name.
+"""Compare the arrays of a model's folder with those of the model that was loaded from it, bit for bit, by name.
 
-What a checkpoint lacks, transformers draws at random; what it holds beyond the model is passed over. So every
+transformers draws arrays at random that a checkpoint lacks, and ignores those that the model has no place for. So every
 parameter that the embeddings depend on must be the same bits as exactly one array of the file, and the file must
 hold nothing else that could belong to it.
 """
@@ -28,18 +28,18 @@ HEADS = (
     *("classifier", "cls", "discriminator_predictions", "generator_lm_head", "generator_predictions"),
     *("lm_head", "pooler", "qa_outputs"),
 )
-"""What a checkpoint may hold beyond the encoder: the heads of the task that it was trained on."""
+"""Arrays that a checkpoint may hold besides the encoder: the heads of the task that it was trained on."""
 
 LEGACY = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Names as the first releases wrote them, which transformers still reads."""
 
 SHOWN = 4
-"""How many names a message lists."""
+"""Most names that a message lists."""
 
 
 @dataclass(frozen=True)
 class LoadedArrays:
-    """Where each parameter comes from.
+    """Where each parameter of a loaded model comes from.
 
     Attributes:
         held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
@@ -52,7 +52,7 @@ class LoadedArrays:
     drawn: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The three as a dict of JSON values."""
         return {"held": dict(self.held), "unused": list(self.unused), "drawn": list(self.drawn)}
 
 
@@ -87,7 +87,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check_arrays(model: Any, folder: Path) -> LoadedArrays:
-    """Where each parameter of a model comes from that was loaded from `folder`.
+    """Find the array in `folder` for each parameter of the model that was loaded from it.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
@@ -144,7 +144,7 @@ def _harmless(name: str, prefix: str, file: Path) -> bool:
 
 
 def _contradiction(model: Any, files: Iterable[str]) -> str:
-    """Where the numbers of layers explain it: what config.json says, and what the file has."""
+    """The numbers of layers in config.json and in the file, in words, where they differ and so explain it; else ""."""
     numbers = {int(found[1]) for name in files if (found := re.search(r"(?:^|\.)encoder\.layer\.(\d+)\.", name))}
     says = int(model.config.num_hidden_layers)
     if not numbers or numbers == set(range(says)):

@@ -32,10 +32,10 @@ class Encoder:
     """A sentence encoder: a live model with its tokenizer.
 
     Attributes:
-        name: what the user called it.
+        name: the name that the user gave.
         model: a PyTorch module of transformers, in evaluation mode.
-        tokenizer: makes its inputs.
-        arrays: which array of its files each of the model's parameters is.
+        tokenizer: its tokenizer.
+        arrays: the array of its files that each of the model's parameters equals.
     """
 
     name: str
@@ -198,7 +198,7 @@ def _folder(name: str) -> Path:
 
 @contextmanager
 def _no_logging() -> Iterator[None]:
-    """No warnings and no progress bars of transformers inside; the settings return afterwards."""
+    """A context without warnings and progress bars of transformers; the settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,9 +1,9 @@
 """Port a trained model: its real inputs and outputs, each attention layer in every backend, and the whole model again.
 
-The proof has three links. What the model's own modules computed agrees with the reference, layer by
-layer, within the computed bound. So does every backend, given the same inputs. And with a backend's
-layers in the place of the model's own, the sentence embeddings at the end move no further than errors
-within those bounds can move them.
+The proof has three parts. The outputs of the model's own modules agree with the reference, layer by layer,
+within the computed bound. So do the outputs of every backend on the inputs of those modules. And with a
+backend's layers in place of the model's own, the sentence embeddings move no further than errors within
+those bounds can move them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mha.coverage import Coverage
 from mha.port.arrays import LoadedArrays
 from mha.port.encoder import Encoder
 from mha.recipes import Site, record, replaced, survey
-from mha.recipes.judge import Judgement, judge, judge_original
+from mha.recipes.judge import Judgement, judge_original, judge_trace
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.unseen import Unseen
 from mha.recordings.unseen import unseen as find_unseen
@@ -37,7 +37,7 @@ from mha_core.backend import Backend, Run
 from mha_core.errors import one_line
 
 ORIGINAL = "original"
-"""The column of the model's own modules."""
+"""Name of the model's own modules, among the names of backends."""
 
 DRAWS = 8
 """How many times the outputs of all layers are moved by their bounds, with other signs each time."""
@@ -50,7 +50,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class LayerResult:
-    """One layer, computed by the model itself or by one backend, against the reference.
+    """The comparison of one layer, computed by the model itself or by one backend, with the reference.
 
     Attributes:
         layer: its name within the model.
@@ -76,7 +76,7 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EmbeddingResult:
-    """The sentence embeddings with one backend's layers in the model, against the model's own.
+    """The comparison of sentence embeddings with one backend's layers in the model to the model's own.
 
     Attributes:
         by: the backend.
@@ -92,22 +92,22 @@ class EmbeddingResult:
 
     @property
     def equal(self) -> bool:
-        """Whether they are as close as the bounds of the layers promise."""
+        """Whether the embeddings differ by no more than `allowed`."""
         return self.difference <= self.allowed
 
 
 @dataclass(frozen=True)
 class PortReport:
-    """Everything that `mha port` found.
+    """The result of `port`.
 
     Attributes:
-        tokens: of each text.
-        arrays: parameter of the model -> the array of its files that it equals, bit for bit; what is left out.
+        tokens: the number of tokens of each text.
+        arrays: where each parameter of the model comes from, and the arrays of its files that were left out.
         coverage: which modules that look like attention were read, and which were not.
         failed: backend -> why it gave no answer.
         diagnoses: backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
-        unseen: which bugs these calls would not have shown; None if that was not asked.
+        unseen: which bugs these calls would not have shown; None if they were not looked for.
     """
 
     model: str
@@ -126,11 +126,11 @@ class PortReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all layers and all embeddings are."""
+        """Whether all layers and all embeddings are equal within their bounds."""
         return all(result.equal for result in self.layers) and all(found.equal for found in self.embeddings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The report as a dict of JSON values."""
         fields = asdict(self)
         fields["embeddings"] = [{**asdict(found), "equal": found.equal} for found in self.embeddings]
         return {
@@ -145,9 +145,9 @@ class PortReport:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One layer with its recorded call and what must come of it.
+    """One layer with its recorded call, the reference's answer to it, and the comparison of the module's own output.
 
-    `slack` (B, Lq, Do) is how far the module's own output and a backend's may be apart.
+    `slack` (B, Lq, Do) is how far the module's own output and a backend's may differ.
     """
 
     site: Site
@@ -171,12 +171,12 @@ def port(
 
     Args:
         encoder: loaded in `dtype`.
-        texts: what is embedded.
-        backends: where the layers go; on the CPU.
-        dtype: in which model and backends compute.
+        texts: the texts to embed.
+        backends: the backends that compute the layers, on the CPU.
+        dtype: the dtype in which model and backends compute.
         strict: whether modules that look like attention and have no recipe are an error.
         unseen: whether to find out which bugs of the zoo the layers' outputs would not have shown.
-        progress: sees what is being done.
+        progress: is told, in words, what is being done.
 
     Raises:
         SpecError: the texts or the model can't be used.
@@ -199,7 +199,7 @@ def port(
         try:
             runs = [_prepared(backend, layer.problem, dtype) for layer in layers]
             found = [
-                judge(run(layer.wanted.problem.inputs), layer.wanted, dtype)
+                judge_trace(run(layer.wanted.problem.inputs), layer.wanted, dtype)
                 for run, layer in zip(runs, layers, strict=True)
             ]
             progress(f"{backend.name}: the whole model")
@@ -238,7 +238,7 @@ def port(
 
 
 def _recording(layers: Sequence[_Layer], dtype: str) -> Recording:
-    """What the model's own modules were given and gave."""
+    """The inputs and outputs of the model's own modules as a Recording."""
     held = tuple(
         RecordedLayer(one.site.name, type(one.site.module).__name__, dtype, one.problem.config, one.problem.weights)
         for one in layers
@@ -263,7 +263,7 @@ def _prepared(backend: Backend, problem: Problem, dtype: str) -> Run:
 
 
 def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress: Callable[[str], None]) -> str:
-    """What explains a backend that differs on these layers' real inputs."""
+    """Diagnose a backend that differs on these layers' real inputs, and describe the result in words."""
     cases = [_case(layer) for layer in layers]
     return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, progress=progress))
 
@@ -285,9 +285,9 @@ def _case(layer: _Layer) -> Case:
 
 
 def _allowed_move(encoder: Encoder, batch: Any, layers: Sequence[_Layer], embeddings: NDArray) -> float:
-    """How far the embeddings move if every layer's output is off by all that two bounds allow, with random signs.
+    """How far the embeddings may move: every layer's output is moved by the sum of two bounds, with random signs.
 
-    The largest move of DRAWS draws of signs: what the layers' bounds mean at the end of the model.
+    Returns the largest difference of the embeddings in DRAWS draws of the signs.
     """
     import torch
 
@@ -305,7 +305,7 @@ def _allowed_move(encoder: Encoder, batch: Any, layers: Sequence[_Layer], embedd
 
 
 def _moving(offset: Any) -> Callable[[Any, Any, Any], Any]:
-    """A hook that adds `offset` to what a module puts out."""
+    """A forward hook that adds `offset` to a module's output."""
     return lambda _module, _args, output: output + offset.to(output.dtype)
 
 

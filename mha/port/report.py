@@ -1,4 +1,4 @@
-"""What `mha port` shows: one table of layers, one of embeddings, every difference, and a last line."""
+"""The report of `mha port`: a table of layers, a table of embeddings, every difference, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mha.port.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
 
 
 def print_report(console: Console, report: PortReport) -> None:
-    """All of it."""
+    """Print the whole report."""
     layers = list(dict.fromkeys(result.layer for result in report.layers))
     counts = ", ".join(map(str, report.tokens))
     texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens"
@@ -45,7 +45,7 @@ def print_report(console: Console, report: PortReport) -> None:
 
 
 def arrays_line(arrays: LoadedArrays) -> str:
-    """That every number comes from the file, and what does not count.
+    """One line that every number comes from the file, with the arrays that were left out.
 
     >>> arrays_line(LoadedArrays({"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}, ("cls.bias",)))
     'All 1 arrays that the embeddings depend on are those of the file, bit for bit; left out: cls.bias.'
@@ -83,7 +83,7 @@ def embedding_table(report: PortReport) -> Table:
 
 
 def verdict(report: PortReport) -> str:
-    """One line for all of it."""
+    """The result of the whole port in one line."""
     wrong_layers = _differing(report.layers)
     wrong_embeddings = _differing(report.embeddings)
     if not report.embeddings:

@@ -21,7 +21,7 @@ from mha_core.capture import Call
 
 
 class RecipeAdapter:
-    """One family's recipe, as `mha.recordings.capture.Adapter` asks for it."""
+    """A recipe with the interface of `mha.recordings.capture.Adapter`."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -41,7 +41,7 @@ class RecipeAdapter:
         check_site(Site("", layer, self.recipe))
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
-        """One call; where the output projection is hidden inside a block, the block is run once more to see it."""
+        """Read one call; where the output projection is hidden inside a block, the block is run once more to see it."""
         if layer.training:
             raise SpecError(f"{type(layer).__name__} is in training mode; call model.eval()")
         given = {name: value for name, value in arguments.items() if name != "kwargs"}
@@ -61,7 +61,7 @@ class RecipeAdapter:
 
 
 def _seen_inside(site: Site, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Inputs and outputs of the attention in a block, which runs again beneath the hooks of the capture."""
+    """Inputs and outputs of the attention inside a block, from a second run of the block that is not captured."""
     import torch
 
     with torch.no_grad():
@@ -71,4 +71,4 @@ def _seen_inside(site: Site, given: Mapping[str, Any]) -> tuple[Any, dict[str, A
 
 
 ADAPTERS = tuple(RecipeAdapter(recipe) for recipe in RECIPES.values())
-"""One for each family."""
+"""An adapter for each family."""

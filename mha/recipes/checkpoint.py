@@ -1,4 +1,4 @@
-"""Attention layers of a checkpoint: names and arrays as a file has them, and the model's config; no model is made."""
+"""Reads attention layers of a checkpoint from its arrays and the model's config, without making the model."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def _found(names: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, L
 
 
 def _first(names: list[str], prefix: str) -> int:
-    """Where the first name below `prefix` stands."""
+    """Position of the first name below `prefix`."""
     return next(index for index, name in enumerate(names) if name.startswith(prefix))

@@ -1,4 +1,4 @@
-"""Judge what a live module, or a backend in its place, computed: against the reference, within the computed bound."""
+"""Compare the outputs of a live module, or of a backend in its place, with the reference, within the bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mha_core import Trace
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of one comparison.
+    """The result of one comparison.
 
     Attributes:
         ratios: stage -> worst error / allowed error; at most 1 where equal.
@@ -41,8 +41,8 @@ class Judgement:
         return max(self.ratios.values(), default=float("inf"))
 
 
-def judge(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
-    """What somebody computed for a problem, against the answer to it."""
+def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
+    """Compare the stages in `trace`, computed in `dtype`, with the reference's answer to the problem."""
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
@@ -53,7 +53,7 @@ def judge(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
-    """What the module itself computed in a recorded call, against the reference.
+    """Compare the outputs that a module itself computed in a recorded call with the reference.
 
     Rows that may attend to no key are left out and counted: the definition gives them the output
     bias; a module that adds the lowest number to their scores gives the mean over all values.
@@ -64,5 +64,5 @@ def judge_original(problem: Problem, precision: Precision, wanted: Expected | No
     for name, array in problem.recorded.items():
         rows = keyless.any(axis=1) if name == "output" else keyless
         stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
-    found = judge(Trace(**stages), wanted, precision.storage)
+    found = judge_trace(Trace(**stages), wanted, precision.storage)
     return replace(found, rows_without_key=int(keyless.sum()))

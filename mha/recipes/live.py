@@ -1,4 +1,4 @@
-"""Live modules of PyTorch: their arrays, what passes through them, and another implementation in their place.
+"""Live modules of PyTorch: record their calls, and run another implementation in their place.
 
 PyTorch is imported when one of these functions is called, not before.
 """
@@ -29,8 +29,8 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
     """Run `call`, and record every call of these layers in it.
 
     Returns:
-        What `call` returned, and the name of each layer -> its calls, in order. `recorded` of each
-        Problem holds what the module itself computed: heads and output, and weights where it shows them.
+        The result of `call`, and the name of each layer -> its calls, in order. `recorded` of each Problem
+        holds the stages that the module itself computed: heads and output, and weights where it returns them.
 
     Raises:
         SpecError: a layer was called in a way that has no translation.
@@ -44,7 +44,7 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
 
 
 def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
-    """Hooks that append one Problem to `found` for each call of the layer."""
+    """Set hooks that append one Problem to `found` for each call of the layer."""
     config, weights = site.config, site.weights
     calls: list[dict[str, Any]] = []
 
@@ -91,7 +91,7 @@ def dtype_of(site: Site, *tensors: Any) -> str:
 
 @contextmanager
 def spec_errors(site: Site) -> Iterator[None]:
-    """Whatever goes wrong inside where a call of the layer is read, as one SpecError that names the layer."""
+    """A context that turns any exception while a call is read into a SpecError that names the layer."""
     try:
         yield
     except Exception as error:  # of a module that is not what its class promises
@@ -101,9 +101,9 @@ def spec_errors(site: Site) -> Iterator[None]:
 
 @contextmanager
 def replaced(site: Site, run: Run) -> Iterator[None]:
-    """Inside, the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
+    """A context in which the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
 
-    What follows the output projection (dropout, residual, normalisation) stays the module's own.
+    The module itself still does everything after the output projection: dropout, residual, normalisation.
     """
     import torch
 
@@ -128,7 +128,7 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _instead(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `module` runs another forward; afterwards again whatever it ran before."""
+    """A context in which `module` runs another forward; its own is restored afterwards."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

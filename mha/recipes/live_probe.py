@@ -1,4 +1,7 @@
-"""Attention layers of live models run on probes (see `mha_core.live.probe`): do they compute what a recipe reads?"""
+"""Run attention layers of live models on probes, to check that they compute what their recipe reads.
+
+See `mha_core.live.probe`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from mha_core.live.probe import Words, cannot_run, check_reading
 
 
 def check_site(site: Site) -> None:
-    """SpecError unless a layer of a live model computes what its recipe reads.
+    """Raise SpecError unless a layer of a live model computes what its recipe reads.
 
-    The layer is what the recipe says: of BERT's block, the attention and the output projection, without the residual
-    and the normalisation after them. Masks reach it as floats, which "eager" and "sdpa" read alike.
+    The recipe decides what belongs to the layer: of BERT's block, the attention and the output projection, without the
+    residual and the normalisation after them. Masks are given as floats, which "eager" and "sdpa" read alike.
     """
     from backends.torch.native.live_probe import as_found, check_runs, tensors
 
@@ -65,7 +68,7 @@ def check_site(site: Site) -> None:
 
 
 def _as_float(inputs: AttentionInputs, num_heads: int, site: Site) -> NDArray:
-    """The mask as the models hand it down: 0 or a bias, and the lowest number of the dtype where nobody may attend."""
+    """The mask as models hand it to their layers: 0 or a bias, and the lowest number of the dtype for excluded keys."""
     import torch
 
     allowed = allowed_keys(inputs.mask, inputs.check(site.config), num_heads)[:, :1]

@@ -21,21 +21,21 @@ _LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**
 def mask_of(
     mask: NDArray | None, dtype: str, implementation: str, *, is_causal: bool = False, query_len: int = 2
 ) -> AttentionMask:
-    """What a module's mask says.
+    """Translate the mask of a module's call into an AttentionMask.
 
     A float entry that is the lowest number of its dtype, or -inf, excludes its key; any other number,
-    -10000 as well, is a bias. In a row that has no other entries the original does something else, see
+    -10000 as well, is a bias. In a row of excluded keys alone the original differs from the definition, see
     docs/recipes.md.
 
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
         dtype: the name of its dtype; "bfloat16" arrives as a float32 array.
         implementation: one of IMPLEMENTATIONS.
-        is_causal: whether the module masks the future by itself where it is given no mask.
-        query_len: Lq. A single query is never masked so: it is the last one of a sequence.
+        is_causal: whether the module is causal where it is given no mask.
+        query_len: Lq. A single query sees all keys even then, because it is the last one of a sequence.
 
     Raises:
-        SpecError: another implementation, or a mask that this implementation gives no such meaning.
+        SpecError: another implementation, or a mask that this implementation does not read so.
 
     >>> found = mask_of(np.array([[0.0, -0.5, np.finfo(np.float32).min]], np.float32), "float32", "eager")
     >>> found.allowed, found.bias

@@ -1,7 +1,7 @@
-"""Probes: what attention modules of Hugging Face transformers do otherwise than the definition, or than one expects.
+"""Probes: show where attention modules of Hugging Face transformers differ from the definition or from expectation.
 
-Each is called without arguments and does the thing on the installed version. It returns what was seen,
-in a sentence with its numbers, or None if it does not happen (any more).
+Each is called without arguments and tries one difference on the installed version. It returns a sentence with the
+numbers that it saw, or None if there is no difference (any more).
 """
 
 from __future__ import annotations

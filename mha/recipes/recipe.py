@@ -29,7 +29,7 @@ HARMLESS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModuleCall:
     """The arguments of one call of an attention module, by name, and the dtype of its mask."""
 
     states: NDArray
@@ -40,17 +40,17 @@ class Call:
 
 
 class Recipe(ABC):
-    """One family. Modules are those of transformers, live; every array that comes out is a NumPy copy.
+    """Reads, calls and writes the live modules of one family of transformers; arrays are returned as NumPy copies.
 
     Attributes:
         family: its name.
-        summary: what is special about it, in a line.
-        classes: the attention modules whose code is the same but for names.
+        summary: its particulars, in a line.
+        classes: names of its attention modules, whose code differs in names alone.
         model_types: the `model_type` of the configs whose checkpoints hold such layers.
-        other_states: the argument that holds what a cross-attention attends to.
+        other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
-        dropout_key: what a model's config calls the dropout of the attention weights.
-        softmax_in_float32: whether "eager" has its softmax in float32, whatever it computes in.
+        dropout_key: the key of a model's config for the dropout of the attention weights.
+        softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
     """
 
     family: ClassVar[str]
@@ -104,7 +104,7 @@ class Recipe(ABC):
         assign(module, self.layout(module).write(replace(config, scale=None), checked))
 
     def inputs(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionInputs:
-        """What a call of `core(module)` with these arguments asks for, in terms of the definition.
+        """Translate the arguments of a call of `core(module)` into the terms of the definition.
 
         Raises:
             SpecError: the module is in training mode with dropout, the call has a cache or an argument
@@ -132,7 +132,7 @@ class Recipe(ABC):
         return inputs
 
     def precision(self, module: Any, dtype: str) -> Precision:
-        """How precisely a live module computes: what its bounds are made with."""
+        """The Precision with which a live module computes, from which its bounds follow."""
         precision = Precision.of(dtype)
         if implementation_of(self.core(module)) == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
@@ -170,7 +170,7 @@ class Recipe(ABC):
         config, weights = layout.read(arrays, num_heads=self.num_heads(module))
         return completed(config, self.scale(module), self.dropout(module)), weights
 
-    def _call(self, core: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, core: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
         from mha.recipes.torch_arrays import dtype_name, to_array
 
         given = inspect.signature(type(core).forward).bind(core, *args, **kwargs).arguments
@@ -187,7 +187,7 @@ class Recipe(ABC):
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]
         if unknown:
             raise SpecError(f"{type(core).__name__} was called with {unknown[0]!r}, which has no translation")
-        return Call(
+        return ModuleCall(
             states=to_array(states),
             other_states=None if other is None else to_array(other),
             mask=None if mask is None else to_array(mask),
@@ -202,7 +202,7 @@ def implementation_of(core: Any) -> str:
 
 
 def completed(config: AttentionConfig, scale: float, dropout: float) -> AttentionConfig:
-    """The config with what no array says; the scale only where it is not 1 / sqrt(head_dim).
+    """The config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
 
     >>> completed(AttentionConfig(8, 2), 0.5, 0.1).scale is None, completed(AttentionConfig(8, 2), 1.0, 0.1).scale
     (True, 1.0)

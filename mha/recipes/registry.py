@@ -57,7 +57,7 @@ def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) ->
 
 
 def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
-    """The attention layers of a live model, as `attention_layers` gives them, and what it has beside them.
+    """The attention layers of a live model, and a Coverage of all modules in it that look like attention.
 
     Raises:
         SpecError: there is no layer with a recipe; or one does not compute what it reads, unless probe=False.

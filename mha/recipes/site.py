@@ -20,7 +20,7 @@ class Site:
     Attributes:
         name: the module's name within the model, such as "encoder.layer.0.attention".
         module: the module.
-        recipe: what reads it.
+        recipe: the recipe that reads it.
     """
 
     name: str

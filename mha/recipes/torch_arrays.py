@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as arrays, and arrays into the parameters of a module."""
+"""Convert tensors of PyTorch to NumPy arrays, and write arrays into the parameters of a module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mha_core import SpecError
 
 
 def to_array(tensor: Any) -> NDArray:
-    """A copy in NumPy; bfloat16 as float32. SpecError for what is no tensor, or has no numbers."""
+    """A NumPy copy of a tensor; bfloat16 as float32. SpecError for other objects, and for tensors without numbers."""
     import torch
 
     from backends.torch.ops.framework import copied

@@ -25,7 +25,7 @@ from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import RECIPES, attention_layers, recipe_for, record, replaced  # noqa: E402
 from mha.recipes.adapter import ADAPTERS  # noqa: E402
 from mha.recipes.checkpoint import checkpoint_layers, read_layer  # noqa: E402
-from mha.recipes.judge import judge, judge_original  # noqa: E402
+from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
 from mha_core import AttentionConfig, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
 from tests.mha.recipes.hf_models import BATCH, NAMES, batch_of, model_of  # noqa: E402
@@ -85,7 +85,7 @@ def test_every_backend_computes_the_same_from_the_same_inputs(name, dtype, backe
         problem = calls[site.name]
         wanted = answer(problem, Precision.of(dtype))
         run = target.prepare(site.config, site.weights, dtype=dtype)
-        found = judge(run(wanted.problem.inputs), wanted, dtype)
+        found = judge_trace(run(wanted.problem.inputs), wanted, dtype)
         assert found.equal, (site.name, found.mismatches)
         assert found.worst > 0.0
 
@@ -175,7 +175,7 @@ def test_a_text_of_padding_alone_is_the_mean_of_all_values_in_eager_and_nothing_
         mean = values.mean(axis=0).reshape(3, 1, 4) if implementation == "eager" else 0.0
         np.testing.assert_allclose(problem.recorded["heads"][1], np.broadcast_to(mean, (3, 7, 4)), atol=1e-12)
         own = answer(problem, precision)
-        bare = judge(replace(own.trace, **problem.recorded, gradients=None), own, "float64")
+        bare = judge_trace(replace(own.trace, **problem.recorded, gradients=None), own, "float64")
         assert bare.equal == (implementation == "sdpa")
 
 
