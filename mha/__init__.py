@@ -1,4 +1,4 @@
-"""The porter's tools: attention weights out of one framework's files and layers, into another's, proven the same.
+"""The porter's tools: convert attention weights between frameworks, and prove that the layers stay the same.
 
 Importing this package imports no framework; a function imports one when what it is asked for needs it.
 """
@@ -24,7 +24,7 @@ _HOMES = {
     "Conversion": "mha.convert.convert",
     "list_layers": "mha.convert.convert",
 }
-"""Name -> the module that has it."""
+"""Public name -> the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`register` and `Call`, where adapters of other layers look for them: see `mha.recordings.capture`."""
+"""`register` and `Call` under their public path for adapters of other layers; see `mha.recordings.capture`."""
 
 from mha.recordings.capture import Adapter, Call, Capture, capture, register, unregister
 

@@ -1,7 +1,7 @@
-"""Coverage: which modules of a live model look like attention, which of them were read, and which were not.
+"""Coverage: the modules of a live model that look like attention, and which of them were read.
 
-A tool that reads the layers whose classes it knows, and says "equal", has said nothing of the others. What looks
-like attention is decided here, for all frameworks: by the names of a module's class and of its parts.
+A tool that reads the layers of known classes and reports "equal" has not checked the others. This module decides for
+all frameworks which modules look like attention: by the names of a module's class and of its parts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Why = Literal["unknown", "uncalled", "unasked"]
 """Why a module was not read: nothing here knows its class, it was never called, or other layers were asked for."""
 
 SHOWN = 12
-"""How many names a line lists; JSON has them all."""
+"""Most names that a line lists; the JSON has them all."""
 
 
 class UnreadWarning(UserWarning):
-    """Some modules that look like attention were not read, so nothing that is said holds for them."""
+    """Some modules that look like attention were not read, so the results do not hold for them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Unread:
     """A module that looks like attention and was not read.
 
     Attributes:
-        name: where it stands in the model.
+        name: its name in the model.
         kind: its class.
         why: "unknown", "uncalled" or "unasked".
     """
@@ -42,7 +42,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was read of a model, and what was not.
+    """The modules of a model that look like attention: the names of those that were read, and the others.
 
     >>> print(Coverage(("layers.0.attn",), (Unread("layers.1.attn", "mine.Attention", "unknown"),)).line)
     read 1 of 2 modules that look like attention; not: layers.1.attn (mine.Attention)
@@ -53,12 +53,12 @@ class Coverage:
 
     @property
     def unseen(self) -> tuple[Unread, ...]:
-        """Those that were asked for and not read."""
+        """The modules that were asked for and not read."""
         return tuple(one for one in self.unread if one.why != "unasked")
 
     @property
     def line(self) -> str:
-        """All of it in a line."""
+        """The coverage in one line."""
         total = len(self.read) + len(self.unread)
         parts = [
             f"read {len(self.read)} of {total} module{'s' * (total != 1)} that look{'s' * (total == 1)} like attention"
@@ -72,24 +72,26 @@ class Coverage:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The coverage as a dict of JSON values."""
         return {"read": list(self.read), "unread": [asdict(one) for one in self.unread]}
 
     def check(self) -> None:
-        """SpecError if a module that was asked for was not read."""
+        """Raise SpecError if a module that was asked for was not read."""
         if self.unseen:
             raise SpecError(f"{self.line}. Without strict this is said and no error")
 
 
 PartsOf = Callable[[Any], tuple[Collection[str], Callable[[], Collection[int]] | None]]
-"""What a framework shows of a module: the names of its direct parts (modules and parameters) that hold parameters,
-and what gives the ids of all modules in it; None where modules are made anew in each call, and names alone tell.
+"""A framework's function for a module's parts.
+
+It returns the names of the direct parts (modules and parameters) that hold parameters, and a function for the ids of
+all modules within; None in its place where modules are made anew in each call, so that only names identify them.
 """
 
 
 @dataclass(eq=False)
 class _Met:
-    """A module that may be attention: `known` to be, or by its parts (`sure`), or by a name alone."""
+    """A module that may be attention: of a `known` class, by its parts (`sure`), or by a name alone."""
 
     name: str
     module: Any
@@ -101,10 +103,10 @@ class _Met:
 
 
 class Survey:
-    """Meets every module of a model and says at the end what was read.
+    """Collects every module of a model, from which it makes the Coverage at the end.
 
     Args:
-        parts_of: what the hooks of its framework know of a module.
+        parts_of: the framework's function for the parts of a module.
     """
 
     def __init__(self, parts_of: PartsOf) -> None:
@@ -112,7 +114,7 @@ class Survey:
         self._met: dict[Any, _Met] = {}
 
     def meet(self, name: str, module: Any, *, known: bool, asked: bool = True) -> None:
-        """One module: whether something here reads its class, and whether the caller asked for its name."""
+        """Add a module: `known` if an adapter reads its class, `asked` if the caller asked for its name."""
         parts, within = self._parts_of(module)
         key = name if within is None else id(module)
         if key in self._met:
@@ -122,7 +124,7 @@ class Survey:
             self._met[key] = _Met(name, module, parts, within and frozenset(within()), known, asked, sure)
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """What was read, if the layers of these names were called; None: if every known one that was asked for was."""
+        """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -143,8 +145,8 @@ class Survey:
         return Coverage(tuple(read), tuple(unread))
 
     def _stands_for_itself(self, one: _Met, others: Iterable[_Met]) -> bool:
-        """Of modules within each other only one counts: the outermost that has projections; else the innermost that
-        has parameters, because what is around it only wraps it.
+        """Whether this module counts, of those within each other: the outermost with projections; if there is none, the
+        innermost with parameters, because the modules around it only wrap it.
         """
         for other in others:
             if self._inside(one, other) and (other.sure or (not one.sure and not one.parts)):
@@ -207,7 +209,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def _roles(part: str) -> set[str]:
-    """Which of q, k and v a part of this name makes; none if its name has a word that says something else."""
+    """Which of q, k and v a part of this name computes; none if its name has another word."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}
@@ -219,7 +221,7 @@ def _roles(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Whether a class or a place in the model is called attention, or something with heads has two parts or more.
+    """Whether a module's class or name contains attention, or it has heads and at least two parts.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])
@@ -242,7 +244,7 @@ def _is_count(module: Any, name: str) -> bool:
 
 
 def unread_of(described: Iterable[Mapping[str, Any]]) -> tuple[Unread, ...]:
-    """What `Coverage.to_dict` says of unread modules, read again. SpecError if it says something else."""
+    """The unread modules from the dicts of `Coverage.to_dict`. SpecError for anything else."""
     found = []
     for one in described:
         unread = Unread(**one)

@@ -1,4 +1,4 @@
-"""`load_encoder` and `find_model`, where scripts look for them: see `mha.port.encoder`."""
+"""`load_encoder` and `find_model` under their public path; they are defined in `mha.port.encoder`."""
 
 from mha.port.encoder import find_model, load_encoder
 

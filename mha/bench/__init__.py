@@ -1,1 +1,1 @@
-"""How fast the backends are, and how much memory they take, beside what their frameworks ship: `mha bench`."""
+"""`mha bench`: time and memory of the backends, compared with the layers that their frameworks ship."""

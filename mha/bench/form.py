@@ -1,6 +1,6 @@
-"""Whether a results file has the form that `schema.json` says: the part of JSON Schema that it uses, read from it.
+"""Checks a results file against `schema.json`, with the part of JSON Schema that this schema uses.
 
-The package jsonschema checks the schema itself in the tests; whoever shows a results file need not have it.
+The tests check the schema itself with the package jsonschema; so a user who shows a results file need not install it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
 }
-"""Type -> whether a value is of it. A string that would not be printed as it is, is none."""
+"""Type -> a function that tells whether a value has it. Strings with characters that can't be printed do not."""
 
 
 def check_form(value: Any, where: str) -> None:
-    """SpecError, with the place, unless a value has the form of a results file; `where` names the file.
+    """Raise SpecError, with the place, unless a value has the form of a results file; `where` names the file.
 
     >>> check_form({"rows": 3}, "results.json")
     Traceback (most recent call last):

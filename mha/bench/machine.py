@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and how a process is held to a number of threads."""
+"""Describe the machine that measures, and limit a process to a number of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 """Read by OpenMP, by OpenBLAS and MKL, and by XLA's thread pool, when they are loaded."""
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-"""How Linux names instructions for bfloat16, on x86 and on Arm."""
+"""Linux's names for bfloat16 instructions, on x86 and on Arm."""
 
 
 def cores() -> int:
@@ -21,7 +21,7 @@ def cores() -> int:
 
 
 def hold_to(threads: int) -> None:
-    """Let this process, and what it starts, run on so many processors; where the system has that."""
+    """Limit this process and its children to that many processors, if the system can do that."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
@@ -33,12 +33,12 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor has instructions for it."""
+    """Whether the processor has instructions for bfloat16."""
     return any(flag in _cpuinfo("flags", "Features").split() for flag in BFLOAT16_FLAGS)
 
 
 def describe() -> dict[str, Any]:
-    """The machine in the words of a results file."""
+    """The description of the machine for a results file."""
     return {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "cores": cores(),
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
 
 
 def _cpuinfo(*fields: str) -> str:
-    """The first of these fields of the first processor; "" where Linux's list is not there."""
+    """The first of these fields of the first processor; "" where there is no /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Time: contestants in turn, round by round, so that what the machine does meanwhile hits all of them alike."""
+"""Measure time: contestants run in turn, round by round, so that other load on the machine slows all alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Call = Callable[[], object]
-"""One whole computation: it returns when the result is there."""
+"""One whole computation, which returns when its result is finished."""
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 100
 
 SLOW, FAR = 1.0, 2.0
-"""Who takes so many seconds for a call, and more than FAR times as long as the fastest, gets FEWEST_SLOW samples."""
+"""A contestant that takes SLOW seconds a call, and more than FAR times the fastest, gets FEWEST_SLOW samples."""
 
 FEWEST_SLOW = 2
 
@@ -35,7 +35,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
-        """Of at least one sample."""
+        """The Timing of at least one sample."""
         quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
         return cls(statistics.median(seconds), quartiles[0], quartiles[2], len(seconds))
 
@@ -48,7 +48,7 @@ def timed(call: Call, clock: Callable[[], float] = time.perf_counter) -> tuple[f
 
 
 def round_robin(names: list[str], rounds: int) -> Iterator[list[str]]:
-    """Who is called in which order, round by round: each round begins with another, so nobody always follows the same.
+    """The order of the contestants in each round; each round begins with another, so that no pair always follows.
 
     >>> list(round_robin(["a", "b", "c"], 2))
     [['a', 'b', 'c'], ['b', 'c', 'a']]
@@ -59,7 +59,7 @@ def round_robin(names: list[str], rounds: int) -> Iterator[list[str]]:
 
 
 def slow_ones(estimates: Mapping[str, float]) -> set[str]:
-    """Those whose time decides nothing, and costs much.
+    """The contestants that are far slower than the fastest, and get few samples because each takes long.
 
     >>> slow_ones({"a": 0.9, "b": 1.7, "c": 60.0}), slow_ones({"a": 60.0, "b": 70.0}), slow_ones({"a": 0.1, "b": 0.9})
     ({'c'}, set(), set())
@@ -89,11 +89,11 @@ def measure(
     """Median and quartiles of each call's time.
 
     Args:
-        calls: all warm.
-        samples: of each, seconds of at least one earlier call that was warm. The last says how long it takes;
-            those of slow contestants count, the others do not.
-        seconds: for each contestant; FEWEST_ROUNDS are run however long they take, unless a contestant is slow.
-        clock: of seconds.
+        calls: name -> a call that has run before.
+        samples: name -> seconds of at least one earlier call, not the first. The last is the estimate of its time;
+            the samples of slow contestants count as measured, the others do not.
+        seconds: time for each contestant; FEWEST_ROUNDS are run however long they take, unless a contestant is slow.
+        clock: returns a time in seconds.
     """
     estimates = {name: samples[name][-1] for name in calls}
     slow = slow_ones(estimates)
@@ -109,7 +109,7 @@ def measure(
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """No garbage collection inside."""
+    """A context without garbage collection."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Memory: how much more a call has at its peak than there was before it.
+"""Measure memory: the peak during a call, less the memory before it.
 
-The kernel keeps the highest resident size of a process, and forgets it when told to: no sampling, nothing
-missed. Only Linux has both; elsewhere memory is not measured.
+The kernel records the highest resident size of a process and can reset it, so no peak is missed, as with
+sampling. Only Linux can do both; elsewhere memory is not measured.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 RESET_PEAK = "5"
-"""What makes the kernel set the peak to the present size; see proc_pid_clear_refs(5)."""
+"""Written to clear_refs, it makes the kernel reset the peak to the present size; see proc_pid_clear_refs(5)."""
 
 
 def extra_peak(call: Callable[[], Any]) -> int | None:
-    """Bytes of resident memory that one call adds at most, its result included; None where nothing can tell.
+    """Bytes of resident memory that one call adds at most, its result included; None where it can't be measured.
 
-    What was freed before is given back to the system first, so that taking it again counts.
+    Freed memory is given back to the system first, so that it counts when the call takes it again.
     """
     gc.collect()
     _give_back()

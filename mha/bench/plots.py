@@ -88,7 +88,7 @@ def _style(number: int, name: str) -> dict[str, Any]:
 
 
 def _points(rows: Iterable[Row], name: str, value: Any) -> tuple[list[int], list[float]]:
-    """Lengths, and the values of one contestant there, where it has one."""
+    """(length, value) of one contestant in each row where it has a value."""
     found = [
         (row["setting"]["length"], value(entry))
         for row in rows

@@ -1,4 +1,4 @@
-"""A results file: what was measured, where and how, and what follows from it for each contestant."""
+"""Results files: the measurements, the machine, and the comparisons that follow for each contestant."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mha_core.files.outside import parse_json
 from mha_core.files.writing import write_json
 
 SCHEMA_VERSION = 1
-"""Of the file; a change that readers would notice raises it. `schema.json` has its form."""
+"""Version of the file's form; a change that readers would notice raises it. `schema.json` describes the form."""
 
 Results = dict[str, Any]
 Row = dict[str, Any]
-Entry = dict[str, Any]
+MeasurementDict = dict[str, Any]
 
 
 class Key(NamedTuple):
-    """What rows of several frameworks have in common: a line of a table."""
+    """The key of a table's line, which is equal for the rows of several frameworks."""
 
     device: str
     dtype: str
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 def to_results(measured: Iterable[Measured], *, threads: int, seconds: float, date: str) -> Results:
-    """Everything that the workers gave, as a results file has it."""
+    """The reports of all workers in the form of a results file."""
     measured = list(measured)
     return {
         "schema": SCHEMA_VERSION,
@@ -54,7 +54,7 @@ def to_results(measured: Iterable[Measured], *, threads: int, seconds: float, da
 
 
 def compared(row: Row) -> Row:
-    """The row, with what each time is against the best peer's and as a share of the peak of matrix products."""
+    """The row with two numbers for each contestant: time / the best peer's time, and share of the peak operations."""
     peer = best_peer(row)
     entries = []
     for entry in row["contestants"]:
@@ -69,24 +69,24 @@ def compared(row: Row) -> Row:
     return {**row, "best_peer": None if peer is None else peer["name"], "contestants": entries}
 
 
-def best_peer(row: Row) -> Entry | None:
+def best_peer(row: Row) -> MeasurementDict | None:
     """The peer with the shortest median; None if no peer could do it."""
     return min(_peers(row), key=lambda entry: entry["time"]["median"], default=None)
 
 
-def leanest_peer(row: Row) -> Entry | None:
+def leanest_peer(row: Row) -> MeasurementDict | None:
     """The peer with the least extra memory; None if none was measured."""
     known = [entry for entry in _peers(row) if entry["extra_memory"] is not None]
     return min(known, key=lambda entry: entry["extra_memory"], default=None)
 
 
-def ours(row: Row) -> Entry:
-    """Ours, as it is called by default."""
+def ours(row: Row) -> MeasurementDict:
+    """The measurement of our layer with its defaults."""
     return next(entry for entry in row["contestants"] if entry["kind"] == "ours")
 
 
-def median(entry: Entry) -> float | None:
-    """Seconds; None if it did not take part."""
+def median(entry: MeasurementDict) -> float | None:
+    """The median time in seconds; None if the contestant could not run."""
     return None if entry["time"] is None else entry["time"]["median"]
 
 
@@ -103,7 +103,7 @@ def by_key(results: Results) -> dict[Key, dict[str, Row]]:
 
 
 def failures(results: Results) -> list[str]:
-    """A line for each thing that should have run and did not: a contestant that failed or was refused, a worker."""
+    """A line for each contestant or worker that should have run and did not, with the reason."""
     lines = [
         f"{row['framework']}, {row['setting']['name']}, {row['direction']}: {entry['name']} {entry['left_out']}"
         for row in results["rows"]
@@ -114,12 +114,12 @@ def failures(results: Results) -> list[str]:
 
 
 def write(path: Path, results: Results) -> None:
-    """Into a file, whole or not at all."""
+    """Write the results to a file, atomically."""
     write_json(path, results)
 
 
 def read(path: Path) -> Results:
-    """A results file. SpecError if it is none, one of another version, or not of the form that the schema says."""
+    """Read a results file. SpecError if it is none, of another version, or does not have the schema's form."""
     try:
         found = parse_json(path.read_bytes(), what=str(path))
     except OSError as error:
@@ -132,5 +132,5 @@ def read(path: Path) -> Results:
     return found
 
 
-def _peers(row: Row) -> Sequence[Entry]:
+def _peers(row: Row) -> Sequence[MeasurementDict]:
     return [entry for entry in row["contestants"] if entry["kind"] == "peer" and entry["time"] is not None]

@@ -23,14 +23,14 @@ WORDS_OF_AN_END = 3
 
 @dataclass
 class Measured:
-    """What one worker gave.
+    """The report of one worker.
 
     Args:
         framework: the backend's name.
-        ready: versions, threads and devices; None if it never came so far.
-        rows: as a results file has them.
-        problem: why there is nothing, or no more; None if all is there.
-        absent: the framework can't be imported: nothing was to be had.
+        ready: versions, threads and devices; None if the worker ended before it knew them.
+        rows: its rows, in the form of a results file.
+        problem: why rows are missing; None if all are there.
+        absent: whether the framework can't be imported, so that there are no rows.
     """
 
     framework: str
@@ -63,7 +63,7 @@ def installed(requested: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def run_framework(request: Request, advance: Callable[[dict[str, Any]], None] = lambda row: None) -> Measured:
-    """Measure one framework: in one process, or time and memory in one each. `advance` hears of each row."""
+    """Measure one framework: in one process, or time and memory in one each. `advance` is called with each row."""
     special = contestants_of(request.framework).memory_environment
     if not special:
         return run_worker(request, {}, advance)
@@ -74,12 +74,12 @@ def run_framework(request: Request, advance: Callable[[dict[str, Any]], None] = 
 
 
 def passes(request: Request) -> int:
-    """How often each row of a request is gone through."""
+    """How many times each row of a request is measured."""
     return 2 if contestants_of(request.framework).memory_environment else 1
 
 
 def add_memory(measured: Measured, other: Measured) -> None:
-    """Put the memory that another process measured beside the times."""
+    """Add the memory that another process measured to the rows of `measured`."""
     measured.problem = other.problem
     for row, again in zip(measured.rows, other.rows, strict=False):  # a process that ended early has fewer
         for entry, found in zip(row["contestants"], again["contestants"], strict=True):
@@ -87,7 +87,7 @@ def add_memory(measured: Measured, other: Measured) -> None:
 
 
 def run_worker(request: Request, environment: Mapping[str, str], advance: Callable[[dict[str, Any]], None]) -> Measured:
-    """One process, with these variables in its environment; if it ends early, what it measured is kept."""
+    """Run one process with these environment variables; if it ends early, the rows so far are kept."""
     measured = Measured(request.framework)
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
@@ -116,7 +116,7 @@ def run_worker(request: Request, environment: Mapping[str, str], advance: Callab
 
 
 def gather(measured: Measured, events: Iterable[dict[str, Any]], advance: Callable[[dict[str, Any]], None]) -> None:
-    """Take in what a worker reports."""
+    """Add the events of a worker to `measured`."""
     for event in events:
         kind = event.pop("event")
         if kind == "ready":

@@ -1,4 +1,4 @@
-"""What is measured: the settings of `mha bench`, as data."""
+"""The settings of `mha bench`, as data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Setting:
     """Self-attention of one size: queries, keys and values are one tensor (batch, length, embed_dim).
 
     Args:
-        name: as `mha bench --setting` takes it.
+        name: the name for `mha bench --setting`.
         batch, length, embed_dim, num_heads: B, Lq, E, H.
         num_kv_heads: G; None for as many as num_heads.
         past: keys and values of earlier steps, split into heads, that stand before the new ones.
-        causal: with the past in mind: query i may attend to `past + i + 1` keys.
-        ragged: valid_lens between a quarter and three quarters of the length, half of it on average.
-        dtypes: what is measured if nobody says; bfloat16 only where the device computes in it.
+        causal: whether query i may attend to the first `past + i + 1` keys alone.
+        ragged: whether there are valid_lens, between a quarter and three quarters of the length.
+        dtypes: the dtypes to measure by default; bfloat16 only where the device has instructions for it.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Setting:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Setting:
-        """From `dataclasses.asdict`, also by way of JSON."""
+        """Make a setting from the dict of `dataclasses.asdict`, even if it went through JSON."""
         return cls(**{**fields, "dtypes": tuple(fields["dtypes"])})
 
     @property
     def key_len(self) -> int:
-        """Lk: past and new."""
+        """Lk: the past keys and the new ones."""
         return self.past + self.length
 
     def describe(self) -> str:
-        """The sizes and what is special, in words.
+        """The sizes and special features, in words.
 
         >>> setting("grouped").describe()
         '(2, 512, 768, 12/4)'
@@ -80,7 +80,7 @@ SETTINGS = (
 )
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-"""Of the plots against length: (1, length, 512, 8)."""
+"""Lengths of the plots against length, whose settings are (1, length, 512, 8)."""
 
 
 def setting(name: str) -> Setting:
@@ -92,7 +92,7 @@ def setting(name: str) -> Setting:
 
 
 def of_length(length: int) -> Setting:
-    """The plain setting of a plot against length, one of SETTINGS where that is the same.
+    """The setting of this length in a plot against length; one of SETTINGS if it has an equal one.
 
     >>> of_length(2048).name, of_length(512).name
     ('long', 'length-512')
@@ -103,7 +103,7 @@ def of_length(length: int) -> Setting:
 
 
 def is_plain(setting: Setting) -> bool:
-    """Whether a setting belongs into a plot against length."""
+    """Whether a setting belongs in a plot against length."""
     wanted = _plain(setting.length)
     names = ("batch", "embed_dim", "num_heads", "num_kv_heads", "past", "causal", "ragged")
     return all(getattr(setting, name) == getattr(wanted, name) for name in names)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GOAL = 1.0
-"""The ratio that is not to be exceeded."""
+"""The ratio of our time to the best peer's that must not be exceeded."""
 
 WORDS = {"forward": "forward", "both": "forward + backward"}
 
@@ -22,20 +22,20 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as text: its title, the heads of its columns, and its lines."""
+    """A table as text: its title, column heads and lines."""
 
     title: str
     columns: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As GitHub reads it, without the title."""
+        """The table in GitHub's Markdown, without the title."""
         marks = [":---", *["---:"] * (len(self.columns) - 1)]
         lines = [self.columns, tuple(marks), *self.lines]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def rich(self) -> Table:
-        """For the terminal; ratios beyond the goal in red."""
+        """The table for the terminal, with ratios above the goal in red."""
         from rich.table import Table
         from rich.text import Text
 
@@ -48,7 +48,7 @@ class Cells:
 
 
 def summary(results: Results) -> list[Cells]:
-    """Time against the best peer, and extra memory, with a column for each framework."""
+    """Two tables, time compared with the best peer and extra memory, with a column for each framework."""
     return [
         _by_framework(results, "Time of ours against the best peer's, and in ms", _time),
         _by_framework(results, "Extra memory at the peak in MB: ours, the leanest peer", _memory),
@@ -56,7 +56,7 @@ def summary(results: Results) -> list[Cells]:
 
 
 def details(results: Results) -> list[Cells]:
-    """Every contestant of every row: a table for each framework."""
+    """A table for each framework, with every contestant of every row."""
     columns = ("contestant", "ms", "quartiles", "ratio", "of peak", "extra MB")
     tables = []
     for name in results["frameworks"]:
@@ -70,7 +70,7 @@ def details(results: Results) -> list[Cells]:
 
 
 def head(results: Results) -> str:
-    """On what, with what and when it was measured, in one line."""
+    """Machine, versions and date of the measurements, in one line."""
     versions = ", ".join(
         f"{package} {version}"
         for framework in results["frameworks"].values()
@@ -90,7 +90,7 @@ def _by_framework(results: Results, title: str, cell: Callable[[Row], str]) -> C
 
 
 def _label(key: Key, row: Row) -> str:
-    """What a line is about; dtype and device where they are not the usual ones."""
+    """The first cell of a line: setting and direction, and dtype and device if they are not float32 and cpu."""
     setting = Setting.from_dict(row["setting"])
     unusual = [word for word, usual in ((key.dtype, "float32"), (key.device, "cpu")) if word != usual]
     return ", ".join([setting.describe(), WORDS[key.direction], *unusual])
@@ -130,7 +130,7 @@ def _megabytes(size: int | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that count.
+    """A number with three significant digits.
 
     >>> _number(1234.6), _number(12.34), _number(0.1234)
     ('1235', '12.3', '0.123')

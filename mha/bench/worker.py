@@ -1,4 +1,4 @@
-"""One framework, measured in a process of its own: `python -m mha.bench.worker`, started by `mha.bench.run`.
+"""Measures one framework in a process of its own: `python -m mha.bench.worker`, started by `mha.bench.run`.
 
 It reads one request on stdin, and writes one event a line on stdout: "ready" (or "absent", with the reason),
 then "row" for each row as soon as it is there. Both are JSON.
@@ -16,31 +16,32 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mha.bench import machine
-from mha.bench.contestants.contestant import CannotExpress, Contestant, Framework, Prepared, Task, load
+from mha.bench.contestants.contestant import CannotRun, Contestant, Framework, Prepared, Task, load
 from mha.bench.measure import Timing, measure, timed
 from mha.bench.memory import extra_peak
-from mha.bench.problem import BOUNDS, Answer, difference, expected, flops, make_problem
 from mha.bench.settings import DIRECTIONS, Direction, Setting
+from mha.bench.workload import BOUNDS, Answer, difference, flops, make_workload, reference_answer
 from mha_core.errors import BackendError, SpecError, one_line
 
 PRODUCT_SIZES, PRODUCT_CALLS = (1024, 2048), 5
-"""The matrix products whose best is called the peak."""
+"""Sizes and numbers of the matrix products, the fastest of which gives the peak."""
 
 
 WARM = 1.1
-"""A first call that takes at most so many times as long as the second is a sample too, where samples are dear."""
+"""If the first call takes at most WARM times as long as the second, it is used as a sample of slow contestants."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is asked for; None of dtypes: each setting's own, of devices: all.
+    """The task of a worker, sent as JSON.
 
     Args:
         framework: one of `mha.bench.contestants.contestant.names()`.
-        settings, directions, dtypes, devices: what is measured: every combination that there is.
-        seconds: for each contestant of a row.
-        threads: that the framework may use.
-        measures: what is measured of "time" and "memory".
+        settings, directions, dtypes, devices: every combination is measured. None as dtypes: those of each setting;
+            None as devices: all devices.
+        seconds: time for each contestant of a row.
+        threads: how many threads the framework may use.
+        measures: "time", "memory", or both.
     """
 
     framework: str
@@ -63,8 +64,8 @@ class Request:
 
 
 @dataclass
-class Entry:
-    """What is known of one contestant in one row."""
+class Measurement:
+    """The measurements of one contestant in one row."""
 
     contestant: Contestant
     prepared: Prepared | None = None
@@ -76,7 +77,7 @@ class Entry:
     timing: Timing | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As a results file has it; times in seconds, memory in bytes."""
+        """The form of a results file: a dict with times in seconds and memory in bytes."""
         return {
             "name": self.contestant.name,
             "kind": self.contestant.kind,
@@ -111,7 +112,7 @@ def main() -> None:
 
 
 def measure_framework(request: Request, framework: Framework) -> Iterator[dict[str, Any]]:
-    """Each row, as a results file has it."""
+    """Measure each row of a request; yields rows in the form of a results file."""
     for device in framework.devices() if request.devices is None else request.devices:
         if device not in framework.devices():
             continue
@@ -120,9 +121,9 @@ def measure_framework(request: Request, framework: Framework) -> Iterator[dict[s
             for dtype in _dtypes(request, setting, framework, device):
                 if dtype not in peaks:
                     peaks[dtype] = product_peak(framework, dtype, device)
-                problem = make_problem(setting, dtype)
+                workload = make_workload(setting, dtype)
                 for direction in request.directions:
-                    task = Task(problem, direction, dtype, device)
+                    task = Task(workload, direction, dtype, device)
                     entries = measure_row(framework.CONTESTANTS, task, request.seconds, request.measures)
                     yield {
                         "framework": request.framework,
@@ -130,7 +131,7 @@ def measure_framework(request: Request, framework: Framework) -> Iterator[dict[s
                         "setting": asdict(setting),
                         "dtype": dtype,
                         "direction": direction,
-                        "flops": flops(problem, direction),
+                        "flops": flops(workload, direction),
                         "peak": peaks[dtype],
                         "contestants": [entry.to_dict() for entry in entries],
                     }
@@ -147,10 +148,10 @@ def _dtypes(request: Request, setting: Setting, framework: Framework, device: st
 
 def measure_row(
     contestants: tuple[Contestant, ...], task: Task, seconds: float, measures: tuple[str, ...] = ("time", "memory")
-) -> list[Entry]:
-    """Everybody in one setting: first the answer, then memory, then time."""
-    wanted = expected(task.problem, task.direction)
-    entries = [Entry(contestant) for contestant in contestants]
+) -> list[Measurement]:
+    """Measure all contestants in one setting: first their answers, then memory, then time."""
+    wanted = reference_answer(task.workload, task.direction)
+    entries = [Measurement(contestant) for contestant in contestants]
     for entry in entries:
         _prepare(entry, task)
         _try_out(entry, task, wanted, memory="memory" in measures)
@@ -167,17 +168,17 @@ def measure_row(
     return entries
 
 
-def _prepare(entry: Entry, task: Task) -> None:
+def _prepare(entry: Measurement, task: Task) -> None:
     try:
         entry.prepared = entry.contestant.make(task)
-    except (CannotExpress, SpecError) as error:
+    except (CannotRun, SpecError) as error:
         entry.left_out = str(error)
     except Exception as error:
         _fail(entry, error)
 
 
-def _try_out(entry: Entry, task: Task, wanted: Answer, memory: bool) -> None:
-    """The first calls: is its answer right, how much memory does it take, how long about?"""
+def _try_out(entry: Measurement, task: Task, wanted: Answer, memory: bool) -> None:
+    """Make the first calls of a contestant: compare its answer, measure its memory, and estimate its time."""
     if entry.prepared is None:
         return
     try:
@@ -186,9 +187,9 @@ def _try_out(entry: Entry, task: Task, wanted: Answer, memory: bool) -> None:
         _fail(entry, error)
 
 
-def _first_calls(entry: Entry, prepared: Prepared, task: Task, wanted: Answer, memory: bool) -> None:
+def _first_calls(entry: Measurement, prepared: Prepared, task: Task, wanted: Answer, memory: bool) -> None:
     first, result = timed(prepared.call)
-    entry.difference, bound = difference(task.problem, prepared.read(result), wanted), BOUNDS[task.dtype]
+    entry.difference, bound = difference(task.workload, prepared.read(result), wanted), BOUNDS[task.dtype]
     del result
     if not entry.difference <= bound:
         entry.left_out = f"refused: it is {entry.difference:.2g} from the reference, more than {bound:g}"
@@ -209,14 +210,14 @@ def _first_calls(entry: Entry, prepared: Prepared, task: Task, wanted: Answer, m
     entry.samples = [*([first] if first <= WARM * seconds[0] else []), *seconds]
 
 
-def _fail(entry: Entry, error: Exception) -> None:
+def _fail(entry: Measurement, error: Exception) -> None:
     traceback.print_exception(error, file=sys.stderr)
     entry.left_out = f"failed: {one_line(error)}"
     entry.failed, entry.prepared = True, None
 
 
 def product_peak(framework: Framework, dtype: str, device: str) -> float:
-    """The most operations per second that the framework's matrix products were seen to reach."""
+    """The most operations per second that the framework's matrix products reach."""
     best = 0.0
     for size in PRODUCT_SIZES:
         call = framework.product(size, dtype, device)

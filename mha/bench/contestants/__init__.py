@@ -1,1 +1,1 @@
-"""Who is measured: for each framework, ours and the layers that it ships."""
+"""Contestants: for each framework, this project's layer and the layers that the framework ships."""

@@ -1,8 +1,8 @@
-"""Who takes part: for each framework a module of one shape, which `load` gives.
+"""Contestant: a layer to measure; `load` imports the module with the contestants of a framework.
 
-A contestant is a whole multi-head layer with four projections, made from the problem's weights, that computes
-self-attention. What is constant from call to call (its masks, its cache in the layout that it wants) is made
-before; what it would make from the caller's arguments in each call is part of the call.
+A contestant is a whole multi-head layer with four projections, made from the workload's weights, that computes
+self-attention. Arguments that are constant from call to call (its masks, its cache in the layout that it needs) are
+made before; everything that it computes from the caller's arguments in each call is part of the call.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from mha.bench.problem import Answer, Problem
 from mha.bench.settings import Direction
+from mha.bench.workload import Answer, Workload
 from mha_core.errors import BackendError
 from mha_core.files.declared import declared
 
 Kind = Literal["ours", "variant", "peer"]
-"""Ours as it is called by default, the same in another way, or somebody else's."""
+"""Our layer with its defaults, our layer called in another way, or another project's layer."""
 
 ENTRY_POINT_GROUP = "mha.bench"
 """Backend -> its `Contestants`."""
@@ -26,15 +26,15 @@ ENTRY_POINT_GROUP = "mha.bench"
 
 @dataclass(frozen=True)
 class Contestants:
-    """Where a framework's contestants are, and what is to be known before it is imported.
+    """The module of a framework's contestants, and the facts that are needed before it is imported.
 
     An entry point of group "mha.bench" names one, in a module that imports no framework.
 
     Args:
-        module: has what `Framework` has.
-        packages: what has to be installed.
-        memory_environment: environment variables that keep the framework from a pool of its own, which would hide
-            how much a call takes. It is slower so: memory is then measured in a process apart from time.
+        module: the name of a module with the members of `Framework`.
+        packages: the packages that must be installed.
+        memory_environment: environment variables that switch off the framework's memory pool, which would hide the
+            memory of a call. It is slower so: memory is then measured in a process apart from time.
     """
 
     module: str
@@ -42,14 +42,14 @@ class Contestants:
     memory_environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class CannotExpress(Exception):
+class CannotRun(Exception):
     """A contestant has no way to compute a setting; the message says why."""
 
 
 class Task(NamedTuple):
-    """What a contestant is made for."""
+    """The arguments of a contestant's `make`."""
 
-    problem: Problem
+    workload: Workload
     direction: Direction
     dtype: str
     device: str
@@ -62,13 +62,14 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contestant with everything in place.
+    """A contestant that is ready to be measured.
 
     Args:
-        call: computes once, and returns when the result is there: the output, and in direction "both" the
-            gradients of x and of all parameters.
-        read: what `call` returned, as NumPy.
-        extra_memory: what it takes according to the framework; None where the process's memory tells.
+        call: computes once, and returns the finished result: the output, and in direction "both" the gradients
+            of x and of all parameters.
+        read: converts the result of `call` to NumPy.
+        extra_memory: returns the memory of a call in bytes, where the framework measures it; None where that of the
+            process is measured.
     """
 
     call: Callable[[], Any]
@@ -78,7 +79,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One who takes part; `make` raises CannotExpress or SpecError for a task that it can't do."""
+    """One layer to measure; `make` raises CannotRun or SpecError for a task that it can't do."""
 
     name: str
     kind: Kind
@@ -86,25 +87,25 @@ class Contestant:
 
 
 class Framework(Protocol):
-    """What each module here has."""
+    """The members of each framework's module in this folder."""
 
     CONTESTANTS: tuple[Contestant, ...]
-    """Ours first."""
+    """The contestants, ours first."""
 
     def set_threads(self, count: int) -> str:
-        """Have it use this many; before anything is computed. How that was done, in words."""
+        """Limit the framework to `count` threads, before it computes anything; returns in words how that was done."""
 
     def versions(self) -> dict[str, str]:
         """Package -> version."""
 
     def devices(self) -> tuple[str, ...]:
-        """As in `mha_core.backend.Backend`."""
+        """The devices that it can use; see `mha_core.backend.Backend.devices`."""
 
     def dtypes(self, device: str) -> tuple[str, ...]:
-        """As in `mha_core.backend.Backend`."""
+        """The dtypes that it computes in on a device; see `mha_core.backend.Backend.dtypes`."""
 
     def product(self, size: int, dtype: str, device: str) -> Callable[[], Any]:
-        """A product of two square matrices, the fastest way that it has: returns when it is done."""
+        """A function that multiplies two square matrices in the fastest way, and returns when it is done."""
 
 
 def names() -> list[str]:
@@ -130,16 +131,16 @@ def load(name: str) -> Framework:
 
 
 def refuse(**special: Any) -> None:
-    """CannotExpress for the first of these that holds; words have underscores in place of spaces."""
+    """Raise CannotRun for the first keyword whose value is true; underscores in its name stand for spaces."""
     for words, holds in special.items():
         if holds:
-            raise CannotExpress(f"it has no {words.replace('_', ' ')}")
+            raise CannotRun(f"it has no {words.replace('_', ' ')}")
 
 
-def unable(problem: Problem, *, past: bool = False, grouped: bool = False, causal: bool = True) -> None:
-    """CannotExpress where a problem has what a contestant does not: say which of these it has."""
-    setting = problem.setting
-    heads, kv_heads, _ = problem.heads
+def unable(workload: Workload, *, past: bool = False, grouped: bool = False, causal: bool = True) -> None:
+    """Raise CannotRun where a workload needs a feature that the contestant lacks; the keywords name those it has."""
+    setting = workload.setting
+    heads, kv_heads, _ = workload.heads
     refuse(
         keys_and_values_of_earlier_steps=setting.past > 0 and not past,
         grouped_heads=heads != kv_heads and not grouped,

@@ -16,10 +16,10 @@ from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_numpy
 from backends.jax.weights import from_weights
 from mha.bench.contestants.contestant import Contestant, Prepared, Task, unable
-from mha.bench.problem import Answer
+from mha.bench.workload import Answer
 
 Told = Mapping[str, Any]
-"""Arrays by name that a contestant is given beside x."""
+"""Name -> array, of a contestant's arguments besides x."""
 
 Forward = Callable[[Any, Array, Told], Any]
 """(parameters, x, told) -> output."""
@@ -52,11 +52,11 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 
 def _ours(task: Task) -> Prepared:
-    problem = task.problem
+    workload = task.workload
     with _scope(task):
-        layer, variables = from_weights(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
-    static: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
-    told = {"past_keys": problem.past_keys, "past_values": problem.past_values, "valid_lens": problem.valid_lens}
+        layer, variables = from_weights(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
+    static: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
+    told = {"past_keys": workload.past_keys, "past_values": workload.past_values, "valid_lens": workload.valid_lens}
 
     def forward(params: Any, x: Array, told: Told) -> Any:
         return layer.apply({"params": params}, x, x, x, **told, **static)
@@ -68,10 +68,10 @@ def _ours(task: Task) -> Prepared:
 
 
 def _linen(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem)
+    workload = task.workload
+    unable(workload)
     with _scope(task):
-        layer, variables = to_linen(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+        layer, variables = to_linen(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
 
     def forward(params: Any, x: Array, told: Told) -> Any:
         return layer.apply({"params": params}, x, x, x, deterministic=True, **told)
@@ -80,10 +80,10 @@ def _linen(task: Task) -> Prepared:
 
 
 def _nnx(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem)
+    workload = task.workload
+    unable(workload)
     with _scope(task):
-        layer = to_nnx(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+        layer = to_nnx(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
         graph, params, *rest = nnx.split(layer, nnx.Param, ...)
 
     def forward(params: Any, x: Array, told: Told) -> Any:
@@ -93,10 +93,10 @@ def _nnx(task: Task) -> Prepared:
 
 
 def _dot_product_attention(task: Task) -> Prepared:
-    problem = task.problem
-    heads, kv_heads, _ = problem.heads
+    workload = task.workload
+    heads, kv_heads, _ = workload.heads
     with _scope(task):
-        params = {name: _array(array.T, task) for name, array in problem.weights.items()}
+        params = {name: _array(array.T, task) for name, array in workload.weights.items()}
 
     def project(params: Any, name: str, x: Array) -> Array:
         return x @ params[f"{name}.weight"] + params[f"{name}.bias"]
@@ -111,29 +111,29 @@ def _dot_product_attention(task: Task) -> Prepared:
             values = jnp.concatenate([told["past_values"], values], axis=1)
         lens = told.get("valid_lens")
         summed = jax.nn.dot_product_attention(
-            queries, keys, values, is_causal=problem.setting.causal, key_value_seq_lengths=lens
+            queries, keys, values, is_causal=workload.setting.causal, key_value_seq_lengths=lens
         )
         return project(params, "out_proj", summed.reshape(*x.shape[:2], -1))
 
     past = {
         name: array.swapaxes(1, 2)  # (B, Lp, G, d)
-        for name, array in (("past_keys", problem.past_keys), ("past_values", problem.past_values))
+        for name, array in (("past_keys", workload.past_keys), ("past_values", workload.past_values))
         if array is not None
     }
-    return _prepared(params, forward, task, {**past, "valid_lens": problem.valid_lens})
+    return _prepared(params, forward, task, {**past, "valid_lens": workload.valid_lens})
 
 
 def _d2l(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem, causal=False)
+    workload = task.workload
+    unable(workload, causal=False)
     with _scope(task):
-        layer, variables = to_d2l(problem.config, problem.weights, dtype=JAX_DTYPES[task.dtype])
+        layer, variables = to_d2l(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
 
     def forward(params: Any, x: Array, told: Told) -> Any:
         found: Any = layer.apply({"params": params}, x, x, x, told.get("valid_lens"))
         return found[0]
 
-    return _prepared(variables["params"], forward, task, {"valid_lens": problem.valid_lens})
+    return _prepared(variables["params"], forward, task, {"valid_lens": workload.valid_lens})
 
 
 CONTESTANTS = (
@@ -159,8 +159,8 @@ def _prepared(params: Any, forward: Forward, task: Task, told: Mapping[str, Any]
     with _scope(task), _full_precision():
         given = (
             params,
-            _array(task.problem.x, task),
-            _array(task.problem.cotangent, task),
+            _array(task.workload.x, task),
+            _array(task.workload.cotangent, task),
             {name: _array(array, task) for name, array in told.items() if array is not None},
         )
         program = jax.jit(compute).lower(*given).compile()
@@ -185,7 +185,7 @@ def _scope(task: Task) -> Any:
 
 
 def _full_precision() -> Any:
-    """No TF32, for anyone."""
+    """A context in which no contestant computes in TF32."""
     return jax.default_matmul_precision("highest")
 
 
@@ -195,10 +195,10 @@ def _array(array: Any, task: Task) -> Array:
 
 def _mask(task: Task) -> Any:
     """Bool, True = may attend: (1, 1, Lq, Lk) or (B, 1, 1, Lk); None if all is allowed."""
-    problem = task.problem
-    keys = jnp.arange(problem.setting.key_len)
-    if problem.setting.causal:
+    workload = task.workload
+    keys = jnp.arange(workload.setting.key_len)
+    if workload.setting.causal:
         return (keys <= keys[:, None])[None, None]
-    if problem.valid_lens is not None:
-        return (keys < jnp.asarray(problem.valid_lens)[:, None])[:, None, None]
+    if workload.valid_lens is not None:
+        return (keys < jnp.asarray(workload.valid_lens)[:, None])[:, None, None]
     return None

@@ -13,8 +13,8 @@ from backends.mxnet.ops import framework
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.weights import from_weights
-from mha.bench.contestants.contestant import CannotExpress, Contestant, Prepared, Task, unable
-from mha.bench.problem import Answer
+from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task, unable
+from mha.bench.workload import Answer
 
 Forward = Callable[[Any], Any]
 
@@ -54,13 +54,13 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 @mx.util.use_np
 def _ours(task: Task) -> Prepared:
-    problem, ctx = task.problem, framework.context_of(task.device)
-    layer = from_weights(problem.config, problem.weights, dtype=task.dtype, ctx=ctx)
-    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
-    if problem.valid_lens is not None:
-        masks["valid_lens"] = mx.np.array(problem.valid_lens, dtype="int64", ctx=ctx)
-    if problem.setting.past:
-        masks |= {name: to_array(getattr(problem, name), task.dtype, ctx) for name in ("past_keys", "past_values")}
+    workload, ctx = task.workload, framework.context_of(task.device)
+    layer = from_weights(workload.config, workload.weights, dtype=task.dtype, ctx=ctx)
+    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
+    if workload.valid_lens is not None:
+        masks["valid_lens"] = mx.np.array(workload.valid_lens, dtype="int64", ctx=ctx)
+    if workload.setting.past:
+        masks |= {name: to_array(getattr(workload, name), task.dtype, ctx) for name in ("past_keys", "past_values")}
     return _prepared(lambda x: layer(x, x, x, **masks), task, mx.util.use_np)
 
 
@@ -69,7 +69,7 @@ def _ours(task: Task) -> Prepared:
 
 @legacy
 def _selfatt(task: Task) -> Prepared:
-    unable(task.problem)
+    unable(task.workload)
     block = _native(task, "mxnet-selfatt")
     lengths, bias = _masks(task)
 
@@ -83,13 +83,13 @@ def _selfatt(task: Task) -> Prepared:
 
 @legacy
 def _encdec(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem, past=True)
-    if problem.past_keys is None or problem.past_values is None:
-        raise CannotExpress("without a past, the operators for self-attention are the ones to take")
+    workload = task.workload
+    unable(workload, past=True)
+    if workload.past_keys is None or workload.past_values is None:
+        raise CannotRun("without a past, the operators for self-attention are the ones to take")
     block = _native(task, "mxnet-encdec")
-    past = np.stack([problem.past_keys, problem.past_values], axis=3)  # (B, H, Lp, 2, d)
-    past = past.transpose(2, 0, 1, 3, 4).reshape(problem.setting.past, problem.setting.batch, -1)
+    past = np.stack([workload.past_keys, workload.past_values], axis=3)  # (B, H, Lp, 2, d)
+    past = past.transpose(2, 0, 1, 3, 4).reshape(workload.setting.past, workload.setting.batch, -1)
     cache = _legacy_array(past, task)
 
     def forward(x: Any) -> Any:
@@ -102,11 +102,11 @@ def _encdec(task: Task) -> Prepared:
 
 @mx.util.use_np
 def _d2l(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem, causal=False)
+    workload = task.workload
+    unable(workload, causal=False)
     block = _native(task, "d2l-mxnet")
     ctx = framework.context_of(task.device)
-    lens = None if problem.valid_lens is None else to_array(problem.valid_lens, task.dtype, ctx)
+    lens = None if workload.valid_lens is None else to_array(workload.valid_lens, task.dtype, ctx)
 
     def forward(x: Any) -> Any:
         output = block(x, x, x, lens)
@@ -118,20 +118,22 @@ def _d2l(task: Task) -> Prepared:
 
 @mx.util.use_np
 def _batch_dot(task: Task) -> Prepared:
-    """d2l.ai's formulation for what its layer has no arguments for."""
-    problem = task.problem
-    setting, (heads, kv_heads, width) = problem.setting, problem.heads
+    """d2l.ai's formulation with a past or with grouped heads, for which its layer has no arguments."""
+    workload = task.workload
+    setting, (heads, kv_heads, width) = workload.setting, workload.heads
     if not setting.past and heads == kv_heads:
-        raise CannotExpress("without a past and grouped heads it is d2l.ai's formulation")
+        raise CannotRun("without a past and grouped heads it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        rows, columns = problem.weights[f"{name}.weight"].shape
+        rows, columns = workload.weights[f"{name}.weight"].shape
         layers[name] = mx.gluon.nn.Dense(rows, in_units=columns, flatten=False, dtype=task.dtype)
         for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):
             parameter.initialize(init=mx.init.Zero(), ctx=ctx)
-            parameter.set_data(to_array(problem.weights[f"{name}.{part}"], task.dtype, ctx))
-    past = [to_array(array, task.dtype, ctx) for array in (problem.past_keys, problem.past_values) if array is not None]
+            parameter.set_data(to_array(workload.weights[f"{name}.{part}"], task.dtype, ctx))
+    past = [
+        to_array(array, task.dtype, ctx) for array in (workload.past_keys, workload.past_values) if array is not None
+    ]
 
     def forward(x: Any) -> Any:
         queries = split_heads(layers["q_proj"](x), heads)
@@ -162,13 +164,13 @@ CONTESTANTS = (
 
 
 def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = False) -> Prepared:
-    """With x as the contestant takes it; the parameters' gradients stand in the parameters."""
+    """Prepare a forward function: makes x in the contestant's layout; gradients of parameters are kept in these."""
 
     def array(numbers: Any) -> Any:
         ordered = numbers.swapaxes(0, 1) if time_major else numbers
         return _legacy_array(ordered, task) if semantics is legacy else _np_array(ordered, task)
 
-    x, cotangent = array(task.problem.x), array(task.problem.cotangent)
+    x, cotangent = array(task.workload.x), array(task.workload.cotangent)
     if task.differentiates:
         x.attach_grad()
 
@@ -194,7 +196,7 @@ def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = F
 
 
 def _native(task: Task, layer: str) -> Any:
-    config, weights = task.problem.config, task.problem.weights
+    config, weights = task.workload.config, task.workload.weights
     return to_native(config, weights, layer, dtype=task.dtype, ctx=framework.context_of(task.device))
 
 
@@ -207,12 +209,12 @@ def _legacy_array(array: Any, task: Task) -> Any:
 
 
 def _masks(task: Task) -> tuple[Any, Any]:
-    """Sockeye's: lengths int32 (B * H, Lq) for the softmax, and what is added to (B * H, Lq, Lk)."""
-    problem, ctx = task.problem, framework.context_of(task.device)
-    setting, (heads, _, _) = problem.setting, problem.heads
+    """Masks as Sockeye makes them: lengths int32 (B * H, Lq) for the softmax, a bias to add (B * H, Lq, Lk)."""
+    workload, ctx = task.workload, framework.context_of(task.device)
+    setting, (heads, _, _) = workload.setting, workload.heads
     lengths = bias = None
-    if problem.valid_lens is not None:
-        per_head = np.repeat(problem.valid_lens, heads)[:, None]
+    if workload.valid_lens is not None:
+        per_head = np.repeat(workload.valid_lens, heads)[:, None]
         whole = np.broadcast_to(per_head, (len(per_head), setting.length))
         lengths = to_array(whole, "int32", ctx).as_nd_ndarray()
     if setting.causal:

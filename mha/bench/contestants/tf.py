@@ -13,21 +13,21 @@ from backends.tf.native.convert import to_native
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import from_weights
-from mha.bench.contestants.contestant import CannotExpress, Contestant, Kind, Prepared, Task, unable
-from mha.bench.problem import Answer
+from mha.bench.contestants.contestant import CannotRun, Contestant, Kind, Prepared, Task, unable
+from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 
 Forward = Callable[[tf.Tensor], tf.Tensor]
 
 Wrap = Callable[[Any], Any]
-"""What a computation is run by: tf.function, or nothing."""
+"""A wrapper of a computation: tf.function, or EAGER."""
 
 PLAIN: Wrap = partial(tf.function, autograph=False)
 XLA: Wrap = partial(tf.function, autograph=False, jit_compile=True)
 
 
 def EAGER(function: Any) -> Any:
-    """As it is, operation by operation."""
+    """Return the function itself, which runs operation by operation."""
     return function
 
 
@@ -66,13 +66,13 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 
 def _ours(task: Task, wrap: Wrap) -> Prepared:
-    problem = task.problem
-    layer = from_weights(problem.config, problem.weights, dtype=task.dtype)
-    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
-    if problem.valid_lens is not None:
-        masks["valid_lens"] = tf.constant(problem.valid_lens)
-    if problem.setting.past:
-        masks |= {"past_keys": _tensor(problem.past_keys, task), "past_values": _tensor(problem.past_values, task)}
+    workload = task.workload
+    layer = from_weights(workload.config, workload.weights, dtype=task.dtype)
+    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
+    if workload.valid_lens is not None:
+        masks["valid_lens"] = tf.constant(workload.valid_lens)
+    if workload.setting.past:
+        masks |= {"past_keys": _tensor(workload.past_keys, task), "past_values": _tensor(workload.past_values, task)}
     return _prepared(layer.weights, lambda x: layer(x, x, x, **masks, training=task.differentiates), task, wrap)
 
 
@@ -80,37 +80,37 @@ def _ours(task: Task, wrap: Wrap) -> Prepared:
 
 
 def _multi_head_attention(task: Task, wrap: Wrap) -> Prepared:
-    unable(task.problem)
+    unable(task.workload)
     return _keras_layer(task, wrap, "keras")
 
 
 def _group_query_attention(task: Task, wrap: Wrap) -> Prepared:
-    unable(task.problem, grouped=True)
-    heads, kv_heads, _ = task.problem.heads
+    unable(task.workload, grouped=True)
+    heads, kv_heads, _ = task.workload.heads
     if heads == kv_heads:
-        raise CannotExpress("without grouped heads it is keras.layers.MultiHeadAttention")
+        raise CannotRun("without grouped heads it is keras.layers.MultiHeadAttention")
     return _keras_layer(task, wrap, "keras-gqa")
 
 
 def _keras_layer(task: Task, wrap: Wrap, layout: str) -> Prepared:
-    problem = task.problem
-    layer = to_native(problem.config, problem.weights, layout, dtype=task.dtype)
-    options: dict[str, Any] = {"use_causal_mask": problem.setting.causal, "training": task.differentiates}
-    if problem.valid_lens is not None:
+    workload = task.workload
+    layer = to_native(workload.config, workload.weights, layout, dtype=task.dtype)
+    options: dict[str, Any] = {"use_causal_mask": workload.setting.causal, "training": task.differentiates}
+    if workload.valid_lens is not None:
         options["attention_mask"] = _allowed(task)[:, None]  # (B, 1, Lk)
     return _prepared(layer.weights, lambda x: layer(query=x, value=x, key=x, **options), task, wrap)
 
 
 def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
-    problem = task.problem
-    setting, (heads, kv_heads, _) = problem.setting, problem.heads
-    variables = {name: tf.Variable(_tensor(array.T, task)) for name, array in problem.weights.items()}
+    workload = task.workload
+    setting, (heads, kv_heads, _) = workload.setting, workload.heads
+    variables = {name: tf.Variable(_tensor(array.T, task)) for name, array in workload.weights.items()}
     past = [
         _tensor(array.swapaxes(1, 2), task)  # (B, Lp, G, d)
-        for array in (problem.past_keys, problem.past_values)
+        for array in (workload.past_keys, workload.past_values)
         if array is not None
     ]
-    mask = None if problem.valid_lens is None else _allowed(task)[:, None, None]  # (B, 1, 1, Lk)
+    mask = None if workload.valid_lens is None else _allowed(task)[:, None, None]  # (B, 1, 1, Lk)
 
     def project(name: str, x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(x, variables[f"{name}.weight"]) + variables[f"{name}.bias"]
@@ -129,10 +129,10 @@ def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
 
 
 def _d2l(task: Task, wrap: Wrap) -> Prepared:
-    problem = task.problem
-    unable(problem, causal=False)
-    layer = to_native(problem.config, problem.weights, "d2l-tf", dtype=task.dtype)
-    lens = None if problem.valid_lens is None else tf.constant(problem.valid_lens)
+    workload = task.workload
+    unable(workload, causal=False)
+    layer = to_native(workload.config, workload.weights, "d2l-tf", dtype=task.dtype)
+    lens = None if workload.valid_lens is None else tf.constant(workload.valid_lens)
     return _prepared(layer.weights, lambda x: layer(x, x, x, lens, training=task.differentiates), task, wrap)
 
 
@@ -161,7 +161,7 @@ CONTESTANTS = (
 
 
 def _prepared(variables: list[Any], forward: Forward, task: Task, wrap: Wrap) -> Prepared:
-    x, cotangent = _tensor(task.problem.x, task), _tensor(task.problem.cotangent, task)
+    x, cotangent = _tensor(task.workload.x, task), _tensor(task.workload.cotangent, task)
     leaves = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
 
     def compute(x: tf.Tensor, cotangent: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -190,7 +190,7 @@ def _tensor(array: Any, task: Task) -> tf.Tensor:
 
 def _allowed(task: Task) -> tf.Tensor:
     """Bool (B, Lk), True = may attend."""
-    return tf.range(task.problem.setting.key_len)[None] < tf.cast(task.problem.valid_lens, tf.int32)[:, None]
+    return tf.range(task.workload.setting.key_len)[None] < tf.cast(task.workload.valid_lens, tf.int32)[:, None]
 
 
 def _wait(device: str) -> None:

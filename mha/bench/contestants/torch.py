@@ -15,8 +15,8 @@ from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.weights import from_weights
-from mha.bench.contestants.contestant import CannotExpress, Contestant, Prepared, Task, unable
-from mha.bench.problem import Answer
+from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task, unable
+from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import DTYPES
 
@@ -56,13 +56,13 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 
 def _ours(task: Task) -> Prepared:
-    problem, place = task.problem, _place(task)
-    layer = from_weights(problem.config, problem.weights, **place).train(task.differentiates)
-    masks: dict[str, Any] = {"causal": True, "query_offset": problem.setting.past} if problem.setting.causal else {}
-    if problem.valid_lens is not None:
-        masks["valid_lens"] = torch.tensor(problem.valid_lens, device=place["device"])
-    if problem.setting.past:
-        masks |= {"past_keys": _tensor(problem.past_keys, task), "past_values": _tensor(problem.past_values, task)}
+    workload, place = task.workload, _place(task)
+    layer = from_weights(workload.config, workload.weights, **place).train(task.differentiates)
+    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
+    if workload.valid_lens is not None:
+        masks["valid_lens"] = torch.tensor(workload.valid_lens, device=place["device"])
+    if workload.setting.past:
+        masks |= {"past_keys": _tensor(workload.past_keys, task), "past_values": _tensor(workload.past_values, task)}
     return _prepared(layer, lambda x: layer(x, x, x, **masks), task)
 
 
@@ -71,14 +71,14 @@ def _ours(task: Task) -> Prepared:
 
 def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
     def make(task: Task) -> Prepared:
-        problem = task.problem
-        unable(problem)
+        workload = task.workload
+        unable(workload)
         if task.differentiates and not training:
-            raise CannotExpress("with gradients it does as in train()")
-        layer = to_native(problem.config, problem.weights, **_place(task)).train(training)
+            raise CannotRun("with gradients it does as in train()")
+        layer = to_native(workload.config, workload.weights, **_place(task)).train(training)
         masks: dict[str, Any] = {"need_weights": False, "key_padding_mask": _padding(task)}
-        if problem.setting.causal:
-            length = problem.setting.length
+        if workload.setting.causal:
+            length = workload.setting.length
             upper = torch.ones(length, length, dtype=torch.bool, device=_place(task)["device"]).triu(1)
             masks |= {"attn_mask": upper, "is_causal": True}
         return _prepared(layer, lambda x: layer(x, x, x, **masks)[0], task)
@@ -87,7 +87,7 @@ def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
 
 
 def _scaled_dot_product(task: Task) -> Prepared:
-    past = [_tensor(array, task) for array in (task.problem.past_keys, task.problem.past_values) if array is not None]
+    past = [_tensor(array, task) for array in (task.workload.past_keys, task.workload.past_values) if array is not None]
 
     def after_past(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if not past:
@@ -98,18 +98,18 @@ def _scaled_dot_product(task: Task) -> Prepared:
 
 
 def _cache_in_place(task: Task) -> Prepared:
-    """The same with a cache that has room for the new keys and values, which are written into it."""
-    problem = task.problem
-    if problem.past_keys is None or problem.past_values is None:
-        raise CannotExpress("without a past there is no cache")
+    """Linear layers and the operator, with a cache into which new keys and values are written in place."""
+    workload = task.workload
+    if workload.past_keys is None or workload.past_values is None:
+        raise CannotRun("without a past there is no cache")
     if task.differentiates:
-        raise CannotExpress("what is written in place has no gradients")
-    room = [(0, 0), (0, 0), (0, problem.setting.length), (0, 0)]
-    caches = [_tensor(np.pad(array, room), task) for array in (problem.past_keys, problem.past_values)]
+        raise CannotRun("what is written in place has no gradients")
+    room = [(0, 0), (0, 0), (0, workload.setting.length), (0, 0)]
+    caches = [_tensor(np.pad(array, room), task) for array in (workload.past_keys, workload.past_values)]
 
     def after_past(*new: Tensor) -> tuple[Tensor, Tensor]:
         for cache, part in zip(caches, new, strict=True):
-            cache[:, :, problem.setting.past :] = part
+            cache[:, :, workload.setting.past :] = part
         return caches[0], caches[1]
 
     return _with_linear(task, after_past)
@@ -117,13 +117,13 @@ def _cache_in_place(task: Task) -> Prepared:
 
 def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Prepared:
     """Four Linear layers around the operator, which is given all keys and values by `after_past`."""
-    problem = task.problem
-    heads, kv_heads, _ = problem.heads
+    workload = task.workload
+    heads, kv_heads, _ = workload.heads
     layers: Any = nn.ModuleDict()
     for name in PROJECTIONS:
-        rows, columns = problem.weights[f"{name}.weight"].shape
+        rows, columns = workload.weights[f"{name}.weight"].shape
         layers[name] = nn.Linear(columns, rows, device="meta")
-    layers.load_state_dict({name: _tensor(array, task) for name, array in problem.weights.items()}, assign=True)
+    layers.load_state_dict({name: _tensor(array, task) for name, array in workload.weights.items()}, assign=True)
     padding = _padding(task)
     mask = None if padding is None else ~padding[:, None, None, :]
 
@@ -134,7 +134,7 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
         )
         keys, values = after_past(keys, values)
         summed = F.scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=problem.setting.causal, enable_gqa=heads != kv_heads
+            queries, keys, values, mask, is_causal=workload.setting.causal, enable_gqa=heads != kv_heads
         )
         return layers["out_proj"](merge_heads(summed))
 
@@ -142,11 +142,11 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
 
 
 def _d2l(task: Task) -> Prepared:
-    problem = task.problem
-    unable(problem, causal=False)
+    workload = task.workload
+    unable(workload, causal=False)
     place = _place(task)
-    layer: Any = to_native(problem.config, problem.weights, "d2l-torch", **place).train(task.differentiates)
-    lens = None if problem.valid_lens is None else torch.tensor(problem.valid_lens, device=place["device"])
+    layer: Any = to_native(workload.config, workload.weights, "d2l-torch", **place).train(task.differentiates)
+    lens = None if workload.valid_lens is None else torch.tensor(workload.valid_lens, device=place["device"])
 
     def forward(x: Tensor) -> Tensor:
         output = layer(x, x, x, lens)
@@ -170,7 +170,7 @@ CONTESTANTS = (
 
 
 def _prepared(layer: nn.Module, forward: Forward, task: Task) -> Prepared:
-    x, cotangent = _tensor(task.problem.x, task), _tensor(task.problem.cotangent, task)
+    x, cotangent = _tensor(task.workload.x, task), _tensor(task.workload.cotangent, task)
     leaves = [x.requires_grad_(), *layer.parameters()]
 
     def output() -> list[Tensor]:
@@ -200,10 +200,10 @@ def _tensor(array: Any, task: Task) -> Tensor:
 
 def _padding(task: Task) -> Tensor | None:
     """Bool (B, Lk), True = ignore."""
-    lens = task.problem.valid_lens
+    lens = task.workload.valid_lens
     if lens is None:
         return None
-    padding = torch.arange(task.problem.setting.key_len) >= torch.tensor(lens)[:, None]
+    padding = torch.arange(task.workload.setting.key_len) >= torch.tensor(lens)[:, None]
     return padding.to(framework.device_of(task.device))
 
 

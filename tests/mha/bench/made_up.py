@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.bench.contestants.contestant import CannotExpress, Contestant, Prepared, Task
-from mha.bench.problem import Answer
+from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task
 from mha.bench.run import Measured
 from mha.bench.settings import Setting
+from mha.bench.workload import Answer
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.reference.pipeline import run
@@ -34,17 +34,17 @@ def numpy_contestant(name, kind="peer", *, scale=None, wrong_gradient=False, cal
 
 
 def solve(task: Task, scale=None) -> Answer:
-    """What the reference says of the whole problem: all queries, and its own causal mask."""
-    problem = task.problem
-    setting = problem.setting
+    """What the reference says of the whole workload: all queries, and its own causal mask."""
+    workload = task.workload
+    setting = workload.setting
     inputs = AttentionInputs(
-        *(problem.x, problem.x, problem.x),
-        AttentionMask(problem.valid_lens, causal=setting.causal, query_offset=setting.past if setting.causal else 0),
-        cotangent=problem.cotangent if task.differentiates else None,
-        past_keys=problem.past_keys,
-        past_values=problem.past_values,
+        *(workload.x, workload.x, workload.x),
+        AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past if setting.causal else 0),
+        cotangent=workload.cotangent if task.differentiates else None,
+        past_keys=workload.past_keys,
+        past_values=workload.past_values,
     )
-    trace = run(replace(problem.config, scale=scale), problem.weights, inputs)
+    trace = run(replace(workload.config, scale=scale), workload.weights, inputs)
     gradients = trace.gradients
     if gradients is None:
         return Answer(trace.output)
@@ -53,7 +53,7 @@ def solve(task: Task, scale=None) -> Answer:
 
 def unable_contestant(name):
     def make(task: Task) -> Prepared:
-        raise CannotExpress("it has no such thing")
+        raise CannotRun("it has no such thing")
 
     return Contestant(name, "peer", make)
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from mha.bench.contestants.contestant import Task, load, names
-from mha.bench.problem import make_problem
 from mha.bench.settings import Setting, setting
 from mha.bench.worker import Request, measure_framework, measure_row
+from mha.bench.workload import make_workload
 from mha_core import BackendError
 from tests.mha.bench.made_up import TINY, broken_contestant, numpy_contestant, unable_contestant
 
 
 def tiny_task(direction="both"):
-    return Task(make_problem(TINY, "float32"), direction, "float32", "cpu")
+    return Task(make_workload(TINY, "float32"), direction, "float32", "cpu")
 
 
 def by_name(entries):
@@ -105,7 +105,7 @@ def is_quick(contestant):
 def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name, what):
     assert backend_name in names()
     given, direction = TASKS[what]
-    task = Task(make_problem(given, "float32"), direction, "float32", "cpu")
+    task = Task(make_workload(given, "float32"), direction, "float32", "cpu")
     # Compiling takes most of the time: the variants of ours and XLA have one task.
     contestants = [each for each in load(backend_name).CONTESTANTS if what == "causal" or is_quick(each)]
     entries = measure_row(tuple(contestants), task, seconds=1e-6)
@@ -120,7 +120,7 @@ def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name
 
 def test_decoding_and_grouped_heads_have_peers_of_their_own(backend_name):
     for special, direction in (({"length": 1, "past": 4}, "both"), ({"num_kv_heads": 2}, "forward")):
-        task = Task(make_problem(replace(PLAIN, **special), "float32"), direction, "float32", "cpu")
+        task = Task(make_workload(replace(PLAIN, **special), "float32"), direction, "float32", "cpu")
         contestants = [each for each in load(backend_name).CONTESTANTS if each.kind == "peer" and is_quick(each)]
         there = [entry for entry in measure_row(tuple(contestants), task, seconds=1e-6) if entry.timing is not None]
         assert there

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mha.bench.contestants.contestant import Task
-from mha.bench.problem import BOUNDS, Answer, difference, expected, flops, make_problem, pairs
 from mha.bench.settings import SETTINGS, Setting, of_length, setting
+from mha.bench.workload import BOUNDS, Answer, difference, flops, make_workload, pairs, reference_answer
 from mha_core import SpecError
 from mha_core.call.masks import AttentionMask, allowed_keys
 from mha_core.call.sizes import CallSizes
@@ -45,29 +45,29 @@ def test_a_setting_survives_json():
 
 
 def test_a_problem_is_the_same_each_time():
-    first, second = make_problem(TINY, "float32"), make_problem(TINY, "float32")
+    first, second = make_workload(TINY, "float32"), make_workload(TINY, "float32")
     for name in ("x", "cotangent", "past_keys", "past_values", "valid_lens"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
 def test_a_short_dtype_holds_its_numbers_exactly():
-    problem = make_problem(TINY, "bfloat16")
-    for array in (problem.x, problem.cotangent, problem.past_keys, *problem.weights.values()):
+    workload = make_workload(TINY, "bfloat16")
+    for array in (workload.x, workload.cotangent, workload.past_keys, *workload.weights.values()):
         np.testing.assert_array_equal(array, round_to(array, "bfloat16"))
 
 
 def test_lengths_are_half_on_average():
-    lens = make_problem(setting("ragged"), "float32").valid_lens
+    lens = make_workload(setting("ragged"), "float32").valid_lens
     assert lens.mean() == pytest.approx(256, abs=1)
     assert len(set(lens)) == 8
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
 def test_few_queries_tell_the_whole_answer(direction):
-    problem = make_problem(TINY, "float32")
-    wanted, whole = expected(problem, direction), solve(Task(problem, direction, "float32", "cpu"))
-    assert len(problem.checked) < TINY.length
-    np.testing.assert_allclose(wanted.output, whole.output[:, problem.checked], rtol=1e-12)
+    workload = make_workload(TINY, "float32")
+    wanted, whole = reference_answer(workload, direction), solve(Task(workload, direction, "float32", "cpu"))
+    assert len(workload.checked) < TINY.length
+    np.testing.assert_allclose(wanted.output, whole.output[:, workload.checked], rtol=1e-12)
     if direction == "both":
         np.testing.assert_allclose(wanted.gradient, whole.gradient, atol=1e-12)
     else:
@@ -75,39 +75,39 @@ def test_few_queries_tell_the_whole_answer(direction):
 
 
 def test_a_wrong_answer_is_far_from_the_reference():
-    problem = make_problem(Setting("", 2, 300, 64, 4, ragged=True), "float32")
-    task = Task(problem, "forward", "float32", "cpu")
-    wanted = expected(problem, "forward")
-    assert difference(problem, solve(task), wanted) < 1e-12
-    assert difference(problem, solve(task, scale=0.1), wanted) > 10 * BOUNDS["float32"]
-    unmasked = replace(problem, valid_lens=None)
-    assert difference(problem, solve(task._replace(problem=unmasked)), wanted) > 10 * BOUNDS["float32"]
+    workload = make_workload(Setting("", 2, 300, 64, 4, ragged=True), "float32")
+    task = Task(workload, "forward", "float32", "cpu")
+    wanted = reference_answer(workload, "forward")
+    assert difference(workload, solve(task), wanted) < 1e-12
+    assert difference(workload, solve(task, scale=0.1), wanted) > 10 * BOUNDS["float32"]
+    unmasked = replace(workload, valid_lens=None)
+    assert difference(workload, solve(task._replace(workload=unmasked)), wanted) > 10 * BOUNDS["float32"]
 
 
 def test_what_is_missing_or_not_finite_is_infinitely_far():
-    problem = make_problem(TINY, "float32")
-    wanted = expected(problem, "both")
-    right = solve(Task(problem, "both", "float32", "cpu"))
-    assert difference(problem, right, wanted) < 1e-12
-    assert difference(problem, replace(right, gradient=None), wanted) == np.inf
-    assert difference(problem, Answer(right.output, right.gradient[:, :-1]), wanted) == np.inf
-    assert difference(problem, Answer(np.full_like(right.output, np.nan), right.gradient), wanted) == np.inf
+    workload = make_workload(TINY, "float32")
+    wanted = reference_answer(workload, "both")
+    right = solve(Task(workload, "both", "float32", "cpu"))
+    assert difference(workload, right, wanted) < 1e-12
+    assert difference(workload, replace(right, gradient=None), wanted) == np.inf
+    assert difference(workload, Answer(right.output, right.gradient[:, :-1]), wanted) == np.inf
+    assert difference(workload, Answer(np.full_like(right.output, np.nan), right.gradient), wanted) == np.inf
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"past": 0, "causal": False}, {"ragged": False}, {"causal": False}, {"past": 0, "ragged": False}]
 )
 def test_pairs_are_what_the_mask_allows(changes):
-    problem = make_problem(replace(TINY, **changes), "float32")
-    setting = problem.setting
-    mask = AttentionMask(problem.valid_lens, causal=setting.causal, query_offset=setting.past)
+    workload = make_workload(replace(TINY, **changes), "float32")
+    setting = workload.setting
+    mask = AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past)
     allowed = allowed_keys(mask, CallSizes(batch=3, query_len=11, key_len=setting.key_len), num_heads=1)
-    assert pairs(problem) == np.broadcast_to(allowed, (3, 1, 11, setting.key_len)).sum()
+    assert pairs(workload) == np.broadcast_to(allowed, (3, 1, 11, setting.key_len)).sum()
 
 
 def test_operations_of_one_size_by_hand():
-    problem = make_problem(Setting("", 2, 3, 8, 4, num_kv_heads=2), "float32")
+    workload = make_workload(Setting("", 2, 3, 8, 4, num_kv_heads=2), "float32")
     projections = 2 * (2 * 3) * 8 * (8 + 4 + 4 + 8)
     attention = 2 * 2 * (2 * 3 * 3) * 8
-    assert flops(problem, "forward") == projections + attention
-    assert flops(problem, "both") == 3 * (projections + attention)
+    assert flops(workload, "forward") == projections + attention
+    assert flops(workload, "both") == 3 * (projections + attention)
