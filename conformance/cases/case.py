@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -60,6 +61,22 @@ class Case:
     trivial_mask: str = ""
     source: Callable[[], Problem] | None = None
     expensive: bool = False
+
+    @classmethod
+    def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
+        """A case of one given problem, whose sizes and mask may be any, for the reason `why`."""
+        sizes = problem.inputs.check(problem.config)
+        return cls(
+            id,
+            catches,
+            problem.config,
+            batch=sizes.batch,
+            query_len=sizes.query_len,
+            key_len=sizes.key_len,
+            same_sizes=why,
+            trivial_mask=why,
+            source=partial(_itself, problem),
+        )
 
     def build(self) -> Problem:
         """The Problem of this case. Raises SpecError if it would test nothing."""
@@ -142,6 +159,10 @@ class Case:
                     f"case {self.id!r}: {name} excludes {excluded}, so it tests nothing; "
                     "change it, or say in trivial_mask why it may"
                 )
+
+
+def _itself(problem: Problem) -> Problem:
+    return problem
 
 
 def _excluding_sources(mask: AttentionMask) -> dict[str, AttentionMask]:

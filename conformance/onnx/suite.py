@@ -56,6 +56,9 @@ class VectorSubject:
         return run
 
 
+CATCHES = "what ONNX's test vector of this name tests"
+
+
 @dataclass(frozen=True)
 class VectorCase:
     """One problem of one vector."""
@@ -81,23 +84,9 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
         if names and f"{SUITE}:{vector.name}" not in names:
             continue
         for part, problem in vector.problems().items():
-            found.append(VectorCase(vector, _case(f"{SUITE}:{vector.name}{part}", problem), problem))
+            case = Case.of_problem(f"{SUITE}:{vector.name}{part}", CATCHES, problem, "ONNX's choice")
+            found.append(VectorCase(vector, case, problem))
     return found
-
-
-def _case(id: str, problem: Problem) -> Case:
-    sizes = problem.inputs.check(problem.config)
-    return Case(
-        id,
-        "what ONNX's test vector of this name tests",
-        problem.config,
-        batch=sizes.batch,
-        query_len=sizes.query_len,
-        key_len=sizes.key_len,
-        same_sizes="ONNX's choice",
-        trivial_mask="ONNX's choice",
-        source=lambda: problem,
-    )
 
 
 def runs(

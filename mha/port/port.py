@@ -270,18 +270,8 @@ def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress:
 
 def _case(layer: _Layer) -> Case:
     """A layer's recorded call as a case, named after the layer."""
-    config, inputs = layer.problem.config, layer.problem.inputs
-    return Case(
-        layer.site.name,
-        "a layer on its real inputs",
-        config,
-        batch=len(inputs.queries),
-        query_len=inputs.queries.shape[1],
-        key_len=inputs.keys.shape[1],
-        same_sizes="a layer of a trained model",
-        trivial_mask="a layer of a trained model",
-        source=lambda: layer.problem,
-    )
+    why = "a layer of a trained model"
+    return Case.of_problem(layer.site.name, "a layer on its real inputs", layer.problem, why)
 
 
 def _allowed_move(encoder: Encoder, batch: Any, layers: Sequence[_Layer], embeddings: NDArray) -> float:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +122,7 @@ class Recording:
         for name, call, problem in zip(self.names, self.calls, self.problems, strict=True):
             layer = self.layers[call.layer]
             if dtype is None or layer.dtype == dtype:
-                sizes = problem.inputs.check(layer.config)
-                found.append(
-                    Case(
-                        name,
-                        f"what {layer.kind} was asked",
-                        layer.config,
-                        batch=sizes.batch,
-                        query_len=sizes.query_len,
-                        key_len=sizes.key_len,
-                        same_sizes="it was recorded",
-                        trivial_mask="it was recorded",
-                        source=partial(_itself, problem),
-                    )
-                )
+                found.append(Case.of_problem(name, f"what {layer.kind} was asked", problem, "it was recorded"))
         return found
 
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
@@ -200,10 +187,6 @@ class Recording:
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """The absolute path. Raises SpecError if no file can be written there, or one exists that may not be replaced."""
     return check_output(path, what="a recording", force="" if overwrite else "overwrite=True")
-
-
-def _itself(problem: Problem) -> Problem:
-    return problem
 
 
 # Writing ------------------------------------------------------------------------------------------
