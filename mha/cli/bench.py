@@ -1,20 +1,21 @@
-"""`mha bench`: ours beside what the frameworks ship, in time and memory."""
+"""`mha bench`: measure time and memory of our layers and of those that the frameworks ship."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import COULD_NOT_RUN, EQUAL, CouldNotRun, OutputFile
+from mha.cli.common import COULD_NOT_RUN, EQUAL, CouldNotRun, OutputFile, as_one, progress, warn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mha.bench.results import Results
-    from mha.bench.settings import Setting
+    from mha.bench.settings import Direction, Setting
     from mha.bench.worker import Request
 
 MEASURING = (
@@ -28,17 +29,36 @@ MEASURING = (
     "threads",
     "json_path",
 )
-"""Parameters that --render has no use for."""
+"""Names of the parameters that can't be given together with --render."""
 
 
 def _lengths(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Integers from "512,1024"."""
+    """The integers of a list such as "512,1024"."""
     if text is None:
         return ()
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(f"{text!r} is no list of integers, such as 512,1024.") from None
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of `mha bench`."""
+
+    backend_names: tuple[str, ...]
+    setting_names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    direction: tuple[Direction, ...]
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    seconds: float
+    threads: int | None
+    json_path: Path | None
+    folder: Path | None
+    details: bool
+    markdown: bool
+    render: Path | None
 
 
 @click.command()
@@ -56,22 +76,8 @@ def _lengths(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 @click.option("--render", type=click.Path(path_type=Path), help="Measure nothing: show the results in this file.")
 @click.pass_context
-def bench(
-    context: click.Context,
-    backend_names: tuple[str, ...],
-    setting_names: tuple[str, ...],
-    lengths: tuple[int, ...],
-    direction: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    devices: tuple[str, ...],
-    seconds: float,
-    threads: int | None,
-    json_path: Path | None,
-    folder: Path | None,
-    details: bool,
-    markdown: bool,
-    render: Path | None,
-) -> None:
+@as_one(BenchOptions)
+def bench(context: click.Context, asked: BenchOptions) -> None:
     """Measure ours beside every layer that its framework ships: time, and memory at the peak.
 
     One process for each framework, its contestants in turn. Without --setting and --length every setting
@@ -87,27 +93,24 @@ def bench(
     console, errors = Console(), Console(stderr=True)
     absent: list[str] = []
     try:
-        _check_folder(folder)
-        if render is not None:
+        _check_folder(asked.folder)
+        if asked.render is not None:
             _check_alone(context)
-            results = files.read(render)
+            results = files.read(asked.render)
         else:
-            requests, absent = _requests(
-                backend_names, setting_names, lengths, direction, dtypes, devices, seconds, threads, folder is not None
-            )
+            requests, absent = _requests(asked)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    if render is None:
-        for line in absent:
-            errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if asked.render is None:
+        warn(errors, absent)
         results = _measure(errors, requests)
-        if json_path is not None:
-            files.write(json_path, results)
-    _show(console, results, details=details, markdown=markdown)
-    if folder is not None:
+        if asked.json_path is not None:
+            files.write(asked.json_path, results)
+    _show(console, results, details=asked.details, markdown=asked.markdown)
+    if asked.folder is not None:
         from mha.bench.plots import draw
 
-        for path in draw(results, folder):
+        for path in draw(results, asked.folder):
             errors.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     for line in files.failures(results):
         errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -115,7 +118,7 @@ def bench(
 
 
 def _check_folder(folder: Path | None) -> None:
-    """Refuse what plots can't be drawn into, or with, before anything runs."""
+    """Raise CouldNotRun if the folder for plots or matplotlib is missing, before anything runs."""
     if folder is None:
         return
     import importlib.util
@@ -127,7 +130,7 @@ def _check_folder(folder: Path | None) -> None:
 
 
 def _check_alone(context: click.Context) -> None:
-    """With --render nothing is measured, so nothing can be said about measuring."""
+    """Raise CouldNotRun if options for measuring are given with --render, which measures nothing."""
     given = [
         parameter.opts[0]
         for parameter in context.command.params
@@ -138,39 +141,30 @@ def _check_alone(context: click.Context) -> None:
         raise CouldNotRun(f"--render measures nothing: leave out {', '.join(given)}")
 
 
-def _requests(
-    backend_names: tuple[str, ...],
-    setting_names: tuple[str, ...],
-    lengths: tuple[int, ...],
-    directions: tuple[Any, ...],
-    dtypes: tuple[str, ...],
-    devices: tuple[str, ...],
-    seconds: float,
-    threads: int | None,
-    plots: bool,
-) -> tuple[list[Request], list[str]]:
-    """What each worker is asked for; and a line for each framework that is not installed."""
+def _requests(asked: BenchOptions) -> tuple[list[Request], list[str]]:
+    """The Request for each worker; and a line for each framework that is not installed."""
     from mha.bench import machine
     from mha.bench.run import installed
     from mha.bench.settings import DIRECTIONS
     from mha.bench.worker import Request
     from mha_core.dtypes import check_dtype
 
-    if seconds <= 0:
-        raise CouldNotRun(f"--seconds must be more than 0. Got {seconds:g}.")
-    if threads is not None and threads > machine.cores():
-        raise CouldNotRun(f"--threads must be at most {machine.cores()}, the processors there are. Got {threads}.")
-    settings = _settings(setting_names, lengths, plots)
-    frameworks, absent = installed(backend_names)
+    if asked.seconds <= 0:
+        raise CouldNotRun(f"--seconds must be more than 0. Got {asked.seconds:g}.")
+    if asked.threads is not None and asked.threads > machine.cores():
+        most = f"--threads must be at most {machine.cores()}, the processors there are"
+        raise CouldNotRun(f"{most}. Got {asked.threads}.")
+    settings = _settings(asked.setting_names, asked.lengths, asked.folder is not None)
+    frameworks, absent = installed(asked.backend_names)
     requests = [
         Request(
             name,
             settings,
-            tuple(dict.fromkeys(directions)) or DIRECTIONS,
-            tuple(check_dtype(dtype) for dtype in dict.fromkeys(dtypes)) or None,
-            devices or None,
-            seconds,
-            threads or machine.cores(),
+            tuple(dict.fromkeys(asked.direction)) or DIRECTIONS,
+            tuple(check_dtype(dtype) for dtype in dict.fromkeys(asked.dtypes)) or None,
+            asked.devices or None,
+            asked.seconds,
+            asked.threads or machine.cores(),
         )
         for name in frameworks
     ]
@@ -178,7 +172,7 @@ def _requests(
 
 
 def _settings(names: tuple[str, ...], lengths: tuple[int, ...], plots: bool) -> tuple[Setting, ...]:
-    """Those that were asked for, or all; each once, whether by its name or as a length."""
+    """The settings that were asked for by name or by length, each once; all if none were."""
     from mha.bench import settings
 
     if names or lengths:
@@ -192,28 +186,23 @@ def _measure(errors: Console, requests: list[Request]) -> Results:
     """Run the workers, with a progress bar."""
     from datetime import UTC, datetime
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from mha.bench.results import to_results
     from mha.bench.run import passes, run_framework
 
     measured = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        total = sum(len(request.settings) * len(request.directions) * passes(request) for request in requests)
-        task = bar.add_task("starting", total=total)
-
-        def advance(row: dict[str, Any]) -> None:
-            text = f"{row['framework']} {row['setting']['name']} {row['dtype']} {row['direction']}"
-            bar.update(task, advance=1, description=text)
-
+    total = sum(len(request.settings) * len(request.directions) * passes(request) for request in requests)
+    with progress(errors, total, _of_row, counted=False) as advance:
         for request in requests:
             measured.append(run_framework(request, advance))
             if measured[-1].absent:
-                line = f"left out: {measured[-1].problem}"
-                errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+                warn(errors, [f"left out: {measured[-1].problem}"])
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return to_results(measured, threads=requests[0].threads, seconds=requests[0].seconds, date=date)
+
+
+def _of_row(row: dict[str, Any]) -> str:
+    """The text of the progress bar after a row."""
+    return f"{row['framework']} {row['setting']['name']} {row['dtype']} {row['direction']}"
 
 
 def _show(console: Console, results: Results, *, details: bool, markdown: bool) -> None:

@@ -1,11 +1,12 @@
-"""What several commands share: exit statuses, loading backends, paths, the progress bar."""
+"""Parts of several commands: exit statuses, options, loading of backends and subjects, the progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
     from conformance.judging.result import Result
     from conformance.subjects.backend import BackendSubject
+    from conformance.subjects.subject import Subject
     from mha_core.backend import Backend
 
 EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
 """The exit statuses of every command that judges something."""
+
+Item = TypeVar("Item")
 
 
 class CouldNotRun(click.ClickException):
@@ -30,8 +34,39 @@ class CouldNotRun(click.ClickException):
     exit_code = COULD_NOT_RUN
 
 
+def exit_status(results: Sequence[Result], also: Sequence[Result] = (), *, interrupted: bool = False) -> int:
+    """The exit status for results: 1 if anything is different, 2 if something did not run or nothing was judged.
+
+    Args:
+        results: what the command was to judge.
+        also: further results, which do not count as a judgement if there is nothing else.
+        interrupted: whether results are missing.
+    """
+    statuses = {result.status for result in (*results, *also)}
+    nothing_judged = not {result.status for result in results} & {"equal", "deviates", "different"}
+    failed = "failed" in statuses or interrupted or nothing_judged
+    return DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL
+
+
+def as_one(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that passes the parameters of a command to its function as one object.
+
+    Args:
+        kind: a dataclass, whose fields have the names of the parameters.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(*context: click.Context, **parameters: Any) -> None:
+            function(*context, kind(**parameters))
+
+        return command
+
+    return decorate
+
+
 class OutputFile(click.ParamType):
-    """An option's file to write: an absolute path from the start, and refused before anything runs.
+    """The type of an option for a file to write: made absolute, and checked before anything runs.
 
     Args:
         dash: whether "-" stands for standard output.
@@ -43,7 +78,7 @@ class OutputFile(click.ParamType):
         self.dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path. CouldNotRun if nothing can be written there, or another option of the command has the same file."""
+        """The absolute path. CouldNotRun if nothing can be written there, or another option names the same file."""
         from mha_core.errors import SpecError
         from mha_core.files.writing import check_different, check_output
 
@@ -117,24 +152,58 @@ def backend_subjects(
     return subjects, skipped
 
 
+def own_subjects(specs: tuple[str, ...], dtypes: list[str], time_limit: float) -> tuple[list[Subject], list[str]]:
+    """The user's own subjects in every dtype that they compute in; and a line for each dtype that one lacks."""
+    from conformance.subjects.load import load_subjects
+
+    subjects: list[Subject] = []
+    left_out: list[str] = []
+    for spec in specs:
+        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
+        subjects += found
+        left_out += lines
+    return subjects, left_out
+
+
+def warn(errors: Console, lines: Iterable[str]) -> None:
+    """Print lines in yellow as they are: names in them come from outside, and may look like markup."""
+    for line in lines:
+        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def says(status: Status) -> Callable[[str], None]:
-    """What shows a text on a status line as it is: names in it come from outside, and may look like markup."""
+    """A function that shows a text on the status line as it is: names in it may look like markup."""
     from rich.text import Text
 
     return lambda text: status.update(Text(text))
 
 
+def of_result(result: Result) -> str:
+    """The text of a progress bar after a result."""
+    return f"{result.subject} {result.dtype} {result.case[:32]}"
+
+
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[Callable[[Result], None]]:
-    """A progress bar on stderr that a Result moves on by one."""
+def progress(
+    console: Console, total: int, text: Callable[[Item], str], *, counted: bool = True
+) -> Iterator[Callable[[Item], None]]:
+    """A progress bar on stderr; yields a function that moves it on by one item and shows the item's text.
+
+    Args:
+        console: a console on stderr.
+        total: the number of items.
+        text: the text to show after an item, such as `of_result`.
+        counted: whether the numbers of finished items and of all are shown.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    numbers = [MofNCompleteColumn()] if counted else []
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *numbers, TimeElapsedColumn())
     # On a terminal the bar takes the place of both streams, and puts back what it found, even if it is closed by now.
     with kept_surroundings(), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 
-        def advance(result: Result) -> None:
-            bar.update(task, advance=1, description=f"{result.subject} {result.dtype} {result.case[:32]}")
+        def advance(item: Item) -> None:
+            bar.update(task, advance=1, description=text(item))
 
         yield advance

@@ -1,6 +1,6 @@
-"""How the program ends: with one of three exit statuses, in one line, whatever happens.
+"""The end of the program: it has one of three exit statuses, and an error prints one line.
 
-0 is equal, or done; 1 is different, and nothing else; 2 is everything that kept a command from its work: a wrong
+0 means equal, or done; 1 means different, and nothing else; 2 is everything that kept a command from its work: a wrong
 option, a file that can't be read, a full disk, a closed pipe, an interrupt, a bug of ours.
 """
 
@@ -22,11 +22,11 @@ from conformance.subjects.surroundings import spare_streams
 from mha.cli.common import COULD_NOT_RUN, EQUAL
 
 TRACEBACK = "MHA_TRACEBACK"
-"""Set in the environment, it shows where an error of ours comes from."""
+"""Environment variable that makes an unexpected error print its traceback."""
 
 
 class Program(click.Group):
-    """A group of commands whose every accident ends with exit status 2 and a message of one line."""
+    """A group of commands in which every unexpected error ends with exit status 2 and a message of one line."""
 
     def main(
         self,
@@ -36,7 +36,7 @@ class Program(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """As click's own: it ends the process, unless `standalone_mode` is off."""
+        """Run a command as `click.Group.main` does: this ends the process, unless `standalone_mode` is False."""
 
         def run_within() -> Any:
             return super(Program, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -80,14 +80,14 @@ def run(program: Program) -> NoReturn:
 
 
 def _status_of(end: SystemExit) -> int:
-    """What a process ends with: nothing said is 0, and words are an accident."""
+    """The exit status of a SystemExit: 0 without a code, and 2 for a text, which is always an unexpected error."""
     return end.code if isinstance(end.code, int) else EQUAL if end.code is None else COULD_NOT_RUN
 
 
 def _check_streams() -> None:
-    """See to it that all three standard streams are there; end the process if nobody could read what it has to say.
+    """Open the standard streams that are closed; end the process if it is standard output.
 
-    A file that is opened would get the number of a missing one, and whatever is printed would go there.
+    Otherwise the next file that is opened would get the number of a closed stream, and printed text would go there.
     """
     for number in range(3):
         try:
@@ -103,13 +103,13 @@ def _check_streams() -> None:
 
 
 def _threads_at_work() -> bool:
-    """Whether any thread is left beside this one, but for those of ours that wait for work."""
+    """Whether any thread is running besides this one and our own threads that wait for work."""
     idle = idle_threads()
     return any(thread is not threading.main_thread() and thread not in idle for thread in threading.enumerate())
 
 
 def _say(error: BaseException) -> None:
-    """One line on stderr; nothing where nobody reads any more."""
+    """Print the error as one line on stderr; nothing where the pipe is closed."""
     from mha_core import BackendError, SpecError
     from mha_core.errors import LONGEST_MESSAGE, one_line, shown
 
@@ -134,7 +134,7 @@ def _say(error: BaseException) -> None:
 
 
 def _flushed(status: int) -> int:
-    """The status, or 2 where what was printed can't be written: the pipe is closed, or the disk full."""
+    """Flush the streams and return the status, or 2 if they can't be written: the pipe is closed, or the disk full."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

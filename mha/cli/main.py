@@ -42,5 +42,5 @@ for command in (backends, cases, bugs, calibrate, determinism):
 
 
 def run() -> None:
-    """What the installed script `mha` calls."""
+    """The entry point of the installed script `mha`."""
     run_program(main)

@@ -1,1 +1,1 @@
-"""The commands of the porter: one file each."""
+"""Commands of the porter, one file each; slow imports are made inside the functions."""

@@ -1,21 +1,38 @@
-"""`mha compare`: the first thing in which a port parts from its original."""
+"""`mha compare`: find the first difference between a port and its original."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, says
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, says
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conformance.subjects.subject import Subject
     from mha.comparison.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The arguments and options of `mha compare`."""
+
+    original: Path
+    port: Path | None
+    spec: str | None
+    dtype: str | None
+    patterns: tuple[str, ...]
+    by: str | None
+    strict: bool
+    time_limit: float
+    json_path: Path | None
+    unseen: bool
 
 
 @click.command()
@@ -33,18 +50,8 @@ if TYPE_CHECKING:
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
-def compare(
-    original: Path,
-    port: Path | None,
-    spec: str | None,
-    dtype: str | None,
-    patterns: tuple[str, ...],
-    by: str | None,
-    strict: bool,
-    time_limit: float,
-    json_path: Path | None,
-    unseen: bool,
-) -> None:
+@as_one(CompareOptions)
+def compare(asked: CompareOptions) -> None:
     """Find the first thing in which PORT parts from ORIGINAL: inputs, mask, settings, weights or outputs.
 
     Both are files that mha.capture wrote, of the same calls. With --subject, a live port is given the original's
@@ -61,34 +68,35 @@ def compare(
     from mha_core.dtypes import check_dtype
     from mha_core.files.writing import write_json
 
-    if (port is None) == (spec is None):
+    if (asked.port is None) == (asked.spec is None):
         raise click.UsageError("Give either PORT or --subject.")
-    if spec is None and dtype is not None:
+    if asked.spec is None and asked.dtype is not None:
         raise click.UsageError("--dtype belongs to --subject; the calls in PORT have their own.")
     console = Console()
     try:
-        first = Recording.load(original)
-        second = None if port is None else Recording.load(port)
+        first = Recording.load(asked.original)
+        second = None if asked.port is None else Recording.load(asked.port)
         for recording in (first, second):
-            if strict and recording is not None:
+            if asked.strict and recording is not None:
                 recording.check_coverage()
-        other = second or subject_in(str(spec), dtype and check_dtype(dtype), time_limit)
+        other = second or subject_in(str(asked.spec), asked.dtype and check_dtype(asked.dtype), asked.time_limit)
+        patterns = asked.patterns or ("*",)
         with Console(stderr=True).status("") as status:
-            found = run(first, other, by=by, patterns=patterns or ("*",), unseen=unseen, progress=says(status))
+            found = run(first, other, by=asked.by, patterns=patterns, unseen=asked.unseen, progress=says(status))
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     show(console, found)
-    if json_path is not None:
+    if asked.json_path is not None:
         coverage = {
             name: None if one is None or one.coverage is None else one.coverage.to_dict()
             for name, one in (("original", first), ("port", second))
         }
-        write_json(json_path, {**found.to_dict(), "coverage": coverage})
+        write_json(asked.json_path, {**found.to_dict(), "coverage": coverage})
     sys.exit(DIFFERENT if found.different else COULD_NOT_RUN if found.failed else EQUAL)
 
 
 def show(console: Console, found: Comparison) -> None:
-    """Notes on the pairing, the table, and everything else in words."""
+    """Print notes on the pairing, the table, and the findings in words."""
     from mha.comparison.text import lines, table
 
     def text(line: str) -> None:
@@ -105,7 +113,7 @@ def show(console: Console, found: Comparison) -> None:
 
 
 def subject_in(spec: str, dtype: str | None, time_limit: float) -> Callable[[str], Subject]:
-    """From the dtype of a call to the subject that is to be run: in that dtype, or in the one that was asked for."""
+    """A function from the dtype of a call to the subject in `dtype`, or in the dtype of the call if that is None."""
     from conformance.subjects.load import load_subject
 
     return lambda own: load_subject(spec, dtype or own, time_limit=time_limit)

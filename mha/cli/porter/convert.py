@@ -1,14 +1,15 @@
-"""`mha convert`: attention layers out of one file and layout into another, verified."""
+"""`mha convert`: convert attention layers from one file and layout to another, and verify them."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import DIFFERENT, CouldNotRun, OutputFile, says
+from mha.cli.common import DIFFERENT, CouldNotRun, OutputFile, as_one, says
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +35,29 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
     console.print(layouts)
     console.print(formats)
     context.exit()
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """The arguments and options of `mha convert`."""
+
+    source: Path
+    from_layout: str | None
+    to_layout: str | None
+    out: Path | None
+    only_list: bool
+    prefix: str | None
+    every: bool
+    num_heads: int | None
+    num_kv_heads: int | None
+    dtype: str | None
+    to_prefix: str | None
+    inferred: bool
+    recorded: Path | None
+    moved: bool
+    leave: tuple[str, ...]
+    json_path: Path | None
+    force: bool
 
 
 @click.command()
@@ -72,26 +96,8 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.pass_context
-def convert(
-    context: click.Context,
-    source: Path,
-    from_layout: str | None,
-    to_layout: str | None,
-    out: Path | None,
-    only_list: bool,
-    prefix: str | None,
-    every: bool,
-    num_heads: int | None,
-    num_kv_heads: int | None,
-    dtype: str | None,
-    to_prefix: str | None,
-    inferred: bool,
-    recorded: Path | None,
-    moved: bool,
-    leave: tuple[str, ...],
-    json_path: Path | None,
-    force: bool,
-) -> None:
+@as_one(ConvertOptions)
+def convert(context: click.Context, asked: ConvertOptions) -> None:
     """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
     weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
 
@@ -117,44 +123,45 @@ def convert(
     from mha_core.files.writing import write_whole
 
     console, errors = Console(), Console(stderr=True)
-    if inferred and recorded is None:
+    if asked.inferred and asked.recorded is None:
         raise CouldNotRun("--infer needs --recorded FILE, a call of the layer")
-    on_stdout = json_path is not None and str(json_path) == "-"
-    if inferred and (only_list or from_layout or prefix is not None or every or num_kv_heads):
+    on_stdout = asked.json_path is not None and str(asked.json_path) == "-"
+    layer_options = asked.from_layout or asked.prefix is not None or asked.every or asked.num_kv_heads
+    if asked.inferred and (asked.only_list or layer_options):
         raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
     folder = context.with_resource(tempfile.TemporaryDirectory())
     try:
-        if inferred:
-            assert recorded is not None
-            refuse_existing(out, force)
+        if asked.inferred:
+            assert asked.recorded is not None
+            refuse_existing(asked.out, asked.force)
             found_weights = Path(folder) / "inferred.safetensors"
-            if not _infer(console, errors, source, recorded, num_heads, found_weights):
+            if not _infer(console, errors, asked.source, asked.recorded, asked.num_heads, found_weights):
                 context.exit(DIFFERENT)
-            if out is None:
+            if asked.out is None:
                 return
-            source, from_layout, num_heads = found_weights, "canonical", None
-            to_layout = to_layout or "canonical"
-        if only_list:
-            _list(console, source, json_path)
+            to_layout = asked.to_layout or "canonical"
+            asked = replace(asked, source=found_weights, from_layout="canonical", num_heads=None, to_layout=to_layout)
+        if asked.only_list:
+            _list(console, asked.source, asked.json_path)
             return
-        if to_layout is None or out is None:
+        if asked.to_layout is None or asked.out is None:
             raise CouldNotRun("give --to LAYOUT and --out FILE, or --list to see what is in the file")
         with errors.status("reading") as status:
             done = convert_layers(
-                source,
-                to_layout=to_layout,
-                out=out,
-                from_layout=from_layout,
-                prefix=prefix,
-                every=every,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                dtype=dtype,
-                to_prefix=to_prefix,
-                recorded=recorded,
-                moved=moved,
-                leave=leave,
-                force=force,
+                asked.source,
+                to_layout=asked.to_layout,
+                out=asked.out,
+                from_layout=asked.from_layout,
+                prefix=asked.prefix,
+                every=asked.every,
+                num_heads=asked.num_heads,
+                num_kv_heads=asked.num_kv_heads,
+                dtype=asked.dtype,
+                to_prefix=asked.to_prefix,
+                recorded=asked.recorded,
+                moved=asked.moved,
+                leave=asked.leave,
+                force=asked.force,
                 progress=lambda what, count, total: status.update(f"{what} {count} of {total}"),
             )
     except VerificationFailed as error:
@@ -167,8 +174,8 @@ def convert(
         click.echo(text, nl=False)
         return
     print_report(console, done)
-    if json_path is not None:
-        write_whole(json_path, text.encode())
+    if asked.json_path is not None:
+        write_whole(asked.json_path, text.encode())
 
 
 def _list(console: Console, source: Path, json_path: Path | None) -> None:
@@ -187,13 +194,13 @@ def _list(console: Console, source: Path, json_path: Path | None) -> None:
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:
-    """CouldNotRun if the file to write is there already, before a long search and not after it."""
+    """Raise CouldNotRun if the file to write exists; called before a long search, so that this is not in vain."""
     if out is not None and out.is_file() and not force:
         raise CouldNotRun(f"--out must name a new file unless --force is given. {out} is there already.")
 
 
 def _infer(console: Console, errors: Console, source: Path, recorded: Path, num_heads: int | None, out: Path) -> bool:
-    """Say what the arrays are; where that is unique, write the canonical weights and give True."""
+    """Infer and print what the arrays are; where that is unique, write canonical weights to `out` and return True."""
     from mha.infer import Observed, describe, infer, source_arrays
     from mha_core import save_weights
 

@@ -1,4 +1,4 @@
-"""What `mha convert --list` shows of a file: every layer with its whole name, what is incomplete, what is not read."""
+"""The list of `mha convert --list`: every layer of a file with its whole name, and all that is not read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from mha.formats.survey import Survey
 
 BESIDES = 64
-"""Columns of the terminal that everything but the prefix gets at the least."""
+"""Least width of the table besides its column of prefixes, in characters."""
 
 SCHEMA_VERSION = 1
 
 
 def show(console: Console, seen: Survey) -> None:
-    """A table as wide as its prefixes need, whatever the terminal: a name that was cut could not be copied."""
+    """Print the table; it is wider than the terminal if its prefixes need that, because cut names can't be copied."""
     from rich.table import Table
     from rich.text import Text
 
@@ -47,12 +47,12 @@ def show(console: Console, seen: Survey) -> None:
 
 
 def as_json(seen: Survey) -> str:
-    """The same for a program."""
+    """The survey as JSON."""
     return json.dumps({"schema": SCHEMA_VERSION, **seen.to_dict()}, indent=2) + "\n"
 
 
 def write_json(seen: Survey, path: Path) -> None:
-    """Into a file, or to standard output where it is called "-"."""
+    """Write the survey as JSON to a file, or to standard output if `path` is "-"."""
     if str(path) == "-":
         import click
 
@@ -69,7 +69,7 @@ def _heads(layer: FoundLayer) -> str:
 
 
 def _arrays(layer: FoundLayer) -> tuple[str, str]:
-    """Matrices by name and shape, only by their number where several in a row have the same; and the biases."""
+    """(matrices with their shapes, biases) of a layer; several matrices in a row of one shape are counted."""
     layout = get(layer.layouts[0])
     parts = []
     for shape, group in groupby(layout.required, key=layer.shapes.__getitem__):

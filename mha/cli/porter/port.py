@@ -1,4 +1,4 @@
-"""`mha port`: a trained model's attention layers in every backend, and the model with them."""
+"""`mha port`: run a trained model's attention layers in every backend, alone and inside the model."""
 
 from __future__ import annotations
 

@@ -1,23 +1,26 @@
-"""`mha replay`: judge backends and subjects by what was recorded of a live layer."""
+"""`mha replay`: compare backends and subjects with the reference on the recorded calls of live layers."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mha.cli.common import (
-    COULD_NOT_RUN,
-    DIFFERENT,
-    EQUAL,
     CouldNotRun,
     OutputFile,
+    as_one,
     backend_subjects,
+    exit_status,
     load_backends,
+    of_result,
+    own_subjects,
     progress,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +30,22 @@ if TYPE_CHECKING:
     from conformance.subjects.subject import Subject
     from mha.recordings.recording import Recording
     from mha.recordings.replay import Replay
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The arguments and options of `mha replay`."""
+
+    file: Path
+    backend_names: tuple[str, ...]
+    specs: tuple[str, ...]
+    patterns: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    time_limit: float
+    strict: bool
+    json_path: Path | None
+    unseen: bool
 
 
 @click.command()
@@ -40,18 +59,8 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
-def replay(
-    file: Path,
-    backend_names: tuple[str, ...],
-    specs: tuple[str, ...],
-    patterns: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    devices: tuple[str, ...],
-    time_limit: float,
-    strict: bool,
-    json_path: Path | None,
-    unseen: bool,
-) -> None:
+@as_one(ReplayOptions)
+def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
     What was recorded is judged under the bound of its dtype, and so is every backend and subject; the two
@@ -73,56 +82,39 @@ def replay(
 
     console, errors = Console(), Console(stderr=True)
     try:
-        recording = Recording.load(file)
-        if strict:
+        recording = Recording.load(asked.file)
+        if asked.strict:
             recording.check_coverage()
-        chosen = [check_dtype(dtype) for dtype in dtypes] or list(recording.dtypes)
-        subjects, left_out, versions = _subjects(backend_names, specs, chosen, devices, time_limit)
-        for line in left_out:
-            errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        with progress(errors, total=len(recording.calls) * (1 + len(subjects))) as advance:
-            outcome = run(recording, subjects, patterns=patterns or ("*",), same_dtype=not dtypes, progress=advance)
-        missed = find_unseen(recording, selected(recording, patterns or ("*",))) if unseen else None
+        chosen = [check_dtype(dtype) for dtype in asked.dtypes] or list(recording.dtypes)
+        subjects, left_out, versions = _subjects(asked, chosen)
+        warn(errors, left_out)
+        patterns = asked.patterns or ("*",)
+        with progress(errors, len(recording.calls) * (1 + len(subjects)), of_result) as advance:
+            outcome = run(recording, subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
+        missed = find_unseen(recording, selected(recording, patterns)) if asked.unseen else None
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
-    _print(console, recording, outcome, file)
+    _print(console, recording, outcome, asked.file)
     if missed is not None:
         console.print(missed.text(), markup=False, highlight=False, soft_wrap=True)
-    if json_path is not None:
+    if asked.json_path is not None:
         whole = report.to_json([], versions)
         seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
         seen["unseen"] = None if missed is None else missed.to_dict()
-        write_json(json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
-    statuses = {result.status for result in outcome.everything}
-    nothing_judged = not {result.status for result in outcome.results} & {"equal", "different"}
-    sys.exit(
-        DIFFERENT if "different" in statuses else COULD_NOT_RUN if "failed" in statuses or nothing_judged else EQUAL
-    )
+        write_json(asked.json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
+    sys.exit(exit_status(outcome.results, also=outcome.recorded))
 
 
-def _subjects(
-    backend_names: tuple[str, ...],
-    specs: tuple[str, ...],
-    dtypes: list[str],
-    devices: tuple[str, ...],
-    time_limit: float,
-) -> tuple[list[Subject], list[str], dict[str, dict[str, str]]]:
-    """What is to be run; a line for everything that is left out; and the versions of the backends."""
-    from conformance.subjects.load import load_subjects
-
-    own: list[Subject] = []
-    left_out: list[str] = []
-    for spec in specs:
-        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
-        own += found
-        left_out += lines
-    backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
-    ours, skipped = backend_subjects(backends, dtypes, devices)
+def _subjects(asked: ReplayOptions, dtypes: list[str]) -> tuple[list[Subject], list[str], dict[str, dict[str, str]]]:
+    """The subjects to run; a line for each that is left out; and the versions of the backends."""
+    own, left_out = own_subjects(asked.specs, dtypes, asked.time_limit)
+    backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
+    ours, skipped = backend_subjects(backends, dtypes, asked.devices)
     return [*ours, *own], [*left_out, *absent, *skipped], {backend.name: backend.versions() for backend in backends}
 
 
 def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:
-    """What was recorded, the parity table, how far everybody is from the recording, and every failure."""
+    """Print what was recorded, the parity table, the distances from the recording, and every failure."""
     from conformance.reports import text as report
 
     def text(line: str) -> None:
@@ -149,7 +141,7 @@ def _print(console: Console, recording: Recording, outcome: Replay, file: Path) 
 
 
 def _failure_text(result: Result, file: Path, *, recorded: bool) -> str:
-    """As `report.failure_text`, with what explains or repeats it here in place of its last line."""
+    """The text of a failure, with the command that explains or repeats it here in its last line."""
     from conformance.reports.text import failure_text
 
     again = "explain: mha diagnose" if recorded else "rerun: mha replay"

@@ -1,1 +1,1 @@
-"""One file per `mha` command. Every import that costs time waits until a command runs."""
+"""Commands of the suite, one file each; slow imports are made inside the functions."""

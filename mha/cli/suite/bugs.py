@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.zoo.kill import KillTable
 
 SCHEMA_VERSION = 1
-"""Of the JSON file; a change that readers would notice raises it."""
+"""Version of the JSON file; a change that readers would notice raises it."""
 
 SHOWN = 3
 """How many cases a line names before it counts the rest."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +16,34 @@ from mha.cli.common import (
     EQUAL,
     CouldNotRun,
     OutputFile,
+    as_one,
     backend_subjects,
     load_backends,
+    progress,
+    warn,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
-
     from conformance.calibration.calibrate import Figures, Outcome
     from conformance.judging.expected import Expected
     from conformance.subjects.subject import Subject
     from mha_core.backend import Backend
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """The options of `mha calibrate`."""
+
+    runs: int
+    seed: int
+    dtypes: tuple[str, ...]
+    backend_names: tuple[str, ...]
+    names: tuple[str, ...]
+    is_list: bool
+    replay: str | None
+    json_path: Path | None
 
 
 @click.command()
@@ -40,16 +55,8 @@ if TYPE_CHECKING:
 @click.option("--list", "is_list", is_flag=True, help="List the NumPy formulations, and end.")
 @click.option("--replay", metavar="SEED-INDEX", help="Run one problem again, as a report names it.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write the figures to this file.")
-def calibrate(
-    runs: int,
-    seed: int,
-    dtypes: tuple[str, ...],
-    backend_names: tuple[str, ...],
-    names: tuple[str, ...],
-    is_list: bool,
-    replay: str | None,
-    json_path: Path | None,
-) -> None:
+@as_one(CalibrateOptions)
+def calibrate(asked: CalibrateOptions) -> None:
     """Run correct implementations on random problems: each one that is rejected is a false alarm.
 
     Without --backend and --formulation, every NumPy formulation and every installed backend takes part.
@@ -65,45 +72,43 @@ def calibrate(
     from mha_core import BackendError, SpecError
 
     console, errors = Console(), Console(stderr=True)
-    if is_list:
+    if asked.is_list:
         for name, ways in FORMULATIONS.items():
             console.print(f"{name}: {ways.describe()}", markup=False, highlight=False, soft_wrap=True)
         return
     try:
-        if replay is not None:
-            parse_case(replay)
-        subjects, backends, left_out = _subjects(dtypes or ("float32",), backend_names, names)
-        if replay is not None:
-            streams = [run_again(replay, dtype, group) for dtype, group in subjects.items()]
+        if asked.replay is not None:
+            parse_case(asked.replay)
+        subjects, backends, left_out = _subjects(asked.dtypes or ("float32",), asked.backend_names, asked.names)
+        if asked.replay is not None:
+            streams = [run_again(asked.replay, dtype, group) for dtype, group in subjects.items()]
         else:
-            streams = [calibrate(seed, runs, dtype, group) for dtype, group in subjects.items()]
+            streams = [calibrate(asked.seed, asked.runs, dtype, group) for dtype, group in subjects.items()]
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    for line in left_out:
-        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    warn(errors, left_out)
 
     figures, interrupted = Figures(), False
-    if replay is not None:
+    if asked.replay is not None:
         for stream in streams:
             for wanted, outcome in stream:
                 figures.add(wanted, outcome)
         report.print_replay(console, figures.outcomes)
     else:
-        with _progress(errors, runs * len(streams)) as advance:
+        total = asked.runs * len(streams)
+        with progress(errors, total, _of_outcome) as advance:
             interrupted = _gather(figures, streams, advance)
         if figures.outcomes:
             report.print_figures(console, figures)
         if interrupted:
-            errors.print(
-                f"interrupted: {len(figures.outcomes)} of {runs * len(streams)} runs are there", style="yellow"
-            )
-    if json_path is not None:
+            errors.print(f"interrupted: {len(figures.outcomes)} of {total} runs are there", style="yellow")
+    if asked.json_path is not None:
         from conformance.reports.text import to_json
         from mha_core.files.writing import write_json
 
         versions = {backend.name: backend.versions() for backend in backends}
         environment = to_json([], versions)["environment"]
-        write_json(json_path, report.to_json(figures, seed=seed, environment=environment))
+        write_json(asked.json_path, report.to_json(figures, seed=asked.seed, environment=environment))
     failed = bool(figures.failed) or interrupted
     sys.exit(DIFFERENT if figures.rejected else COULD_NOT_RUN if failed else EQUAL)
 
@@ -111,7 +116,7 @@ def calibrate(
 def _subjects(
     dtypes: tuple[str, ...], backend_names: tuple[str, ...], names: tuple[str, ...]
 ) -> tuple[dict[str, list[Subject]], list[Backend], list[str]]:
-    """Dtype -> who takes part in it; the backends; and a line for each thing that was left out."""
+    """Dtype -> its subjects; the backends; and a line for each dtype or backend that was left out."""
     from conformance.calibration.formulations import FORMULATIONS, formulation
     from mha_core.dtypes import check_dtype
 
@@ -133,7 +138,7 @@ def _subjects(
 def _gather(
     figures: Figures, streams: Iterable[Iterable[tuple[Expected, Outcome]]], advance: Callable[[Outcome], None]
 ) -> bool:
-    """Take in every run; whether the user interrupted. What is finished is still worth reporting."""
+    """Add every run to `figures`; True if the user interrupted, so that the finished runs can be reported."""
     try:
         for stream in streams:
             for wanted, outcome in stream:
@@ -144,12 +149,6 @@ def _gather(
     return False
 
 
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
-    """A progress bar on stderr that an Outcome moves on by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=total)
-        yield lambda outcome: bar.update(task, advance=1, description=f"{outcome.dtype} {outcome.case}")
+def _of_outcome(outcome: Outcome) -> str:
+    """The text of the progress bar after a run."""
+    return f"{outcome.dtype} {outcome.case}"

@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from mha.cli.common import (
-    COULD_NOT_RUN,
-    DIFFERENT,
-    EQUAL,
     CouldNotRun,
     OutputFile,
+    as_one,
     backend_subjects,
+    exit_status,
     load_backends,
+    of_result,
+    own_subjects,
     progress,
     says,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +31,25 @@ if TYPE_CHECKING:
     from conformance.cases.case import Case
     from conformance.judging.result import Result
     from conformance.subjects.subject import Subject
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """The options of `mha check`."""
+
+    backend_names: tuple[str, ...]
+    specs: tuple[str, ...]
+    patterns: tuple[str, ...]
+    suite: str | None
+    count: int | None
+    seed: int
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    path: str | None
+    time_limit: float
+    table_path: Path | None
+    json_path: Path | None
+    html_path: Path | None
 
 
 @click.command()
@@ -50,21 +71,8 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
-def check(
-    backend_names: tuple[str, ...],
-    specs: tuple[str, ...],
-    patterns: tuple[str, ...],
-    suite: str | None,
-    count: int | None,
-    seed: int,
-    dtypes: tuple[str, ...],
-    devices: tuple[str, ...],
-    path: str | None,
-    time_limit: float,
-    table_path: Path | None,
-    json_path: Path | None,
-    html_path: Path | None,
-) -> None:
+@as_one(CheckOptions)
+def check(asked: CheckOptions) -> None:
     """Compare all stages and gradients with the float64 reference, in every case.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
@@ -79,73 +87,54 @@ def check(
     from conformance.runner import run_all, until_interrupted
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
-    from mha_core.files.writing import write_json
 
     console, errors = Console(), Console(stderr=True)
-    if suite is not None:
-        if count is not None or dtypes or devices or table_path is not None:
+    if asked.suite is not None:
+        if asked.count is not None or asked.dtypes or asked.devices or asked.table_path is not None:
             raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
-        _check_onnx(console, errors, backend_names, specs, patterns, path, json_path, html_path)
+        _check_onnx(console, errors, asked)
     try:
-        cases = _selected_cases(patterns, count, seed)
-        known = deviations.load(table_path)
-        chosen_dtypes = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
-        own, left_out = _own_subjects(specs, chosen_dtypes, time_limit)
-        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
-        ours, skipped = backend_subjects(backends, chosen_dtypes, devices, path)
+        cases = _selected_cases(asked.patterns, asked.count, asked.seed)
+        known = deviations.load(asked.table_path)
+        chosen_dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
+        own, left_out = own_subjects(asked.specs, chosen_dtypes, asked.time_limit)
+        backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
+        ours, skipped = backend_subjects(backends, chosen_dtypes, asked.devices, asked.path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    for line in (*left_out, *absent, *skipped):
-        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    warn(errors, [*left_out, *absent, *skipped])
 
     subjects = [*ours, *own]
     total = len(cases) * len(subjects)
-    with progress(errors, total=total) as advance:
+    with progress(errors, total, of_result) as advance:
         results, interrupted = until_interrupted(run_all(cases, subjects, advance, known))
     report.print_results(console, results)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
-    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends}, known)
-    if json_path is not None:
-        write_json(json_path, whole)
-    if html_path is not None:
-        from conformance.reports.html import write_html
-
-        write_html(html_path, whole)
+    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
     if not interrupted:
         _explain(console, errors, own, cases, results)
-        if count is not None:
-            _show_smallest(console, errors, subjects, results, seed)
-    sys.exit(exit_status(results, interrupted))
+        if asked.count is not None:
+            _show_smallest(console, errors, subjects, results, asked.seed)
+    sys.exit(exit_status(results, interrupted=interrupted))
 
 
-def _check_onnx(
-    console: Console,
-    errors: Console,
-    backend_names: tuple[str, ...],
-    specs: tuple[str, ...],
-    patterns: tuple[str, ...],
-    path: str | None,
-    json_path: Path | None,
-    html_path: Path | None,
-) -> NoReturn:
-    """Run ONNX's vectors, and end with the exit status."""
+def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoReturn:
+    """Run ONNX's vectors, and end the process with the exit status."""
     from conformance.onnx import suite as onnx_suite
     from conformance.reports import text as report
     from conformance.runner import run_case, until_interrupted
     from mha_core import BackendError, SpecError
-    from mha_core.files.writing import write_json
 
     try:
-        cases = onnx_suite.onnx_cases(patterns)
-        backends, absent = load_backends(backend_names) if backend_names or not specs else ([], [])
-        runs = onnx_suite.runs(cases, backends, specs, path)
+        cases = onnx_suite.onnx_cases(asked.patterns)
+        backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
+        runs = onnx_suite.runs(cases, backends, asked.specs, asked.path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    for line in absent:
-        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    warn(errors, absent)
 
-    with progress(errors, total=len(runs)) as advance:
+    with progress(errors, len(runs), of_result) as advance:
 
         def run() -> Iterator[Result]:
             for case, subject in runs:
@@ -156,22 +145,20 @@ def _check_onnx(
 
         results, interrupted = until_interrupted(run())
     report.print_results(console, results)
-    whole = report.to_json(results, {backend.name: backend.versions() for backend in backends})
-    if json_path is not None:
-        write_json(json_path, whole)
-    if html_path is not None:
+    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}))
+    sys.exit(exit_status(results, interrupted=interrupted))
+
+
+def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:
+    """Write the report to the files that were asked for."""
+    from mha_core.files.writing import write_json
+
+    if asked.json_path is not None:
+        write_json(asked.json_path, whole)
+    if asked.html_path is not None:
         from conformance.reports.html import write_html
 
-        write_html(html_path, whole)
-    sys.exit(exit_status(results, interrupted))
-
-
-def exit_status(results: list[Result], interrupted: bool) -> int:
-    """What the command ends with: 1 if anything is different, 2 if something did not run or nothing was judged."""
-    statuses = {result.status for result in results}
-    nothing_judged = not statuses & {"equal", "deviates", "different"}
-    failed = "failed" in statuses or interrupted or nothing_judged
-    return DIFFERENT if "different" in statuses else COULD_NOT_RUN if failed else EQUAL
+        write_html(asked.html_path, whole)
 
 
 def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
@@ -194,9 +181,9 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
 def _explain(
     console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
 ) -> None:
-    """Diagnose each subject that differs somewhere, once, in the first dtype in which it does.
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs.
 
-    Not where it deviates as known: that has its explanation.
+    Cases in which it deviates as known are left out, because those are explained already.
     """
     from conformance.diagnosis.diagnose import diagnose
     from conformance.diagnosis.text import describe
@@ -212,19 +199,6 @@ def _explain(
             with errors.status("") as status:
                 found = diagnose(subject, asked, progress=says(status))
             console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _own_subjects(specs: tuple[str, ...], dtypes: list[str], time_limit: float) -> tuple[list[Subject], list[str]]:
-    """Somebody's own subjects in every dtype that they compute in; and a line for each of the others."""
-    from conformance.subjects.load import load_subjects
-
-    subjects: list[Subject] = []
-    left_out: list[str] = []
-    for spec in specs:
-        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
-        subjects += found
-        left_out += lines
-    return subjects, left_out
 
 
 def _show_smallest(

@@ -1,4 +1,4 @@
-"""`mha determinism`: the same bits again?"""
+"""`mha determinism`: check that repeated runs give equal bits."""
 
 from __future__ import annotations
 

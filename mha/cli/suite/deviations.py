@@ -1,4 +1,4 @@
-"""`mha deviations`: where other people's layers do not follow the definition."""
+"""`mha deviations`: list where other projects' layers do not follow the definition."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from conformance.reprobe import Finding
 
 SCHEMA_VERSION = 1
-"""Of the JSON file; a change that readers would notice raises it."""
+"""Version of the JSON file; a change that readers would notice raises it."""
 
 ID_WIDTH = 22
-"""Of the first column, where ids are broken at their hyphens, and at least of the second."""
+"""Width of the first column, where ids are broken at their hyphens, and least width of the second."""
 
 STYLES = {"happens": "green", "gone": "bold red", "failed": "bold red"}
 
@@ -129,7 +129,7 @@ def _table(selected: Sequence[Deviation], *, wide: bool) -> Any:
 
 
 def _short(link: str) -> str:
-    """A link as a reader recognises it: "pytorch#41508" for an issue, else the host and the last part.
+    """A link in short: "pytorch#41508" for an issue, else the host and the last part.
 
     >>> _short("https://github.com/pytorch/pytorch/issues/41508"), _short("https://docs.example.org/a/b.html#c")
     ('pytorch#41508', 'docs.example.org')
@@ -144,7 +144,7 @@ def _short(link: str) -> str:
 
 
 def _full(entry: Deviation) -> Any:
-    """One entry, every field."""
+    """A table of every field of one entry."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,19 +1,34 @@
-"""`mha diagnose`: say which bug a subject has, or a layer that was recorded."""
+"""`mha diagnose`: find the bug of a subject, or of a recorded layer."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, says
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, as_one, says
 
 if TYPE_CHECKING:
     from conformance.diagnosis.diagnose import Diagnosis
     from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """The arguments and options of `mha diagnose`."""
+
+    file: Path | None
+    spec: str | None
+    weights: Path | None
+    compare: bool
+    unseen: bool
+    dtype: str | None
+    patterns: tuple[str, ...]
+    time_limit: float
 
 
 @click.command()
@@ -33,16 +48,8 @@ if TYPE_CHECKING:
 @click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
-def diagnose(
-    file: Path | None,
-    spec: str | None,
-    weights: Path | None,
-    compare: bool,
-    unseen: bool,
-    dtype: str | None,
-    patterns: tuple[str, ...],
-    time_limit: float,
-) -> None:
+@as_one(DiagnoseOptions)
+def diagnose(asked: DiagnoseOptions) -> None:
     """Name the stage since which a subject differs, and the bug that explains it.
 
     Of FILE, which mha.capture wrote, every recorded call is explained by one hypothesis. A wrongly ported
@@ -55,23 +62,23 @@ def diagnose(
     from conformance.diagnosis.text import describe
     from mha_core import SpecError
 
-    if (file is None) == (spec is None):
+    if (asked.file is None) == (asked.spec is None):
         raise click.UsageError("Give either FILE or --subject.")
-    if file is None and weights is not None:
+    if asked.file is None and asked.weights is not None:
         raise click.UsageError("--weights belongs to FILE.")
-    if file is not None and dtype is not None:
+    if asked.file is not None and asked.dtype is not None:
         raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
     compared: Comparison | None = None
     try:
-        if file is not None:
-            found, compared = _of_file(file, weights, patterns, compare)
+        if asked.file is not None:
+            found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
         else:
-            found = [_of_subject(str(spec), dtype or "float64", patterns, time_limit)]
+            found = [_of_subject(str(asked.spec), asked.dtype or "float64", asked.patterns, asked.time_limit)]
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     click.echo("\n\n".join(map(describe, found)))
-    if file is not None and unseen and not any(diagnosis.failing for diagnosis in found):
-        click.echo(f"\n{_unseen(file, patterns)}")
+    if asked.file is not None and asked.unseen and not any(diagnosis.failing for diagnosis in found):
+        click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
     if parted and not any(diagnosis.failing for diagnosis in found):
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
@@ -93,7 +100,7 @@ def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: fl
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
 ) -> tuple[list[Diagnosis], Comparison | None]:
-    """One diagnosis for each dtype in which calls were recorded; and how they compare with the original's calls."""
+    """One diagnosis for each dtype of the recorded calls; and their comparison with calls of the original, or None."""
     from rich.console import Console
 
     from mha.recordings.explain import explain, intended
@@ -123,7 +130,7 @@ def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
 
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:
-    """The recording beside that of the original, shown; None if `weights` is no recording."""
+    """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
     from rich.console import Console
 
     from mha.cli.porter.compare import show
