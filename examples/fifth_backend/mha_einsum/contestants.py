@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha.bench.contestants.contestant import Contestant, Prepared, Task
-from mha.bench.problem import Answer
+from mha.bench.workload import Answer
 from mha_core import AttentionInputs, AttentionMask, Trace
 from mha_einsum.attention import attend
 
@@ -36,13 +36,13 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 
 def _einsum(task: Task) -> Prepared:
-    problem, dtype = task.problem, task.dtype
-    weights = {name: array.astype(dtype) for name, array in problem.weights.items()}
+    workload, dtype = task.workload, task.dtype
+    weights = {name: array.astype(dtype) for name, array in workload.weights.items()}
     x, cotangent, past_keys, past_values = (
         None if array is None else array.astype(dtype)
-        for array in (problem.x, problem.cotangent, problem.past_keys, problem.past_values)
+        for array in (workload.x, workload.cotangent, workload.past_keys, workload.past_values)
     )
-    mask = AttentionMask(problem.valid_lens, causal=problem.setting.causal, query_offset=problem.setting.past)
+    mask = AttentionMask(workload.valid_lens, causal=workload.setting.causal, query_offset=workload.setting.past)
     inputs = AttentionInputs(
         *(x, x, x, mask),
         cotangent=cotangent if task.differentiates else None,
@@ -54,7 +54,7 @@ def _einsum(task: Task) -> Prepared:
         found = trace.gradients
         return Answer(trace.output, found and found["queries"] + found["keys"] + found["values"])
 
-    return Prepared(lambda: attend(problem.config, weights, inputs), read)
+    return Prepared(lambda: attend(workload.config, weights, inputs), read)
 
 
 CONTESTANTS = (Contestant("mha_einsum", "ours", _einsum),)
