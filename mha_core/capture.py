@@ -22,7 +22,7 @@ ToArray = Callable[[Any], NDArray]
 MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window")
 
 
-class Call(NamedTuple):
+class ReadCall(NamedTuple):
     """One call of a layer in terms of the definition, in NumPy arrays that nobody else holds.
 
     Args:
@@ -50,7 +50,7 @@ def own_call(
     *,
     training: bool,
     dtypes: tuple[str, str],
-) -> Call:
+) -> ReadCall:
     """A call of this project's own layer, whose arguments are the definition's."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
@@ -67,7 +67,7 @@ def own_call(
     outputs = {"output": to_array(results[0])}
     if arguments["return_weights"]:
         outputs["weights"] = to_array(results[1])
-    return Call(config, weights, inputs, outputs, *dtypes)
+    return ReadCall(config, weights, inputs, outputs, *dtypes)
 
 
 def d2l_call(
@@ -80,7 +80,7 @@ def d2l_call(
     to_array: ToArray,
     *,
     dtypes: tuple[str, str],
-) -> Call:
+) -> ReadCall:
     """A call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
     config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
     queries, keys, values, *more = (None if value is None else value for value in arguments.values())
@@ -90,7 +90,7 @@ def d2l_call(
     if folded_weights is not None:
         folded = to_array(folded_weights)
         outputs["weights"] = folded.reshape(len(inputs.queries), num_heads, *folded.shape[1:])
-    return Call(config, weights, inputs, outputs, *dtypes)
+    return ReadCall(config, weights, inputs, outputs, *dtypes)
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

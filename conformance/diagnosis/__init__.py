@@ -1,1 +1,1 @@
-"""What went wrong: which planted bug explains a difference."""
+"""Diagnosis: find the bug of the zoo that explains a difference."""

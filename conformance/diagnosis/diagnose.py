@@ -1,7 +1,7 @@
-"""Diagnosis: since which stage a subject differs, and which bugs explain it.
+"""Diagnosis: find the stage since which a subject differs, and the bugs that explain it.
 
-A hypothesis is the reference with one or more bugs of the zoo in it. One that gives what the subject gives in *every*
-case, the failing and the passing ones, and in everything that it shows, is looked for first: one bug, a pair, then up
+A hypothesis is the reference with one or more bugs of the zoo in it. One that gives all arrays of the subject in
+*every* case, the failing and the passing ones, is looked for first: one bug, a pair, then up
 to four. If there is none, the one is named that explains nearly all of the failing cases, with what it does not
 explain (see `evidence` for what it means to explain a case, and `hypotheses` for the ranking and its thresholds).
 """
@@ -26,19 +26,19 @@ from mha_core import STAGES, SpecError, Trace
 __all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]
 
 SHOWN = 3
-"""Of hypotheses that do not explain everything: how many are shown."""
+"""Most hypotheses that are shown if none explains everything."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known about one subject.
+    """The result of `diagnose` for one subject.
 
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         left_out: case id -> why it could not be judged.
         mismatch: the first array over its bound, in the failing case that shows it earliest.
         visible: the names of the arrays that the subject exposes.
-        inside: the dtype in which it computes, if all that it gives in another one are numbers of that.
+        inside: the dtype in which it computes, if its outputs in another dtype only hold numbers of this one.
         explanations: hypotheses that explain every case; several, if these cases can't tell them apart.
         partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
         closest: if there is none of these either, those that explain some failing cases, best first.
@@ -72,7 +72,7 @@ def diagnose(
         cases: at least one of them; the more, the fewer hypotheses are left. Expensive ones may be among them:
             hypotheses are tried on those last, and on a passing one only if everything else leaves them.
         bugs: the zoo to choose from. Default: all of it.
-        runs: what hypotheses give, kept from an earlier diagnosis with the same cases and dtype.
+        runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
         progress: is told what is being done.
 
     Raises:
@@ -136,7 +136,7 @@ def _told(search: Search, scores: Sequence[Score]) -> tuple[Hypothesis, ...]:
 
 
 def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:
-    """Run every case; what can't be run is left out, with its reason."""
+    """Run every case. Returns the observations, and case id -> why it could not be run."""
     observations, left_out = [], {}
     for case in cases:
         wanted = expected(case, subject.precision)

@@ -1,4 +1,4 @@
-"""Evidence: what a subject gave in each case, and how well a hypothesis gives the same.
+"""Evidence: how well hypotheses reproduce the answers of a subject, case by case.
 
 A hypothesis is the reference with some bugs of the zoo in it. It fits a case *whole* if it gives every array that the
 subject shows. It *explains* the case if it gives what matters there: the output, where that is wrong. Where stages are
@@ -24,16 +24,16 @@ from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State
 
 SLACK = 100.0
-"""How many times the bound a hypothesis may be off: the bug changes the numbers that the bound was made from."""
+"""Factor on the bound for hypotheses, because a bug changes the numbers from which the bound was computed."""
 
 RELATIVE = 1000.0
-"""And how many roundoffs of the largest number in the array."""
+"""Roundoffs of the array's largest number that are allowed besides."""
 
 SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
-"""The same where a subject computes in float32 inside: its bounds are wide enough for small bugs to hide in."""
+"""SLACK and RELATIVE where a subject computes in float32 inside, as those wide bounds could hide small bugs."""
 
 FIRST_STAGE = 0.5
-"""What it counts, of a case, to explain the first wrong stage and not the output: a bug was found, but not the last."""
+"""Credit for a case in which a hypothesis explains the first wrong stage but not the output."""
 
 
 _ORDER = {name: position for position, name in enumerate(FORWARD)}
@@ -41,7 +41,7 @@ _ORDER = {name: position for position, name in enumerate(FORWARD)}
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain, at the first array that tells: in words."""
+    """A case that a hypothesis does not explain, with the first array that shows it, in words."""
 
     case: str
     array: str
@@ -49,7 +49,7 @@ class Miss:
 
 
 def is_of_float32(observations: Sequence[Observation]) -> bool:
-    """Whether every output, given in float64, holds float32 numbers alone: nobody computes such by accident."""
+    """Whether every output, given in float64, holds only float32 numbers, which can't be an accident."""
     outputs = [one.arrays["output"] for one in observations]
     with np.errstate(all="ignore"):
         return any(np.count_nonzero(np.nan_to_num(output)) for output in outputs) and all(
@@ -61,9 +61,9 @@ class Evidence:
     """How well hypotheses fit each case of one subject.
 
     Args:
-        runs: gives what hypotheses give.
-        dtype: of the subject.
-        inside: the dtype in which it computes all the same, if that is another; its bounds are then used.
+        runs: runs hypotheses.
+        dtype: the subject's dtype.
+        inside: the dtype in which it really computes, if that is another; the bounds are then those of this dtype.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Evidence:
         self._starts: dict[str, State] = {}
 
     def wrong(self, observation: Observation) -> tuple[str, ...]:
-        """The arrays of this case that are not right, in their order; empty if it passes."""
+        """The names of the arrays that are wrong in this case, in their order; empty if it passes."""
         if self.inside is None:
             return tuple(mismatch.stage for mismatch in observation.mismatches)
         if observation.case.id not in self._wrong:
@@ -89,7 +89,7 @@ class Evidence:
         return self._wrong[observation.case.id]
 
     def whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
-        """Whether the reference with these bugs gives everything that the subject shows in one case."""
+        """Whether the reference with these bugs gives all arrays that the subject exposes in this case."""
         key = observation.case.id, bugs
         if key not in self._whole:
             self._whole[key] = self.alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
@@ -130,11 +130,11 @@ class Evidence:
     # Stage by stage, each given the subject's own stages before it --------------------------------------
 
     def wrong_steps(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """The visible stages that these bugs do not make of the subject's own stages before them."""
+        """The exposed stages that these bugs do not give when they start from the subject's own earlier stages."""
         return [name for name in self._stages(observation) if not self.fits_step(observation, name, bugs)]
 
     def fits_step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
-        """Whether these bugs make this stage of the subject's own stages before it, as the subject does."""
+        """Whether these bugs, starting from the subject's own earlier stages, give its array of this stage."""
         near = tuple(bug for bug in bugs if self.touches(observation, stage, bug))
         key = observation.case.id, stage, near
         if key not in self._steps:
@@ -143,7 +143,7 @@ class Evidence:
         return self._steps[key]
 
     def touches(self, observation: Observation, stage: str, bug: Bug) -> bool:
-        """Whether the bug is in the step that makes this stage, or in one before it that is not seen."""
+        """Whether the bug is in the step of this stage, or in an earlier step that the subject does not expose."""
         last = _ORDER[stage]
         return any(
             step == stage or (_ORDER[step] < last and step not in observation.arrays)
@@ -154,7 +154,7 @@ class Evidence:
         return [name for name in observation.arrays if name in STAGES]
 
     def _step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> NDArray | None:
-        """The stage as these bugs make it; None where they can't be put in."""
+        """The array of this stage with these bugs; None where they can't be put in."""
         state = self._start(observation)
         with np.errstate(all="ignore"):
             for name, step in pipelines(*bugs)[0].items():
@@ -174,7 +174,7 @@ class Evidence:
         raise AssertionError(f"{stage} is no step")  # unreachable
 
     def _seen_before(self, observation: Observation, name: str, stage: str) -> NDArray | None:
-        """The subject's own array of a step before the stage, if it can stand in the place of the right one."""
+        """The subject's own array of a step before the stage, if it has the right shape to replace the reference's."""
         own = observation.arrays.get(name)
         if name == stage or own is None or own.shape != getattr(observation.wanted.trace, name).shape:
             return None
@@ -192,7 +192,7 @@ class Evidence:
     # Comparing ------------------------------------------------------------------------------------
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Why these bugs do not explain this case: the output, or the first array that they give otherwise."""
+        """The first array by which these bugs do not explain this case: the output, or a stage or gradient."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made")
@@ -201,7 +201,7 @@ class Evidence:
         return Miss(observation.case.id, name, _difference(name, observation.arrays[name], arrays.get(name)))
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """The arrays that these bugs give otherwise than the subject, in a case that they explain."""
+        """The names of arrays that these bugs give differently, in a case that they explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None or self.whole(observation, bugs):
             return []
@@ -210,7 +210,7 @@ class Evidence:
     def alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
     ) -> bool:
-        """Whether two runs agree in everything that the subject shows."""
+        """Whether two runs agree in all arrays that the subject exposes."""
         return arrays is not None and all(
             name in arrays and self.close(observation, name, arrays[name], others[name]) for name in observation.arrays
         )
@@ -219,7 +219,7 @@ class Evidence:
         return all(name in arrays and self.close(observation, name, arrays[name]) for name in names)
 
     def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
-        """Whether two arrays of one name are the same but for rounding; the other one is by default the subject's."""
+        """Whether two arrays of one name are equal within rounding; the default for `other` is the subject's array."""
         other = observation.arrays[name] if other is None else other
         if array.shape != other.shape:
             return False
@@ -240,7 +240,7 @@ class Evidence:
 
 
 def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
-    """Where the two are furthest apart, in words."""
+    """The place of the largest difference of two arrays, in words."""
     if made is None or own.shape != made.shape:
         shape = "nothing" if made is None else f"shape {made.shape}"
         return f"where {name} has shape {own.shape} and this gives {shape}"

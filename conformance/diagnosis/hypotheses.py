@@ -1,7 +1,7 @@
 """Hypotheses: one bug or a few of them, counted over the cases, and the search for the best ones.
 
-What counts is what a hypothesis explains of the failing cases, less what it breaks of the passing ones. Nothing has
-that of itself: a bug that touches no case "explains" every passing one, and is no hypothesis.
+A hypothesis is ranked by the failing cases that it explains, less the passing ones that it breaks. A bug that changes
+no case "explains" every passing one, so it gains nothing.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ CLOSEST = 0.25
 little to tell: one key alone, rows without any. They are less than a tenth."""
 
 CLOSEST_LEAST = 2
-"""And how many cases at least: one alone tells nothing, where more fail."""
+"""Least number of cases that it must explain to be listed, if more than one fails."""
 
 PRICE = 1.0
-"""What each further bug costs, in cases: it must explain more than that."""
+"""How many more cases a hypothesis must explain for each further bug."""
 
 MOST_PAIRS_TRIED = 5000
 
 MOST_BUGS = 4
 BEAM = 4
-"""Of the search for several bugs at once: how many, and how many hypotheses it follows."""
+"""Most bugs in a hypothesis, and the number of hypotheses that the beam search follows."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One bug or a few of them, and what they explain. No bug at all: nothing but the precision is amiss.
+    """One or several bugs, and the cases that they explain. Without a bug, only the precision is wrong.
 
     Attributes:
-        explained, total: in how many of the cases it gives what the subject gives.
-        failing, of_failing: the same of the failing ones alone.
-        misses: the cases that it does not explain, failing ones first, and how each tells.
-        others: array -> in how many of the explained cases the subject has something else there than it: what is
-            visible beside the outputs, and does not matter for them.
-        first_stages: in how many cases it explains the first wrong stage, and not what comes of it.
+        explained, total: the number of cases that it explains, and of all cases.
+        failing, of_failing: the number of failing cases that it explains, and of all failing cases.
+        misses: the cases that it does not explain, failing ones first, each with the array that shows it.
+        others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
+            differences do not change the outputs.
+        first_stages: number of cases in which it explains the first wrong stage, but not the output.
     """
 
     bugs: tuple[Bug, ...]
@@ -72,11 +72,11 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Score:
-    """What ranks hypotheses: smaller keys are better.
+    """The rank of a hypothesis; smaller keys are better.
 
     Attributes:
-        credit: cases explained, of all; one whose first wrong stage alone is explained counts for a half.
-        whole: cases in which everything visible is as the hypothesis gives it.
+        credit: number of explained cases; one whose first wrong stage alone is explained counts for a half.
+        whole: number of cases in which the hypothesis gives all exposed arrays.
     """
 
     bugs: tuple[Bug, ...]
@@ -97,10 +97,10 @@ class Score:
 
 
 class Search:
-    """The search for what explains the observations of one subject.
+    """The search for hypotheses that explain the observations of one subject.
 
-    Cases come in an order in which wrong hypotheses are dropped early: failing ones, then small ones. Expensive cases
-    come last, and passing ones of them last of all: only what the others leave is asked of them.
+    Cases are ordered so that wrong hypotheses are dropped early: failing ones, then small ones. Expensive cases come
+    last, failing ones first, so that only the hypotheses that fit all others run on them.
     """
 
     def __init__(self, observations: Sequence[Observation], evidence: Evidence) -> None:
@@ -128,13 +128,13 @@ class Search:
 
     @property
     def only_large(self) -> bool:
-        """Whether nothing but expensive cases fail: what acts in large cases alone."""
+        """Whether only expensive cases fail, as for a bug that acts in large cases alone."""
         return all(self.observations[index].case.expensive for index in self.failing)
 
     # Those that explain everything -------------------------------------------------------------------
 
     def wholly(self, candidates: Iterable[tuple[Bug, ...]]) -> list[tuple[Bug, ...]]:
-        """Those that give everything that the subject shows in every case."""
+        """The candidates that give all exposed arrays in every case."""
         return [bugs for bugs in candidates if self._is_whole(bugs)]
 
     def _is_whole(self, bugs: tuple[Bug, ...]) -> bool:
@@ -157,7 +157,7 @@ class Search:
         return [(first, second) for _, first, second in pairs[:MOST_PAIRS_TRIED]]
 
     def changes(self, bug: Bug) -> frozenset[int]:
-        """The cases in which this bug changes something that the subject shows."""
+        """Positions of the cases in which this bug changes an array that the subject exposes."""
         if bug.id not in self._changes:
             self._changes[bug.id] = frozenset(index for index in self._telling if self._changed(bug, index))
         return self._changes[bug.id]
@@ -172,7 +172,7 @@ class Search:
     def grow(self, zoo: Sequence[Bug], progress: Callable[[int], None] = lambda size: None) -> list[Score]:
         """Hypotheses of up to MOST_BUGS bugs, best first: a beam search that adds what explains the most.
 
-        A layer that was never held against the definition tends to differ in several places at once.
+        A layer that was never compared with the definition tends to differ in several places at once.
         """
         nothing = float(self.total - len(self.failing))  # what no bug at all explains
         beam = self._best(self._scored(((bug,) for bug in zoo), nothing))
@@ -188,7 +188,7 @@ class Search:
         return beam
 
     def _extensions(self, base: Score, zoo: Sequence[Bug]) -> Iterator[tuple[Bug, ...]]:
-        """The hypothesis with one more bug, which explains some case that it does not explain."""
+        """Hypotheses with one more bug than `base`, which explains some case that `base` does not."""
         open_cases = [index for index in self._telling if not self.evidence.whole(self.observations[index], base.bugs)]
         wrong_steps = {
             index: self.evidence.wrong_steps(self.observations[index], base.bugs) if self._shows_stages else []
@@ -237,9 +237,9 @@ class Search:
         return self._scores[bugs]
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Score]:
-        """Bugs that explain every failing case, though they would show in smaller ones that pass; fewest first.
+        """Bugs that explain every failing case but would show in smaller ones that pass; those with fewest first.
 
-        A layer may take another path where there is much to do. For when nothing but large cases fail.
+        It is used where only large cases fail, because a layer may take another path for large sizes.
         """
         failing = [self.observations[index] for index in self.failing]
         some = [(bug,) for bug in zoo if all(self.evidence.credit(one, (bug,)) == 1.0 for one in failing)]
@@ -251,7 +251,7 @@ class Search:
     # What is told of them ----------------------------------------------------------------------------
 
     def hypothesis(self, bugs: tuple[Bug, ...]) -> Hypothesis:
-        """What these bugs explain, case by case."""
+        """The Hypothesis of these bugs, with the cases that they explain and miss."""
         credits = [self.evidence.credit(observation, bugs) for observation in self.observations]
         missed = [one for one, credit in zip(self.observations, credits, strict=True) if credit < 1.0]
         others: dict[str, int] = {}
@@ -280,7 +280,7 @@ class Search:
         return (explained - broken) / len(self._decisive)
 
     def is_named(self, score: Score) -> bool:
-        """Whether it explains so much that it is said by name."""
+        """Whether it explains enough to be named as the cause."""
         return self.gain(score) >= NAMED and self._explains_enough(score)
 
     def is_close(self, score: Score) -> bool:

@@ -1,4 +1,4 @@
-"""Observations of a subject, case by case, and what hypotheses give in the same cases."""
+"""Observations of a subject case by case, and the runs of hypotheses in these cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOM = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One case as the subject sees it: the right answer, and what the subject gave."""
+    """One case with the right answer and the subject's answer."""
 
     case: Case
     wanted: Expected
@@ -36,7 +36,7 @@ class Observation:
     def extremity(self) -> int:
         """0 for an ordinary case, 1 for one with empty rows, 2 where sizes are 0 or numbers NaN or infinite.
 
-        Layers differ there that are the same everywhere else.
+        Layers that agree in ordinary cases often differ in these.
         """
         inputs = self.wanted.problem.inputs
         given = (inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values)
@@ -52,9 +52,9 @@ def arrays_of(trace: Trace) -> dict[str, NDArray]:
 
 
 class Runs:
-    """What the reference gives with some bugs in it, case by case; nothing runs twice.
+    """Runs the reference with some bugs in it, case by case, and keeps the results.
 
-    Nor does a step that a bug leaves as it was, while there is room for what it gave: see `rerun`.
+    Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Only what single bugs give is kept: of several there are too many.
+        Only the results of single bugs are kept: there are too many sets of several.
         """
         with_gradients = any(name.startswith("gradients.") for name in observation.arrays)
         if len(bugs) > 1:
@@ -98,7 +98,7 @@ class Runs:
         return arrays_of(reference.trace_of(state)) if changed else right[1]
 
     def _right_run(self, problem: Problem, inputs: AttentionInputs) -> tuple[State, dict[str, NDArray]] | None:
-        """The State of the reference without a bug, and what it shows; None where there is no room for it."""
+        """The State of the reference without a bug, and its arrays; None where there is no room for it."""
         key = problem, inputs.cotangent is not None
         if key not in self._right:
             state = reference.run_state(problem.config, problem.weights, inputs)

@@ -10,7 +10,7 @@ from mha_core import STAGES
 
 
 def describe(diagnosis: Diagnosis) -> str:
-    """The answer as one would give it to a colleague; several lines."""
+    """The diagnosis in plain words, in several lines."""
     paragraphs = [_extent(diagnosis)]
     if diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
@@ -20,7 +20,7 @@ def describe(diagnosis: Diagnosis) -> str:
 
 
 def _left_out(diagnosis: Diagnosis) -> str:
-    """One line for each reason."""
+    """The cases that were left out: one line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for case, reason in diagnosis.left_out.items():
         by_reason.setdefault(reason, []).append(case)
@@ -99,7 +99,7 @@ def _partly(hypotheses: Sequence[Hypothesis]) -> str:
 
 
 def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """The bugs that all of them have in common, and then what each has of its own."""
+    """The bugs that all hypotheses share, and then the other bugs of each."""
     common = [bug for bug in hypotheses[0].bugs if all(bug in other.bugs for other in hypotheses)]
     lines = [_bug(bug) for bug in common]
     if len(hypotheses) > 1:
@@ -111,7 +111,7 @@ def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 
 def _others(hypothesis: Hypothesis) -> list[str]:
-    """What is visible beside what was explained, and is not as the bugs would have it."""
+    """Lines about arrays that differ from the hypothesis although the outputs are explained."""
     lines = []
     if hypothesis.others:
         counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
@@ -129,7 +129,7 @@ def _cases(count: int) -> str:
 ONE_OF = "  one of these, which what it shows cannot tell apart:"
 
 MISSES_SHOWN = 3
-"""Of the cases that a hypothesis does not explain: how many are shown with numbers."""
+"""Most unexplained cases that are shown with numbers."""
 
 
 def _close(hypothesis: Hypothesis) -> str:

@@ -1,1 +1,1 @@
-"""Whether an answer was right: the expected arrays, the comparison, the result."""
+"""Judge an answer: the expected arrays, the comparison, the result."""

@@ -1,4 +1,4 @@
-"""Compare one trace with the expected one: raises, with every offender and a message worth reading."""
+"""Compare a trace with the expected one; raises a ParityError that describes every array that differs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mha_core.errors import shown
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One array that is not what it should be, described at its worst element.
+    """One array that differs from the expected one, described at its worst element.
 
     `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names
     differ, and `message` says so. `call` is empty for the first time that a subject is asked, else it says
@@ -54,8 +54,8 @@ def compare(
     """Compare every stage and gradient that `actual` has.
 
     Args:
-        actual: what the subject computed.
-        expected: what it should have; all stages.
+        actual: the stages and gradients that the subject computed.
+        expected: all stages and gradients of the reference.
         allowed: the allowed error of each array, as `bounds.allowed_error` gives it.
         where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
         dtype: the dtype that `actual` must have.

@@ -1,4 +1,4 @@
-"""What a run of a case must give: the reference's answer, and how far off each element may be."""
+"""The expected answer to a problem: the reference's stages and gradients, and the allowed error of each element."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Expected:
     """The answer to one problem in one precision.
 
     Attributes:
-        problem: rounded to the storage dtype, as subjects get it.
-        trace: what the reference computed for it in float64.
+        problem: the problem rounded to the storage dtype, as subjects get it.
+        trace: the reference's stages and gradients in float64.
         allowed_error: stage name, or "gradients.NAME" -> the error allowed in each element.
         where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
     """

@@ -1,9 +1,9 @@
-"""Repeats: a subject that is asked again must give the same numbers, however often, in whatever order, beside whatever.
+"""Repeats: a subject that is asked again must give equal numbers, also with its batch in another order.
 
 A layer is a function of its weights and inputs. One that keeps something from call to call, or mixes the items of a
 batch, can be right when each case is asked once: so each is asked a second time, with its items in another order, and
-once more after that. The same numbers must come, within the bound of the case: the last bits may depend on where an
-item lies in memory.
+once more after that. The numbers must be equal within the bound of the case; the last bits may depend on the item's
+place in memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ AFTERWARDS = "asked again after another problem"
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Whether a subject computes: what was recorded has one answer, and says so by `recorded`."""
+    """Whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
     return not getattr(subject, "recorded", False)
 
 
 def repeats(session: Session, wanted: Expected) -> Iterator[Mismatch]:
-    """Ask a subject that was right three times more, and give what differs then; `Mismatch.call` says which time.
+    """Ask a subject that was right three times more, and yield the mismatches; `Mismatch.call` names the time.
 
     Args:
         session: it has answered the problem of `wanted` once.
-        wanted: what must come, and how far off it may be.
+        wanted: the expected answer.
 
     Raises:
         SubjectFailed: it gave no answer; the message says which time.
@@ -48,7 +48,7 @@ def repeats(session: Session, wanted: Expected) -> Iterator[Mismatch]:
 
 
 def asked_again(session: Session, wanted: Expected, call: str) -> Iterator[Mismatch]:
-    """What differs where a subject is asked for `wanted` in the way that `call` says."""
+    """Ask a subject for `wanted` once more, and yield the mismatches; `call` describes this time in words."""
     try:
         trace = session.answer(wanted.problem.inputs)
     except SubjectFailed as error:
@@ -61,7 +61,7 @@ def asked_again(session: Session, wanted: Expected, call: str) -> Iterator[Misma
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:
-    """What must come for the same problem with the items of its batch in another order."""
+    """The expected answer to the problem with its batch items in another order."""
     problem = wanted.problem
     return Expected(
         replace(problem, inputs=take_items(problem.inputs, order)),

@@ -1,4 +1,4 @@
-"""What came of one case on one subject."""
+"""Result: the outcome of one case on one subject."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any, Literal
 from conformance.judging.compare import Mismatch
 
 Status = Literal["equal", "deviates", "different", "failed", "unsupported"]
-"""What came of a case: equal to the reference, different as the table of deviations lists it, different, no answer,
-or the subject can't express it.
-"""
+"""Equal to the reference; different as the table of deviations lists it; different; no answer; or not expressible."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one case on one subject.
+    """The outcome of one case on one subject.
 
     Attributes:
         ratios: worst error / allowed error of every stage and gradient; at most 1 where equal.
-        recorded: for trained weights, the worst absolute difference from what the original
-            implementation computed, per recorded stage.
+        recorded: for trained weights, recorded stage -> the worst absolute difference from the original
+            implementation.
         mismatches: every array that differs.
         message: one line for a subject that failed to run, can't express the case, or deviates as known.
         judged: the stages and "gradients.NAME" that the subject exposes, which were compared.

@@ -1,4 +1,4 @@
-"""Who answers: anybody's own layer, a plain function or a backend, behind one door.
+"""Subjects, which answer cases: a backend, a user's own layer or a plain function, all with one interface.
 
 The names of `conformance.subjects.load` are here too; docs/subjects.md has the whole rule.
 """

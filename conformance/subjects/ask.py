@@ -1,8 +1,8 @@
-"""Guard: ask a subject for its answer to one problem, and make one clear line of whatever goes wrong.
+"""Ask a subject for its answer to one problem, and turn any error into one of ours with a message of one line.
 
-The subject gets copies of everything, so that nothing it writes can spoil another run. Somebody's
-own code also gets a time limit: it then runs in a thread of its own, which is abandoned if it does
-not answer in time.
+The subject gets copies of all arrays, so that writing into them can't spoil another run. A user's own
+code also gets a time limit: it then runs in a thread of its own, which is abandoned if it does not
+answer in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CannotExpress(Exception):
 
 
 class SubjectFailed(RuntimeError):
-    """A subject gave no answer that could be compared; the message is one line."""
+    """Raised where a subject gave no answer that can be compared; the message is one line."""
 
 
 def ask(subject: Any, problem: Problem) -> Trace:
@@ -58,10 +58,10 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
 
 class Session:
-    """A subject prepared for one problem's layer, that can be asked again and again.
+    """A subject prepared for the layer of one problem, which can be asked repeatedly.
 
-    Everything that touches the subject, or what it returned, runs within its time limit, and what goes wrong there
-    is one line; see `ask` for the arguments and errors.
+    Everything that touches the subject or its answer runs within its time limit, and its errors become messages of
+    one line; see `ask` for the arguments and errors.
     """
 
     def __init__(self, subject: Any, problem: Problem) -> None:
@@ -71,7 +71,7 @@ class Session:
         self._run: Callable[[AttentionInputs], Any] | None = None
 
     def answer(self, given: AttentionInputs | None = None) -> Trace:
-        """What the layer gives for these inputs (None: the problem's). It is prepared at the first call alone."""
+        """The layer's answer to these inputs (None: the problem's). The subject is prepared at the first call only."""
         given = self.problem.inputs if given is None else given
         limit: float | None = getattr(self.subject, "time_limit", None)
         arrays = Handout(input_arrays(given))
@@ -107,11 +107,11 @@ class Session:
 
 
 def _in_one_line(work: Callable[[], Trace], *, own: bool = False) -> Trace:
-    """What `work()` gives; what it raises as CannotExpress or SubjectFailed of one line.
+    """Return the result of `work()`, and turn its errors into CannotExpress or SubjectFailed with one line.
 
     Args:
         work: asks the subject.
-        own: whether it is somebody's own code, which may raise anything, even SystemExit: the other cases still run.
+        own: whether it is a user's own code, which may raise anything, even SystemExit; other cases still run then.
     """
     try:
         return work()
@@ -128,14 +128,14 @@ def _in_one_line(work: Callable[[], Trace], *, own: bool = False) -> Trace:
 
 
 def _plain(error: BaseException, own: bool) -> CannotExpress | SubjectFailed:
-    """The same as an error of ours."""
+    """The CannotExpress or SubjectFailed for an error of a subject."""
     if isinstance(error, (CannotExpress, SubjectFailed)):
         return (CannotExpress if isinstance(error, CannotExpress) else SubjectFailed)(words(error))
     return SubjectFailed(one_line(error) + (place(error) if own else ""))
 
 
 def _somebodys_own(work: Callable[[], Trace], limit: float) -> Trace:
-    """As `_in_one_line`, in a thread of its own, with a time limit; the process is afterwards as it was."""
+    """As `_in_one_line`, for a user's own code: in a thread with a time limit; streams are restored afterwards."""
     with kept_surroundings():
         try:
             trace: Trace = in_time(lambda: _in_one_line(work, own=True), limit)
@@ -157,10 +157,10 @@ def shapes_of(
 
 
 def as_trace(answer: Any, weight_names: Collection[str], shapes: Mapping[str, tuple[int, ...]] | None = None) -> Trace:
-    """What a subject returned as a Trace of copies: a Trace, a dict by stage, or an output alone.
+    """Convert the answer of a subject to a Trace of copies; it may be a Trace, a dict by stage, or an output alone.
 
-    Raises SubjectFailed if it is nothing of these, or holds anything but NumPy arrays, or, where the `shapes`
-    that they must have are given, one of another shape that is too large to be copied.
+    Raises SubjectFailed for any other answer, for anything but NumPy arrays in it, and, if the expected `shapes`
+    are given, for an array of another shape that is too large to be copied.
 
     >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
     (1, 2, 3)
@@ -205,7 +205,7 @@ def _as_gradients(
 
 
 def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
-    """The same by names of ours: one of a class of the subject's own would run its code whenever it is looked up."""
+    """The dict with our own strings as keys: looking up a key of a subject's own class would run the subject's code."""
     found = {}
     for name, value in given.items():
         plain = "".join((name, "")) if isinstance(name, str) else ""
@@ -223,7 +223,7 @@ CONVERSIONS = {
 """Methods that an array's class has, all of them -> how it becomes a NumPy array. Any other: numpy.asarray()."""
 
 MOST_BYTES = 2**28
-"""What an array of a wrong shape may take. It is copied to be reported; strides of 0 can make it any size."""
+"""Most bytes of an array of a wrong shape. It is copied for the report, and strides of 0 can make it any size."""
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None) -> NDArray:
@@ -251,7 +251,7 @@ def _conversion(value: Any) -> str:
 
 
 def _a(value: Any) -> str:
-    """Type and article: "a list", "a torch.Tensor"."""
+    """The type of a value with its article, such as "a list" or "a torch.Tensor"."""
     kind = type(value)
     package = "" if kind.__module__ == "builtins" else kind.__module__.split(".")[0] + "."
     name = f"{package}{kind.__qualname__}"
@@ -272,7 +272,7 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
 
 
 def words(error: BaseException) -> str:
-    """The first line of what an error says; "" if it says nothing, or fails to say it."""
+    """The first line of an error's message; "" if it is empty, or if its __str__ raises."""
     try:
         return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
     except Exception:  # its own __str__, which may raise anything
@@ -280,7 +280,7 @@ def words(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Where in somebody's own code an error comes from: " (mine.py:12 in attention)"; "" if not from there."""
+    """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
     if not own:
@@ -290,7 +290,7 @@ def place(error: BaseException) -> str:
 
 @cache
 def _other_code() -> tuple[str, ...]:
-    """Where Python, installed packages and this project lie."""
+    """The folders of Python, of installed packages and of this project."""
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     ours = [Path(__file__).parents[1], Path(mha_core.__file__).parent]
     folders = [*installed, *(path.resolve() for path in installed), *ours]

@@ -1,4 +1,4 @@
-"""The subjects that this project brings: each backend on each of its paths, and the reference itself."""
+"""This project's own subjects: each backend on each of its paths, and the reference itself."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def paths_to_check(backend: Backend, path: str | None) -> tuple[str | None, ...]
 
 
 class ReferenceSubject:
-    """The reference as a subject: it goes through the suite as if it were a backend."""
+    """The reference as a subject, which can run the suite like a backend."""
 
     name = "reference"
     dtype = "float64"

@@ -1,4 +1,4 @@
-"""Plain functions as subjects: `f(weights, queries, keys, values, mask)`, and what it asks for by keyword."""
+"""Plain functions as subjects: `f(weights, queries, keys, values, mask)` with options by keyword."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mha_core.dtypes import check_dtype
 from mha_core.weights import Weights
 
 DEFAULT_DTYPES = ("float64", "float32")
-"""What a subject computes in if it does not say."""
+"""The dtypes of a subject that does not name its own."""
 
 ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 """The first five parameters of a plain function, in this order."""
@@ -70,7 +70,7 @@ class FunctionSubject:
         return Precision.of(self.dtype)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what of this case no parameter of the function can tell it."""
+        """None, or the features of this case that the function has no parameter for, in words."""
         lacking = [
             f"{feature} (the function has no parameter {' or '.join(names)})"
             for feature, names in _needs(config, inputs)
@@ -120,19 +120,19 @@ def subject_from_function(
     dtypes: Sequence[str] = DEFAULT_DTYPES,
     supports: Supports | None = None,
 ) -> FunctionSubject:
-    """A plain function as a subject.
+    """Make a subject of a plain function.
 
     Args:
         function: `f(weights, queries, keys, values, mask)`, these five names in this order. Further
             parameters of the names in `known_options()` are given by keyword; others need a default. It returns
             its output (B, Lq, Do), a dict by stage, or a Trace.
-        name: as reports show it. Default: the function's own.
-        dtype: of this run. Default: the first of `dtypes`.
-        dtypes: what it computes in.
-        supports: `supports(config, inputs)` gives None, or what of this case it can't express.
+        name: its name in reports. Default: the function's own.
+        dtype: the dtype of this run. Default: the first of `dtypes`.
+        dtypes: the dtypes that it computes in.
+        supports: `supports(config, inputs)` returns None, or what of this case it can't express.
 
     Raises:
-        SpecError: the parameters are others, or `dtype` is not among `dtypes`.
+        SpecError: the function has other parameters, or `dtype` is not among `dtypes`.
 
     >>> subject_from_function(lambda weights, queries, keys, values, mask: values, name="mine").dtype
     'float64'

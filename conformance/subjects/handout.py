@@ -1,4 +1,4 @@
-"""Handouts: a problem's arrays as copies for a subject, which can be asked afterwards whether it wrote into them."""
+"""Handout: copies of a problem's arrays for a subject, with a check of whether it wrote into them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mha_core import AttentionInputs
 
 
 class Handout:
-    """Copies of arrays, to be given away, that can be asked afterwards whether somebody wrote into them.
+    """Copies of arrays to give to a subject; `changed` tells afterwards whether it wrote into them.
 
     >>> handout = Handout({"keys": np.zeros(2), "values": np.zeros(2)})
     >>> handout.copies["values"][0] = 1.0
@@ -26,12 +26,12 @@ class Handout:
         self.copies = {name: copy_in_layout(array) for name, array in originals.items()}
 
     def changed(self) -> list[str]:
-        """The names of the arrays that are not as they were, to the bit."""
+        """The names of the arrays that have changed in any bit."""
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
 
 
 def copy_in_layout(array: NDArray) -> NDArray:
-    """A writable copy that lies in memory as `array` does: strided, transposed, or expanded by stride 0."""
+    """A writable copy with the strides of `array`, so that transposed and expanded arrays stay so."""
     if array.size == 0:
         return array.copy()
     reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
@@ -44,7 +44,7 @@ def copy_in_layout(array: NDArray) -> NDArray:
 
 
 GRADIENTS_OF_INPUTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
-"""What gradients are taken of besides weights."""
+"""The inputs of a call that have gradients."""
 
 OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent", "past_keys", "past_values")
 """The arrays of AttentionInputs; the others are its mask's."""
@@ -58,6 +58,6 @@ def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
-    """The call with these arrays in place of its own, by name as `input_arrays` has them."""
+    """The call with other arrays, by the names of `input_arrays`, in place of its own."""
     own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
     return replace(inputs, **own, mask=inputs.mask.map_arrays(lambda name, array: arrays[name]))

@@ -1,4 +1,4 @@
-"""A time limit: work runs in a thread of its own, which is left behind if it does not answer in time."""
+"""A time limit: work runs in another thread, which is abandoned if it does not finish in time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class TookTooLong(RuntimeError):
-    """No answer came within the limit; the message says what that was."""
+    """The work did not finish within the limit, which the message names."""
 
 
 Answer = tuple[Any, BaseException | None]
-"""What a job gave, or what it raised."""
+"""(the result of a job, None), or (None, the exception that it raised)."""
 
 _idle: list[_Worker] = []
 """Threads that wait for work. One is enough unless subjects ask subjects."""
@@ -44,9 +44,9 @@ class _Worker:
 
 
 def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """What `work()` gives or raises, in another thread; TookTooLong if that takes more than `seconds`.
+    """Run `work()` in another thread, and return or raise as it does; TookTooLong after `seconds`.
 
-    The thread can't be stopped: it is left behind, and ends with the process at the latest.
+    A thread can't be stopped: it is abandoned then, and ends with the process at the latest.
     """
     worker = _idle.pop() if _idle else _Worker()
     worker.jobs.put(partial(contextvars.copy_context().run, work))
@@ -70,7 +70,7 @@ def idle_threads() -> list[threading.Thread]:
 
 
 def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:
-    """The next answer; Empty if there is none in time. In short waits: an interrupt may not end a long one."""
+    """The next answer; Empty if there is none in time. It waits in short steps, so that an interrupt gets through."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Items of a batch: the same call with some of them, or with all of them in another order."""
+"""Choose or reorder the items of a call's batch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> Attention
 
 
 def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDArray[np.integer]) -> dict[str, NDArray]:
-    """What belongs to the stages and gradients of a call, for the same items of its batch in another order.
+    """Reorder the batch items in arrays that belong to the stages and gradients of a call.
 
     Args:
-        arrays: by name as `Trace.arrays` has them: values, or what is allowed for each of them.
+        arrays: the values, or the allowed errors, by the names of `Trace.arrays`.
         inputs: the call.
         order: every item of its batch once.
     """

@@ -1,8 +1,8 @@
-"""Subjects: anybody's own layer behind the door through which backends are judged.
+"""Load a user's own layer as a subject, with the interface by which backends are judged.
 
-A subject is an object with `prepare(config, weights) -> run(inputs) -> Trace`; everything else that
-it may say of itself has a default. A plain function `f(weights, queries, keys, values, mask)` is made
-into one. `load_subject("package.module:factory", dtype)` finds either. docs/subjects.md has the whole rule.
+A subject is an object with `prepare(config, weights) -> run(inputs) -> Trace`; all its other attributes have defaults.
+A plain function `f(weights, queries, keys, values, mask)` is made into one. `load_subject("package.module:factory",
+dtype)` finds either. docs/subjects.md has the whole rule.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ DEFAULT_TIME_LIMIT = 60.0
 
 @dataclass(frozen=True)
 class LoadedSubject:
-    """Somebody's subject in one dtype, with a default for everything that it does not say of itself.
+    """A user's subject in one dtype, with defaults for the attributes that it lacks.
 
     Attributes:
-        spec: where it was found, package.module:factory.
-        origin: where that factory, class or function is defined, if it was imported under another name; else the spec.
+        spec: the place where it was found, package.module:factory.
+        origin: the place where it is defined, if it was imported under another name; else the spec.
         original: the object with `prepare`.
-        name, dtype, device, precision: as reports show it, and how it computes in this run.
+        name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
     """
 
@@ -80,7 +80,7 @@ class LoadedSubject:
         return f"--subject {shlex.quote(self.spec)}{limit}"
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what the subject can't express of a case."""
+        """None, or what of a case the subject can't express, in words."""
         asked = getattr(self.original, "supports", None)
         return None if asked is None else asked(config, inputs)
 
@@ -136,7 +136,7 @@ def _loaded(spec: str, where: str, named: Any, name: str, dtype: str, time_limit
 
 
 def _origin(named: Any) -> str:
-    """module:qualname of a factory, class or function; "" if that is something else, as of what `wraps` another."""
+    """module:qualname of a factory, class or function; "" if that names another object, as for one that `wraps` it."""
     module, path = (getattr(named, name, None) for name in ("__module__", "__qualname__"))
     if not isinstance(module, str) or not isinstance(path, str):
         return ""
@@ -212,9 +212,9 @@ def _find(where: str, module_name: str, path: str) -> Any:
 
 
 def _imported(module_name: str) -> Any:
-    """The module; one in the current folder comes first, even where a package of this project has its name.
+    """Import a module; one in the current folder comes first, even if a package of this project has its name.
 
-    That one gets another name when it is imported, as ours is in use.
+    It is then imported under another name, because ours is in use.
     """
     first, *rest = module_name.split(".")
     here = Path.cwd().joinpath(first, *rest)
@@ -280,7 +280,7 @@ def _as_subject(thing: Any, name: str) -> Any:
 
 
 def _dtypes_of(where: str, original: Any) -> tuple[str, ...]:
-    """Its `dtypes`, else its `dtype` alone, else the default."""
+    """The subject's `dtypes`, else its `dtype` alone, else the default."""
     if hasattr(original, "dtypes"):
         return check_dtypes(where, original.dtypes)
     return check_dtypes(where, (original.dtype,)) if hasattr(original, "dtype") else DEFAULT_DTYPES
@@ -294,7 +294,7 @@ def _text(where: str, original: Any, attribute: str, default: str) -> str:
 
 
 def _precision_of(where: str, original: Any, dtype: str) -> Precision:
-    """Its `precision`, or what it gives for `dtype` if it is a function; by default what backends promise."""
+    """The subject's `precision`, called with `dtype` if it is a function; by default that of backends."""
     precision = getattr(original, "precision", None)
     if precision is None:
         return Precision.of(dtype)

@@ -1,4 +1,4 @@
-"""What can be judged: the protocol of a subject."""
+"""The protocol of a subject: the interface of everything that can be judged."""
 
 from __future__ import annotations
 

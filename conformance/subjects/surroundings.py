@@ -1,4 +1,4 @@
-"""What a process has one of, and a subject may change for everybody: its streams, and how deep calls may go."""
+"""Restores what a subject may change for the whole process: the streams, and the recursion limit."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TextIO
 STREAMS = ("stdout", "stderr")
 
 _spare: dict[str, int] = {}
-"""Stream -> another file descriptor of the same, for the day when somebody closes it."""
+"""Stream -> a duplicate of its file descriptor, from which it is opened again if a subject closes it."""
 
 
 def spare_streams() -> None:
-    """Take care that streams that a subject closes can be opened again. For a process that is all ours."""
+    """Duplicate the streams, so that they can be opened again if a subject closes them. Only for our own program."""
     for name in STREAMS:
         _spare[name] = os.dup(getattr(sys, name).fileno())
 
 
 @contextmanager
 def kept_surroundings() -> Iterator[None]:
-    """After the block the streams are what they were, open, and calls may go at least as deep as before.
+    """A context after which the streams are open and restored, and the recursion limit is no lower than before.
 
-    A subject that turns its output elsewhere and hangs, or closes what it prints to, would take the report with it.
+    A subject that redirects its output and hangs, or closes a stream, would suppress the report otherwise.
     """
     streams = {name: getattr(sys, name) for name in STREAMS}
     depth = sys.getrecursionlimit()

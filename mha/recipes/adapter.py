@@ -17,7 +17,7 @@ from mha.recipes.registry import RECIPES
 from mha.recipes.site import Site
 from mha.recipes.torch_arrays import to_array
 from mha_core import SpecError
-from mha_core.capture import Call
+from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
@@ -40,7 +40,7 @@ class RecipeAdapter:
         """SpecError if the module does not compute what the recipe reads."""
         check_site(Site("", layer, self.recipe))
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         """Read one call; where the output projection is hidden inside a block, the block is run once more to see it."""
         if layer.training:
             raise SpecError(f"{type(layer).__name__} is in training mode; call model.eval()")
@@ -57,7 +57,7 @@ class RecipeAdapter:
                 outputs["weights"] = to_array(weights)
         tensors = [value for value in (*given.values(), *output) if hasattr(value, "is_floating_point")]
         dtype = dtype_of(site, *(tensor for tensor in tensors if tensor.is_floating_point()))
-        return Call(site.config, site.weights, inputs, outputs, dtype)
+        return ReadCall(site.config, site.weights, inputs, outputs, dtype)
 
 
 def _seen_inside(site: Site, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -25,7 +25,7 @@ import numpy as np
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha_core import SpecError
-from mha_core.capture import Call
+from mha_core.capture import ReadCall
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
 from mha_core.files.declared import declared
@@ -49,7 +49,7 @@ class Adapter(Protocol):
     def check(self, layer: Any) -> None:
         """SpecError if the layer has something that no recording can hold; it is then not run at all."""
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call | tuple[Any, ...]:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
         """One call: `arguments` are those of the layer's own signature by name, defaults included.
 
         A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
@@ -75,6 +75,9 @@ class Hooks(Protocol):
 
 ENTRY_POINT_GROUP = "mha.capture"
 """Package whose class a layer derives from -> the module with the hooks for it."""
+
+Call = ReadCall
+"""The public name of what an adapter's `read` returns."""
 
 _registered: list[Adapter] = []
 
@@ -117,7 +120,7 @@ class Capture:
     def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Record one call. Raises SpecError for a call that no recording can hold."""
         try:
-            call = Call(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
+            call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
             inputs = call.inputs
             inputs.check(call.config)
             check_weights(call.config, {key: round_to(array, call.dtype) for key, array in call.weights.items()})
@@ -129,7 +132,7 @@ class Capture:
         position = self._position(name, adapter.kind, call)
         self.calls.append(RecordedCall(position, inputs, call.outputs))
 
-    def _position(self, name: str, kind: str, call: Call) -> int:
+    def _position(self, name: str, kind: str, call: ReadCall) -> int:
         """Position of the layer among the recorded ones; it is added if it was not seen with these weights before."""
         parameters = None if call.parameters == call.dtype else call.parameters
         own = name, kind, call.dtype, call.config, parameters

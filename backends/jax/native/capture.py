@@ -25,7 +25,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
-    Call,
+    ReadCall,
     arguments_of,
     d2l_call,
     none_found,
@@ -193,11 +193,11 @@ class LinenLayer(FlaxLayer):
         if has_values(layer.variables):  # else its call is refused
             native.from_linen(layer, layer.variables)
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         config, weights = native.from_linen(layer, layer.variables, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
         dtypes = self.dtypes(layer, layer.variables["params"], arguments, output)
-        return Call(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
+        return ReadCall(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
 
 
 class NnxLayer(FlaxLayer):
@@ -214,13 +214,13 @@ class NnxLayer(FlaxLayer):
     def probe(self, layer: Any) -> None:
         native.from_nnx(layer)
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         if arguments.get("decode"):
             raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
         config, weights = native.from_nnx(layer, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
         dtypes = self.dtypes(layer, nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments, output)
-        return Call(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
+        return ReadCall(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
 
 
 class OwnLayer:
@@ -234,7 +234,7 @@ class OwnLayer:
     def check(self, layer: MultiHeadAttention) -> None:
         """Everything about it can be recorded."""
 
-    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
         given = {name: arguments[name] for name in ("queries", "keys", "values")}
         dtypes = _dtypes(layer, layer.variables.get("params", {}), list(given.values()), result)
@@ -262,7 +262,7 @@ class D2lLayer:
             config, weights = layouts.get("d2l-jax").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
             live_probe.check_d2l(layer, config, weights, layer.variables)
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
         refuse_dropout(training=bool(arguments.pop("training", False)), rate=float(getattr(layer, "dropout", 0.0)))
         params = layer.variables["params"]

@@ -15,7 +15,7 @@ from backends.mxnet.native import convert as native
 from backends.mxnet.ops.framework import mx, to_numpy
 from backends.mxnet.weights import to_weights
 from mha_core.capture import (
-    Call,
+    ReadCall,
     arguments_of,
     d2l_call,
     has_d2l_parts,
@@ -89,7 +89,7 @@ class OwnLayer:
     def check(self, layer: MultiHeadAttention) -> None:
         """Everything about it can be recorded."""
 
-    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
         dtypes = _dtypes(layer, arguments["queries"], result)
         training = mx.autograd.is_training()
@@ -111,7 +111,7 @@ class D2lLayer:
         if all(parameter._data is not None for parameter in layer.collect_params().values()):  # else its call decides
             native.from_native(layer, layout="d2l-mxnet")
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         rates = [part._rate for _, part in _blocks("", layer) if isinstance(part, mx.gluon.nn.Dropout)]
         refuse_dropout(training=mx.autograd.is_training(), rate=max(rates, default=0.0))
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)

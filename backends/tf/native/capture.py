@@ -23,7 +23,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
-    Call,
+    ReadCall,
     arguments_of,
     d2l_call,
     has_d2l_parts,
@@ -132,7 +132,7 @@ class KerasLayer:
         if layer.built:  # else its first call decides its widths
             native.from_native(layer)
 
-    def read(self, layer: keras.Layer, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: keras.Layer, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         config, weights = native.from_native(layer, probe=False)
         refuse_dropout(training=bool(arguments["training"]), rate=config.dropout)
         query, value, key = (arguments[name] for name in ("query", "value", "key"))
@@ -141,7 +141,7 @@ class KerasLayer:
         dtypes = _dtypes(layer, query, key, value, result)
         outputs = {"output": _array(result)} | ({} if scores is None else {"weights": _array(scores)})
         inputs = AttentionInputs(_array(query), _array(key), _array(value), _mask(layer, arguments))
-        return Call(config, weights, inputs, outputs, *dtypes)
+        return ReadCall(config, weights, inputs, outputs, *dtypes)
 
 
 class KerasGroupedLayer(KerasLayer):
@@ -180,7 +180,7 @@ class OwnLayer:
     def check(self, layer: MultiHeadAttention) -> None:
         """Everything about it can be recorded."""
 
-    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
         result = output[0] if isinstance(output, tuple) else output
@@ -204,7 +204,7 @@ class D2lLayer:
             config, weights = layouts.get("d2l-tf").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
             live_probe.check_d2l(layer, config, weights)
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
         rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]

@@ -23,7 +23,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
-    Call,
+    ReadCall,
     arguments_of,
     d2l_call,
     has_d2l_parts,
@@ -131,7 +131,7 @@ class TorchLayer:
     def probe(self, layer: nn.MultiheadAttention) -> None:
         native.from_native(layer)
 
-    def read(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         config, weights = native.from_native(layer, probe=False)
         refuse_dropout(training=layer.training, rate=config.dropout)
         arguments = {**_DEFAULTS, **arguments}  # a subclass may hand down **kwargs
@@ -155,7 +155,7 @@ class TorchLayer:
         outputs = {"output": in_order(result)}
         if returned is not None and (not arguments["average_attn_weights"] or config.num_heads == 1):
             outputs["weights"] = _array(returned).reshape(batch, config.num_heads, query_len, key_len)
-        return Call(config, weights, AttentionInputs(queries, keys, values, mask), outputs, *dtypes)
+        return ReadCall(config, weights, AttentionInputs(queries, keys, values, mask), outputs, *dtypes)
 
 
 def _mask(arguments: Mapping[str, Any], full: tuple[int, ...]) -> AttentionMask:
@@ -215,7 +215,7 @@ class OwnLayer:
     def check(self, layer: MultiHeadAttention) -> None:
         """Everything about it can be recorded."""
 
-    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
         dtypes = _dtypes(layer, arguments["queries"], result)
         call = arguments, output, _array
@@ -239,7 +239,7 @@ class D2lLayer:
         config, weights = layouts.get("d2l-torch").read(_d2l_arrays(layer), num_heads=int(layer.num_heads))
         live_probe.check_d2l(layer, config, weights)
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         rates = [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
         refuse_dropout(training=layer.training, rate=max(rates, default=0.0))
         arrays = _d2l_arrays(layer)

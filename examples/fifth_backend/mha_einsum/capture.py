@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_core.capture import Call, arguments_of, none_found, one_dtype, own_call
+from mha_core.capture import ReadCall, arguments_of, none_found, one_dtype, own_call
 from mha_einsum.layer import EinsumAttention
 from mha_einsum.layout import EINSUM
 
@@ -59,7 +59,7 @@ class OwnLayer:
     def check(self, layer: EinsumAttention) -> None:
         """Everything about it can be recorded."""
 
-    def read(self, layer: EinsumAttention, arguments: Mapping[str, Any], output: Any) -> Call:
+    def read(self, layer: EinsumAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         config, weights = EINSUM.read(layer.arrays, num_heads=layer.num_heads)
         dtype = one_dtype(array.dtype.name for array in (arguments["queries"], *layer.arrays.values()))
         return own_call(config, weights, arguments, output, np.array, training=False, dtypes=(dtype, dtype))
