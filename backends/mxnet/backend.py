@@ -6,9 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from numpy.typing import NDArray
-
-from backends.mxnet.layers import MultiHeadAttention
 from backends.mxnet.ops import framework
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.weights import from_weights, named_parameters
@@ -61,16 +58,10 @@ class MXNetBackend(Backend):
                 with mx.autograd.record(train_mode=inputs.is_training):
                     made = compute(call)
                 made.output.backward(to_array(inputs.cotangent, dtype, ctx))
-                gradients = _gradients(layer, leaves)
+                found = {name: array.grad for name, array in leaves.items()}
+                found |= {name: parameter.grad() for name, parameter in named_parameters(layer).items()}
+                gradients = {name: to_numpy(array) for name, array in found.items()}
             # Reading the arrays waits for them, so an error that MXNet put off comes out here.
-            stages = {name: to_numpy(array) for name, array in exposed(made).items()}
-            return Trace(**stages, gradients=gradients)
+            return Trace(**{name: to_numpy(stage) for name, stage in exposed(made).items()}, gradients=gradients)
 
         return run
-
-
-def _gradients(layer: MultiHeadAttention, leaves: dict[str, mx.np.ndarray]) -> dict[str, NDArray]:
-    """Gradients by their public names: inputs, additive bias, parameters."""
-    gradients = {name: array.grad for name, array in leaves.items()}
-    gradients.update({name: parameter.grad() for name, parameter in named_parameters(layer).items()})
-    return {name: to_numpy(gradient) for name, gradient in gradients.items()}

@@ -71,8 +71,10 @@ class MultiHeadAttention(KeywordBlock):
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._config = config = AttentionConfig(embed_dim, num_heads, dropout=dropout, bias=bias, **options)
-        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        head_width, value_width = config.num_heads * config.value_head_dim, config.num_kv_heads * config.value_head_dim
+        query_width = config.num_heads * config.head_dim
+        key_width = config.num_kv_heads * config.head_dim
+        value_width = config.num_kv_heads * config.value_head_dim
+        head_width = config.num_heads * config.value_head_dim
         with self.name_scope():
             if config.projections:
                 self.q_proj = dense("q_proj_", options.get("query_dim"), query_width, config.bias.q_proj, dtype)
@@ -102,7 +104,7 @@ class MultiHeadAttention(KeywordBlock):
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
         """All seven stages of one call."""
-        config, training = self._config, mx.autograd.is_training()
+        config = self._config
         call = self._placed(call)
         mask = build_mask(call, self._spec())
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -111,7 +113,7 @@ class MultiHeadAttention(KeywordBlock):
         similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
         scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        kept = drop(weights, mask, config.dropout, training)  # (B, H, Lq, Lk)
+        kept = drop(weights, mask, config.dropout, mx.autograd.is_training())  # (B, H, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Stages(queries, keys, values, scores, weights, heads, output)
@@ -127,14 +129,15 @@ class MultiHeadAttention(KeywordBlock):
             query_block: queries that are computed at once. None: as many as are fastest.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
-        config, training = self._config, mx.autograd.is_training()
+        config = self._config
         call = self._placed(call)
         mask = build_mask(call, self._spec())
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
         operands = self._operands(queries, keys, values)
-        heads = attend_in_blocks(operands, self._score(), mask, config.dropout, training, query_block)
+        training = mx.autograd.is_training()
+        heads = attend_in_blocks(operands, self._score(), mask, config.dropout, training, query_block)  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
 

@@ -54,17 +54,16 @@ class _AttentionWithoutHeads(KeywordBlock):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        training = mx.autograd.is_training()
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         call = self._placed(Call(queries, keys, values, sources, dropout_keep))
         mask = build_mask(call, self._spec())
         queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         if not return_weights:
             operands, score = self._operands(queries, (keys,), (values,)), self._score(queries)
-            return attend_in_blocks(operands, score, mask, self.dropout, training)[:, 0]
+            return attend_in_blocks(operands, score, mask, self.dropout, mx.autograd.is_training())[:, 0]
         scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        kept = drop(weights, mask, self.dropout, training)  # (B, 1, Lq, Lk)
+        kept = drop(weights, mask, self.dropout, mx.autograd.is_training())  # (B, 1, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
 

@@ -236,14 +236,14 @@ class _HeadByHead:
         d_queries, d_keys, d_values = _zeros(self.queries), _zeros(self.keys), _zeros(self.values)
         d_vector = None if self.rules.score.vector is None else _zeros(self.rules.score.vector)
         d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None
-        from_queries, from_keys, from_values = _flat(d_queries), _flat(d_keys), _flat(d_values)
+        flat_queries, flat_keys, flat_values = _flat(d_queries), _flat(d_keys), _flat(d_values)
         turned, cotangents = _flat(self._turned()), _flat(cotangent)
         query_len, key_len = self.queries.shape[2], self.keys.shape[2]
         for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
             own = attention.backward(_rows(cotangents, head, query_len, block.queries), q, [k], [v])
-            _copy(own.queries, out=_rows(from_queries, head, query_len, block.queries))
-            for total, addend in ((from_keys, own.keys[0]), (from_values, _transpose(own.values[0]))):
+            _copy(own.queries, out=_rows(flat_queries, head, query_len, block.queries))
+            for total, addend in ((flat_keys, own.keys[0]), (flat_values, _transpose(own.values[0]))):
                 into = _rows(total, group, key_len, block.keys)
                 _add(into, addend, out=into)
             self._wait(attention, d_queries)

@@ -136,17 +136,15 @@ class BlockAttention:
         else:
             weights = self._excluding(_add(weights, _nan_rows(weights), out=weights), 0.0)
         parts = _split(self._dropped(weights), keys)
-        summands = [summed_backward(cotangent, part, value) for part, value in zip(parts, values, strict=True)]
-        from_weights, from_values = zip(*summands, strict=True)
-        from_scores = self._excluding(self._dropped(_joined(from_weights)), 0.0)
-        from_scores = self._excluding(_softmax_backward(from_scores, weights, out=from_scores), 0.0)
-        from_similarity = from_scores if capped is None else from_scores * (1.0 - capped * capped)
-        similar = [
-            self._similar_backward(part, queries, key)
-            for part, key in zip(_split(from_similarity, keys), keys, strict=True)
-        ]
-        from_queries, from_keys, from_vector = zip(*similar, strict=True)
-        return Gradients(_total(from_queries), list(from_keys), list(from_values), from_scores, _total(from_vector))
+        of_sums = [summed_backward(cotangent, part, value) for part, value in zip(parts, values, strict=True)]
+        d_weights, d_values = zip(*of_sums, strict=True)
+        d_scores = self._excluding(self._dropped(_joined(d_weights)), 0.0)
+        d_scores = self._excluding(_softmax_backward(d_scores, weights, out=d_scores), 0.0)
+        d_similarity = d_scores if capped is None else d_scores * (1.0 - capped * capped)
+        d_parts = zip(_split(d_similarity, keys), keys, strict=True)
+        of_products = [self._similar_backward(d_part, queries, key) for d_part, key in d_parts]
+        d_queries, d_keys, d_vector = zip(*of_products, strict=True)
+        return Gradients(_total(d_queries), list(d_keys), list(d_values), d_scores, _total(d_vector))
 
     def _scores(self, queries: Array, keys: Sequence[Array]) -> tuple[Array, Array | None]:
         """The scores, -inf where excluded; and tanh(score / c) before that, with a softcap c."""
@@ -169,13 +167,13 @@ class BlockAttention:
         """The gradients of queries, of this part of the keys, and of the vector, from that of `_similar`."""
         if self.score.vector is None:
             return *similar_backward(cotangent, queries, keys), None
-        leaves = [x.detach() for x in (queries, keys, self.score.vector)]
-        for leaf in leaves:
+        q, k, vector = (x.detach() for x in (queries, keys, self.score.vector))
+        for leaf in (q, k, vector):
             leaf.attach_grad()
         with mx.autograd.record():
-            scores = additive_score(_with_heads(leaves[0]), _with_heads(leaves[1]), leaves[2])
+            scores = additive_score(_with_heads(q), _with_heads(k), vector)
         scores.backward(view(cotangent, scores.shape))
-        return tuple(leaf.grad for leaf in leaves)
+        return q.grad, k.grad, vector.grad
 
     def _excluding(self, x: Array, value: float) -> Array:
         """`value` in place of whatever stands in x at the excluded keys; x itself is used up."""
