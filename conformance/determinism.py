@@ -1,4 +1,4 @@
-"""Determinism: the same bits from a rerun in one process, and from a run in a fresh one.
+"""Determinism: check that a rerun in one process, and a run in a fresh one, give equal bits.
 
 `python -m conformance.determinism BACKEND PATH DTYPE TIMES` prints the fingerprints of every case as JSON.
 """
@@ -26,11 +26,11 @@ Fingerprints = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Repeatability:
-    """How many arrays came out with the same bits, and which did not.
+    """The number of arrays that were compared, and those whose bits differed.
 
     Attributes:
-        total: stages and gradients of all cases.
-        in_process, fresh: "case: array" of each that differs in a rerun, and in another process.
+        total: number of stages and gradients of all cases.
+        in_process, fresh: "case: array" of each that differed in a rerun, and in another process.
     """
 
     backend: str
@@ -71,11 +71,11 @@ def repeatability(
 ) -> Repeatability:
     """Run the cases on one path of a backend, None for its usual one: twice in one fresh process and once in another.
 
-    Not in this one: a framework that is loaded already can change how many threads another has
+    This process is not used, because a framework that is loaded already can change how many threads another has
     (importing MXNet leaves PyTorch with one), and then other bits come out.
 
     Raises:
-        SpecError: a process failed; with the last line that it wrote.
+        SpecError: a process failed; the message has the last line that it wrote.
     """
     select(patterns)
     path = load(backend_name).paths()[0] if path is None else path
@@ -106,7 +106,7 @@ def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the fingerprints of so many runs as one line of JSON."""
+    """Print the fingerprints of TIMES runs as one line of JSON."""
     backend_name, path, dtype, times, *patterns = sys.argv[1:]
     cases = select(tuple(patterns))
     print(json.dumps([fingerprints(backend_name, path, dtype, cases) for _ in range(int(times))]))

@@ -1,4 +1,4 @@
-"""`write_html`, where scripts look for it: see `conformance.reports.html`."""
+"""`write_html` under its public path; it is defined in `conformance.reports.html`."""
 
 from conformance.reports.html import write_html
 

@@ -1,4 +1,4 @@
-"""The suite within pytest: every case a test. `mha_parity.pytest_plugin` has its options."""
+"""The suite in pytest, with a test for every case. `mha_parity.pytest_plugin` has its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conformance.subjects.load import LoadedSubject
 
 pytest_plugins = ["mha_parity.pytest_plugin"]
-"""For who names this module with `-p`, as one did before the plugin had a package of its own."""
+"""Loads the plugin for users who still name this module with `-p`."""
 
 
 def register(config: pytest.Config, specs: list[str], marker: str) -> None:
@@ -47,7 +47,7 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
 
 
 class Suite:
-    """The part of the plugin that is there only if a subject is given."""
+    """The part of the plugin that is registered only if a subject is given."""
 
     def __init__(
         self, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, left_out: list[str], marker: str
@@ -59,18 +59,18 @@ class Suite:
         self.marker = marker
 
     def pytest_report_header(self) -> list[str]:
-        """What is judged."""
+        """One line with the subjects, their dtypes and the number of cases."""
         runs = ", ".join(f"{subject.spec} {subject.dtype}" for subject in self.subjects)
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The dtypes that a subject does not compute in: there are no tests that could say it."""
+        """Print the dtypes that a subject does not compute in, because no test shows them."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the tests, wherever the user's own tests are, and if there are none."""
+        """Add the tests to the run, whether or not there are tests of the user's."""
         by_spec: dict[str, list[LoadedSubject]] = {}
         for subject in self.subjects:
             by_spec.setdefault(subject.spec, []).append(subject)
@@ -83,7 +83,7 @@ class Suite:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, None]:
-        """Show a skip as one of the subject's, instead of a line of this file."""
+        """Report a skipped case at its subject instead of at a line of this file."""
         outcome = yield
         report: pytest.TestReport = outcome.get_result()
         if isinstance(item, CaseItem) and report.skipped and isinstance(report.longrepr, tuple):
@@ -130,13 +130,13 @@ class CaseItem(pytest.Item):
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """What the report says of the result; of anything else, what pytest does."""
+        """The text of the report for a NotEqual, and pytest's own text for any other exception."""
         if isinstance(excinfo.value, NotEqual):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """As if the subject were a file, which is how pytest groups tests on the terminal."""
+        """Report the subject as the file of the test, because pytest groups tests by file on the terminal."""
         return self.config.rootpath / self.subject.spec, None, f"{self.subject.spec}::{self.name}"
 
 

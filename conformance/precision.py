@@ -1,4 +1,4 @@
-"""`Precision`, where subjects look for it: see `conformance.bounds.precision`."""
+"""`Precision` under its public path; it is defined in `conformance.bounds.precision`."""
 
 from conformance.bounds.precision import Precision
 

@@ -1,4 +1,4 @@
-"""Re-measure listed deviations on what is installed: does each still happen?"""
+"""Run the listed deviations with the installed packages, and report which of them still happen."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from mha_core import SpecError
 from mha_core.errors import one_line
 
 Outcome = Literal["happens", "gone", "not here", "not installed", "other version", "failed"]
-"""What came of an entry: seen, not seen, not seen and not to be expected everywhere (`only_where`), not to be
-expected of what is installed, or it could not be run.
+"""The outcome of an entry.
+
+- "happens": it was seen.
+- "gone": it was not seen, although it should have been.
+- "not here": it was not seen, and need not be, because the entry has an `only_where`.
+- "not installed": a package that it is about is missing.
+- "other version": a package that it is about is installed in a version that the entry does not name.
+- "failed": the probe or the case could not be run.
 """
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one entry; `seen` says what was seen, or why nothing was."""
+    """The outcome of one entry; `seen` is what was seen in words, or the reason why it was not."""
 
     entry: Deviation
     outcome: Outcome
     seen: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The finding as a dict of JSON values."""
         return {**self.entry.to_dict(), "outcome": self.outcome, "seen": self.seen}
 
 
 def probe_all(entries: Iterable[Deviation]) -> Iterator[Finding]:
-    """One Finding after the other. Each case runs once, however many entries list it."""
+    """Yield a Finding for each entry. Each case runs once, even if several entries list it."""
     results: dict[tuple[str, str, str], Result] = {}
     for entry in entries:
         yield _probe(entry, results)
@@ -70,7 +76,7 @@ def _by_function(entry: Deviation) -> Finding:
 
 
 def _by_cases(entry: Deviation, results: dict[tuple[str, str, str], Result]) -> Finding:
-    """In every case that it lists, in the first dtype: that is what `mha check` does in all dtypes."""
+    """Run every case of an entry in its first dtype, as `mha check` does in all dtypes."""
     dtype = entry.dtypes[0]
     subject = load_subject(entry.subject, dtype)
     seen: dict[str, Mismatch] = {}

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.deviations.known import Deviations, judge
+from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
 from conformance.judging.repeats import asked_again, can_be_asked_again, repeats
@@ -22,11 +22,11 @@ from mha_core import Trace
 
 
 def run_case(case: Case, subject: Subject, known: Deviations | None = None) -> Result:
-    """Judge one subject by one case. What the subject raises becomes a Result, not an error.
+    """Judge one subject by one case. An exception of the subject becomes a Result.
 
     Args:
-        case, subject: what is run.
-        known: the deviations that may show, and must. Default: none, every difference is an error.
+        case, subject: the case, and the subject that is asked.
+        known: the deviations that must be seen. Default: none, so that every difference is an error.
     """
     return CaseRunner(subject, known).run(case)
 
@@ -35,7 +35,7 @@ class CaseRunner:
     """Judges one subject, case after case.
 
     A subject that is right in a case is asked again (see `conformance.judging.repeats`), and once more after the
-    next case: what it computes for one problem may not depend on another.
+    next case: its answer to one problem may not depend on another.
     """
 
     def __init__(self, subject: Subject, known: Deviations | None = None) -> None:
@@ -50,7 +50,7 @@ class CaseRunner:
             return result
         if self.known.option:
             result = replace(result, selector=f"{result.selector} {self.known.option}".strip())
-        return judge(result, self.known.expected(self.subject, case.id, self.subject.dtype))
+        return with_known(result, self.known.listed_for(self.subject, case.id, self.subject.dtype))
 
     def _judge(self, case: Case) -> Result:
         subject = self.subject
@@ -93,7 +93,7 @@ class CaseRunner:
         return result(status, ratios=ratios, mismatches=mismatches, recorded=recorded, judged=judged)
 
     def _asked_again(self, case: str, session: Session, wanted: Expected) -> Iterator[Mismatch]:
-        """What differs when a subject that was right is asked again, and when the last case is."""
+        """Ask a subject that was right again, and then about the case before; yields the mismatches."""
         if not can_be_asked_again(self.subject):
             return
         last, self._last = self._last, None
@@ -110,7 +110,7 @@ def run_all(
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject; `progress` sees each Result as it comes."""
+    """Every case on every subject, subject by subject; `progress` is called with each Result."""
     for subject in subjects:
         runner = CaseRunner(subject, known)
         for case in cases:
@@ -120,7 +120,7 @@ def run_all(
 
 
 def until_interrupted(results: Iterable[Result]) -> tuple[list[Result], bool]:
-    """All results, or those that are there when the user interrupts; and whether that happened."""
+    """All results, or those up to an interrupt by the user; and whether there was one."""
     finished: list[Result] = []
     try:
         for result in results:
@@ -131,7 +131,7 @@ def until_interrupted(results: Iterable[Result]) -> tuple[list[Result], bool]:
 
 
 def _judged(trace: Trace, wanted: Trace) -> tuple[str, ...]:
-    """The names of the arrays that both have."""
+    """The names of the arrays that both traces have."""
     return tuple(name for name in wanted.arrays() if name in trace.arrays())
 
 

@@ -47,8 +47,8 @@ class SoftmaxKernel:
 class Backend(ABC):
     """One framework, behind the contract `prepare(config, weights) -> run(inputs) -> Trace`.
 
-    A subclass says what it has (`versions`, `devices`, `dtypes`) and builds a layer (`build`);
-    this class makes the checks that are the same for all. Neither importing nor running a backend
+    A subclass declares its `versions`, `devices` and `dtypes` and builds a layer (`build`);
+    this class makes the checks that all backends share. Neither importing nor running a backend
     may change a framework's global state.
     """
 
@@ -60,7 +60,7 @@ class Backend(ABC):
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Package -> version of everything that computes."""
+        """Package -> version of the framework and its libraries."""
 
     @abstractmethod
     def devices(self) -> tuple[str, ...]:
@@ -71,11 +71,11 @@ class Backend(ABC):
         """The dtypes that it computes in on `device`, of mha_core.dtypes.DTYPES."""
 
     def paths(self) -> tuple[str, ...]:
-        """The ways in which the framework can run the same layer: its users' usual one first.
+        """The ways in which the framework can run a layer, its users' usual one first.
 
         "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
         framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
-        holds the output and gradients alone; "fast-compiled" and the like are the same compiled. "blocks" is the
+        holds the output and gradients alone; "fast-compiled" and the like are compiled variants. "blocks" is the
         fast path in blocks of `BLOCK` queries.
         """
         return ("eager",)
@@ -143,7 +143,7 @@ def load(name: str) -> Backend:
 
     Raises:
         BackendError: no package declares it, its framework is not installed, its import fails, or
-            what its entry point names is no Backend.
+            its entry point names something else than a Backend.
 
     >>> load("pytroch")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What the hooks of all four frameworks share: calls of this project's own layers and of d2l.ai's, and refusals."""
+"""Functions for the capture hooks of all frameworks: read calls of our own and of d2l.ai's layers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mha_core.errors import SpecError
 from mha_core.weights import Weights
 
 ToArray = Callable[[Any], NDArray]
-"""A framework's array, or anything that NumPy takes, as a copy in NumPy."""
+"""Copies a framework's array, or anything that NumPy takes, to a NumPy array."""
 
 MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window")
 
 
 class ReadCall(NamedTuple):
-    """One call of a layer in terms of the definition, in NumPy arrays that nobody else holds.
+    """One call of a layer in terms of the definition, in NumPy copies.
 
     Args:
         config, weights: the layer.
-        inputs: what it was given.
-        outputs: what it gave by stage: `output`, and `weights` if it returned them per head.
-        dtype: what it computed in, by name. bfloat16 numbers come in float32 arrays.
+        inputs: its inputs.
+        outputs: its results by stage: `output`, and `weights` if it returned them per head.
+        dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
         parameters: the dtype of the weights, where the layer casts them to `dtype` as it computes.
     """
 
@@ -51,7 +51,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """A call of this project's own layer, whose arguments are the definition's."""
+    """Read a call of this project's own layer, whose arguments are those of the definition."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value) for name, value in arguments.items()
@@ -81,7 +81,7 @@ def d2l_call(
     *,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """A call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
+    """Read a call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
     config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
     queries, keys, values, *more = (None if value is None else value for value in arguments.values())
     lens = None if not more or more[0] is None else as_lens(to_array(more[0]))
@@ -110,7 +110,7 @@ def as_lens(lens: NDArray) -> NDArray:
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Whether a layer has what d2l.ai's has: num_heads, four projections of this kind, and its call."""
+    """Whether a layer has the parts of d2l.ai's: num_heads, four projections of this kind, and its arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
@@ -121,7 +121,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """SpecError if weights are dropped that nobody can see."""
+    """Raise SpecError if dropout is active, because it can't be seen which weights are dropped."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "
@@ -138,7 +138,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """(name, module, adapter) of every module that is chosen and in no other one that is, outer ones first."""
+    """(name, module, adapter) of every chosen module that is not inside another chosen module."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)
@@ -149,5 +149,5 @@ def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], A
 
 
 def none_found(target: Any) -> SpecError:
-    """What to raise where no layer is chosen."""
+    """The SpecError for a target in which no layer is chosen."""
     return SpecError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

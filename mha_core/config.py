@@ -217,7 +217,7 @@ Got embed_dim=100, num_heads=3.
         )
 
     def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
-        """The same config with the input widths that a layer has inferred from its first call.
+        """This config with the input widths that a layer has inferred from its first call.
 
         Raises:
             SpecError: a width is None, which is how a layer says that it does not know it yet.
@@ -229,7 +229,7 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as JSON can hold it; `AttentionConfig.from_dict` reads it back."""
+        """Every field as a dict of JSON values; `AttentionConfig.from_dict` reads it back."""
         return asdict(self)
 
     @classmethod

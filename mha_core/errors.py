@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""What makes a terminal write in colours or bold letters: in what frameworks say of errors."""
+"""Escape sequences for colours and bold letters, which frameworks put into their messages."""
 
 LONGEST_MESSAGE = 4000
-"""So many characters a message may have; a longer one is cut in the middle."""
+"""Most characters of a message; a longer one is cut in the middle."""
 
 LONGEST_NAME = 120
-"""So many characters of a name from outside are shown."""
+"""Most characters that are shown of a name from outside."""
 
 LONGEST_REASON = 300
-"""So many characters are shown of what another program says of an error."""
+"""Most characters that are shown of another program's error message."""
 
 
 def shown(text: object, longest: int = LONGEST_NAME) -> str:
@@ -39,7 +39,7 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:
-    r"""The type of an error and the first line of what it says, printable, bounded, and without colours.
+    r"""The type of an error and the first line of its message, printable, bounded, and without colours.
 
     Args:
         error: anything that was raised.
@@ -81,11 +81,11 @@ class BackendError(RuntimeError):
 
 
 class BackendNotInstalled(BackendError):
-    """A backend whose framework is not there; the message has the line that installs it."""
+    """A backend whose framework is not installed; the message has the command that installs it."""
 
 
 def _name_of(error: BaseException) -> str:
-    """The name of its class, whatever its metaclass says."""
+    """The name of an error's class, which its metaclass can't change."""
     return shown(type.__dict__["__name__"].__get__(type(error)))
 
 

@@ -22,7 +22,7 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 """
 
 GRADIENT = "gradients."
-"""How the name of a gradient begins where stages and gradients stand beside each other."""
+"""Prefix of a gradient's name where stages and gradients are in one mapping."""
 
 
 def is_gradient(name: str) -> bool:
@@ -54,7 +54,7 @@ def stage_shapes(config: AttentionConfig, batch: int, query_len: int, key_len: i
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one run computed: the seven stages as NumPy arrays, and gradients where asked for.
+    """The result of one run: the seven stages as NumPy arrays, and gradients where they were asked for.
 
     A stage that an implementation does not expose is None. `gradients` is None unless the inputs
     carried a cotangent; its names are `queries`, `keys` and `values` (the layer's inputs, in their
@@ -73,14 +73,14 @@ class Trace:
     gradients: Mapping[str, NDArray] | None = field(default=None)
 
     def stages(self) -> Iterator[tuple[str, NDArray]]:
-        """(name, array) of every stage that is there, in order."""
+        """(name, array) of every stage that is not None, in order."""
         for name in STAGES:
             array = getattr(self, name)
             if array is not None:
                 yield name, array
 
     def arrays(self) -> dict[str, NDArray]:
-        """Every array that is there, by one name: the stages in order, then the gradients as "gradients.NAME".
+        """Every array by name: the stages that are not None in order, then the gradients as "gradients.NAME".
 
         >>> import numpy as np
         >>> list(Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))}).arrays())

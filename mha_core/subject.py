@@ -1,4 +1,4 @@
-"""Native: what somebody else's layer can express, and such a layer as a subject of the conformance suite.
+"""Capabilities of a framework's own layer, and such a layer as a subject of the conformance suite.
 
 Each backend's `native/subjects.py` makes the layers of its framework into subjects with this.
 """
@@ -23,7 +23,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True, init=False)
 class Capabilities:
-    """What a layer can express of the definition; everything else is a reason why a case can't be asked of it.
+    """The features of the definition that a layer can express; a case with any other can't be asked of it.
 
     Args:
         features: names of the rows of `mha_core.features.FEATURES` that it has.
@@ -58,7 +58,7 @@ class Capabilities:
         return Capabilities(*(self.features | set(more)) - set(without), only_lengths=self.only_lengths)
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
-        """None, or what the layer has no way to be told, of the config and of one call."""
+        """None, or the features of the config and of one call that the layer can't express, in words."""
         lacking = [
             row for row in table.FEATURES if row.words and row.name not in self.features and row.present(config, inputs)
         ]
@@ -105,9 +105,9 @@ class NativeSubject(ABC):
     backends.torch.native.subjects:MultiheadAttentionSubject` calls it with the dtype.
 
     Attributes:
-        name: as reports show it, such as "torch.nn.MultiheadAttention (need_weights)".
-        dtypes: what it computes in on a CPU.
-        capabilities: what it can express.
+        name: its name in reports, such as "torch.nn.MultiheadAttention (need_weights)".
+        dtypes: the dtypes in which it computes on a CPU.
+        capabilities: the features that it can express.
     """
 
     name: ClassVar[str]
@@ -121,7 +121,7 @@ class NativeSubject(ABC):
         self.dtype = dtype
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what of this case the layer has no way to be told."""
+        """None, or the features of this case that the layer can't express, in words."""
         return self.capabilities.why_not(config, inputs)
 
     @abstractmethod

@@ -24,7 +24,7 @@ Weights = Mapping[str, NDArray]
 """Canonical name -> array."""
 
 METADATA_KEY = "mha_config"
-"""Where a safetensors file holds the config, as JSON."""
+"""Metadata key of a safetensors file under which the config stands, as JSON."""
 
 
 def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
@@ -53,7 +53,7 @@ def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
 
 
 def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0) -> Weights:
-    """Random float64 weights: the same for the same config and seed.
+    """Random float64 weights; equal configs and seeds give equal weights.
 
     Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), the additive
     score's vector as a matrix with one row. Biases are `bias_scale` times standard normal numbers;
@@ -76,7 +76,7 @@ def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0)
 
 
 def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
-    """The weights in canonical order as read-only views, or SpecError for what is wrong with them.
+    """Check weights, and return them in canonical order as read-only views; SpecError if they are wrong.
 
     Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
     float32 or float16), of the right shape, and finite.
@@ -107,7 +107,7 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
 def common_dtype(weights: Weights) -> str:
     """The dtype that all the arrays have; "float32" if there are none.
 
-    Raises SpecError if they differ, which is for the caller to settle.
+    Raises SpecError if they differ: the caller then has to choose a dtype.
     """
     dtypes = sorted({str(array.dtype) for array in weights.values()})
     if len(dtypes) > 1:
@@ -116,7 +116,7 @@ def common_dtype(weights: Weights) -> str:
 
 
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
-    """Write weights and config to one safetensors file, whole or not at all.
+    """Write weights and config to one safetensors file, atomically.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)
@@ -132,7 +132,7 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
-    """Read what `save_weights` wrote.
+    """Read a file that `save_weights` wrote.
 
     Raises:
         SpecError: the file is not safetensors, is truncated, holds no config, or its arrays do

@@ -1,1 +1,1 @@
-"""Whether a difference is known: the table of deviations of layers that others wrote."""
+"""Known deviations: tables of the differences of other projects' layers from the definition."""

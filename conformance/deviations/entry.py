@@ -10,12 +10,12 @@ from typing import Any
 from packaging.requirements import Requirement
 
 EVERYTHING, EVERY_GRADIENT = "*", "gradients.*"
-"""What stands in `arrays` for every stage and gradient, and for every gradient."""
+"""Entries of `arrays` that stand for every stage and gradient, and for every gradient."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One entry: what a layer does where the definition says something else, and where that shows.
+    """One entry: a difference of a layer from the definition, and the cases that show it.
 
     Attributes:
         id: its name, in kebab-case.
@@ -27,9 +27,9 @@ class Deviation:
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.
         cases, dtypes, arrays: where it shows: in each of these cases, in each of these dtypes, some of
             these arrays are over their bound, and no others are. No cases: `probe` shows it.
-        only_where: where it happens with these versions, if not everywhere: "TensorFlow runs without oneDNN".
-            Such an entry may show, and need not.
-        probe: "package.module:function" that says in a sentence what it saw, or None if it does not happen.
+        only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
+            oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
+        probe: "package.module:function", which returns a sentence on what it saw, or None if it does not happen.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Deviation:
 
     @property
     def layer(self) -> str:
-        """The subject for a reader: framework and layer, or the spec as it is.
+        """The subject in readable form: framework and layer, or the spec itself.
 
         >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
         >>> entry.layer, entry.frameworks
@@ -61,7 +61,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """The names under which a reader may look for it: the backend's, and the packages'."""
+        """The names by which a user can select it: the backend and the packages."""
         parts = self.subject.split(".")
         own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
@@ -71,7 +71,7 @@ class Deviation:
         return tuple(map(Requirement, self.versions))
 
     def why_not_here(self) -> str:
-        """Why it can't be expected of what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
+        """Why it can't happen with what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
         for requirement in self.requirements:
             version = installed(requirement.name)
             if version is None:
@@ -86,7 +86,7 @@ class Deviation:
         return array in self.arrays or EVERYTHING in self.arrays or (is_gradient and EVERY_GRADIENT in self.arrays)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """The entry as a dict of JSON values."""
         names = ("id", "layer", "subject", "summary", "definition", "reason", "link", "probe", "only_where")
         return {
             **{name: getattr(self, name) for name in names},

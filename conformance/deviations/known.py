@@ -23,7 +23,7 @@ from conformance.judging.result import Result
 from mha_core import SpecError
 
 ENTRY_POINT_GROUP = "mha.deviations"
-"""Each names a package, whose folder has a `deviations.toml`."""
+"""Entry points of this group name packages with a `deviations.toml` in their folder."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Deviations:
     entries: tuple[Deviation, ...] = ()
     option: str = ""
 
-    def expected(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
-        """The entries that must show in this case on this subject, with what is installed.
+    def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
+        """The entries that must be seen in this case on this subject, with the installed packages.
 
         An entry names the subject as `--subject` was given, or the place where it is defined: a layer that is asked
-        for by an alias deviates as it does by its own name.
+        for by an alias has the entries of its own name.
         """
         names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
@@ -99,11 +99,11 @@ def _own() -> tuple[Deviation, ...]:
     return tuple(entries)
 
 
-def judge(result: Result, listed: Sequence[Deviation]) -> Result:
-    """The result as it is to be understood with the entries that must show in it.
+def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
+    """Apply the listed deviations to a result.
 
-    `different` becomes `deviates` if every array that differs is listed. What is listed and does not
-    happen is one more mismatch, and makes the result `different`. A subject that gave no answer has
+    `different` becomes `deviates` if every array that differs is listed. A listed deviation that was not
+    seen is one more mismatch, and makes the result `different`. A subject that gave no answer has
     `failed` whatever is listed.
     """
     if not listed or result.status == "failed":

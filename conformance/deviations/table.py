@@ -21,14 +21,14 @@ TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
 """Fields that every entry has, besides `versions`."""
 
 PLACES = ("cases", "dtypes", "arrays")
-"""Fields that say where it shows in the suite; `probe` stands in their place where no case shows it."""
+"""Fields for the cases that show it; an entry that no case shows has `probe` in their place."""
 
 GRADIENTS = (
     *("queries", "keys", "values", "past_keys", "past_values", "bias"),
     *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
     *("score.query.weight", "score.key.weight", "score.vector"),
 )
-"""What gradients are named after."""
+"""The names of inputs and weights, after which gradients are named."""
 
 SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """package.module:name."""
@@ -55,7 +55,7 @@ def read(text: str, *, source: str) -> tuple[Deviation, ...]:
 
 
 def check_ids(entries: Iterable[Deviation], *, source: str) -> None:
-    """SpecError if two entries have one id."""
+    """Raise SpecError if two entries have one id."""
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:
@@ -67,7 +67,7 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
     """The entry that a table describes.
 
     Args:
-        table: as TOML has it.
+        table: the table that TOML gives.
         number: its position, from 1, for messages.
         source: the name of the file, for messages.
 
@@ -97,7 +97,7 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
 
 
 def _places(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Where it shows: cases, dtypes and arrays, or a probe."""
+    """The fields for where it shows: cases, dtypes and arrays, or a probe."""
     given = [name for name in PLACES if name in table]
     if "probe" in table:
         if given:
@@ -125,7 +125,7 @@ def _text(where: str, name: str, value: Any) -> str:
 
 
 def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    """A list of texts, none twice; `versions` may be one text."""
+    """The value as a tuple of texts, none twice; `versions` may be a single text. SpecError for anything else."""
     found = [value] if name == "versions" and isinstance(value, str) else value
     if not isinstance(found, list) or not found:
         raise SpecError(f"{where}: {name} must be a list of texts. Got {value!r}.")

@@ -1,8 +1,8 @@
 """The suite "onnx": every backend, and ONNX's own expected numbers, judged on ONNX's test vectors.
 
-The reference and its computed bounds judge both sides, so that what agrees with the reference agrees
-with each other. A vector counts once, in the dtype that it has; a backend that does not compute in
-that dtype is given the same numbers in float32, which holds them all.
+Both sides are compared with the reference under its computed bounds, so that two sides that agree with
+it agree with each other. A vector is used once, in its own dtype; a backend that does not compute in
+that dtype gets its numbers in float32, which can represent them all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUITE = "onnx"
 
 @dataclass(frozen=True)
 class VectorSubject:
-    """ONNX's expected outputs as a subject of one case: it gives what was recorded."""
+    """ONNX's expected outputs of one vector as a subject, which returns them."""
 
     problem: Problem
     dtype: str
@@ -61,7 +61,7 @@ CATCHES = "what ONNX's test vector of this name tests"
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One problem of one vector."""
+    """One problem of one vector, and the case made of it."""
 
     vector: Vector
     case: Case
@@ -92,8 +92,9 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
 def runs(
     cases: Sequence[VectorCase], backends: Sequence[Backend], specs: Sequence[str] = (), path: str | None = None
 ) -> list[tuple[Case, Subject]]:
-    """The vectors themselves, every backend on `path` or its default ones, and every subject of one's own
-    (package.module:factory), on each case.
+    """(case, subject) for every run: each case on ONNX's own outputs, every backend and every subject in `specs`.
+
+    Backends run on `path`, or on their default paths; a spec is package.module:factory.
     """
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
     made += [partial(_backend_subject, backend, one) for backend in backends for one in paths_to_check(backend, path)]

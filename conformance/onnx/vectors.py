@@ -23,8 +23,8 @@ from mha_core.heads import merge_heads
 PREFIX = "test_attention_"
 
 SIMILARITY, CAPPED, WITH_MASK, WEIGHTS = range(4)
-"""What qk_matmul_output_mode asks for: the scaled product, that under the softcap, that with the mask
-(excluded keys at -inf), or the weights."""
+"""Values of qk_matmul_output_mode: the output is the scaled product, that with the softcap, that with the mask
+(excluded keys at -inf), or the attention weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class Vector:
     """One test case of the `onnx` package.
 
     Attributes:
-        name: without its common prefix.
-        dtype: of its inputs.
-        attributes, inputs, outputs: of the node, by ONNX's names.
+        name: its name without the common prefix.
+        dtype: the dtype of its inputs.
+        attributes, inputs, outputs: those of the node, by ONNX's names.
     """
 
     name: str
@@ -44,8 +44,10 @@ class Vector:
     outputs: Mapping[str, NDArray]
 
     def problems(self) -> dict[str, Problem]:
-        """The problem that this vector poses; and another one if it asks for scores that stand before
-        the bias or the softcap, which are the stage `scores` of a layer without these.
+        """Suffix of the case id -> problem.
+
+        There is a second problem if the vector outputs scores before the bias or the softcap: these are the stage
+        `scores` of a layer without bias and softcap.
         """
         problem = translate(self)
         found = {"": problem}
@@ -58,7 +60,7 @@ class Vector:
 
 
 def load_vectors() -> list[Vector]:
-    """Every base case of the operator that the installed `onnx` ships; its "_expanded" twins have the same numbers.
+    """Every case of the operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
 
     Raises:
         SpecError: onnx is not installed.
@@ -109,7 +111,7 @@ KNOWN_ATTRIBUTES = {
 
 
 def translate(vector: Vector) -> Problem:
-    """The vector as a layer without projections and one call of it, with ONNX's outputs as what was recorded.
+    """The vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
 
     Raises:
         SpecError: it has an attribute or an input that is not known here.
@@ -190,7 +192,7 @@ def _recorded(vector: Vector) -> dict[str, NDArray]:
 
 
 def _before_mask(vector: Vector, problem: Problem) -> Problem:
-    """The layer whose `scores` are what modes 0 and 1 ask for: without mask, and in mode 0 without softcap."""
+    """The problem whose `scores` are the output of modes 0 and 1: without mask, and in mode 0 without softcap."""
     mode = vector.attributes.get("qk_matmul_output_mode", 0)
     config = replace(problem.config, softcap=None) if mode == SIMILARITY else problem.config
     inputs = replace(problem.inputs, mask=AttentionMask())
@@ -198,5 +200,5 @@ def _before_mask(vector: Vector, problem: Problem) -> Problem:
 
 
 def as_numpy(array: NDArray) -> NDArray:
-    """The same numbers in a dtype of NumPy, which has no bfloat16: float32 holds each of them."""
+    """The array in a dtype of NumPy: bfloat16 becomes float32, which can represent all its numbers."""
     return array.astype(np.float32) if str(array.dtype) == "bfloat16" else array

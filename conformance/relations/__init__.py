@@ -1,1 +1,1 @@
-"""Relations between cases: what must hold of two calls, whatever each gives."""
+"""Metamorphic relations: properties that two calls must have together, whatever the right answers are."""

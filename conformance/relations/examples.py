@@ -1,7 +1,7 @@
 """The examples that the relations are tried on: a first problem, changed ones, and what must agree.
 
-Every function here draws an example from a random generator, for a dtype; `relation.py` says in
-words what each of them is about.
+Every function here draws an example from a random generator, for a dtype; `relation.py` describes
+each relation in words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mha_core.heads import merge_heads, split_heads
 from mha_core.weights import Weights
 
 HUGE = {"float16": 1e3}
-"""What stands in masked places instead of 1e30 where a dtype does not reach that far."""
+"""Dtype -> the large number for masked places, where 1e30 is beyond its range."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class Instance:
     """One drawn example of a relation. Heads are (B, H, Lq, dv).
 
     Attributes:
-        problem: what is run first.
-        changed: what is run next.
-        wanted: heads of `problem` -> what must come again.
-        given: heads of every changed problem -> that. Both maps are linear, so they map bounds too.
-        known: what the heads of `problem` must be, where no second run is needed to tell.
+        problem: the first problem.
+        changed: the problems that are run next.
+        wanted: maps the heads of `problem` to the array that both sides must have.
+        given: maps the heads of all changed problems to that array. Both maps are linear, so they map bounds too.
+        known: the right heads of `problem`, where these are known without a second run.
     """
 
     problem: Problem
@@ -57,7 +57,7 @@ def attention_alone(num_heads: int, head_dim: int, value_head_dim: int) -> tuple
 
 
 def _draw(rng: Rng, *, masked: bool = True, key_len: int | None = None) -> Problem:
-    """Three items, of which the first is loud; its mask and bias are (B, H, Lq, Lk), whole."""
+    """A random problem of three items, the first with large inputs; mask and bias have shape (B, H, Lq, Lk)."""
     batch, heads, query_len = 3, int(rng.integers(2, 4)), int(rng.integers(3, 7))
     key_len = int(rng.integers(4, 10)) if key_len is None else key_len
     head_dim, value_head_dim = int(rng.integers(2, 14)), int(rng.integers(2, 14))
@@ -236,7 +236,7 @@ def constant_values(rng: Rng, dtype: str) -> Instance:
 
 
 def chunks_merged(rng: Rng, dtype: str) -> Instance:
-    """Each chunk counts by its share of the sum of exponentials, from the reference's scores."""
+    """Chunks of keys, each weighted by its share of the sum of exponentials from the reference's scores."""
     problem = _draw(rng).rounded(dtype)
     key_len = problem.inputs.keys.shape[1]
     cut = int(rng.integers(1, key_len))

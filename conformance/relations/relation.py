@@ -1,8 +1,8 @@
-"""Metamorphic relations: what must hold between two runs of attention, whatever the right answer is.
+"""Metamorphic relations: properties that two runs of attention must have, whatever the right answer is.
 
-They look at attention alone: the four projections are identity matrices, which cost no rounding. A
-"bitwise" relation must hold to the last bit, for the same operations happen to the same numbers; a
-"bounded" one changes the order of a sum, so both runs may differ by the sum of their error bounds.
+They test attention alone: the four projections are identity matrices, which cause no rounding. A "bitwise"
+relation must hold to the last bit, because both runs apply equal operations to equal numbers; a "bounded"
+one changes the order of a sum, so both runs may differ by the sum of their error bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Prepare = Callable[[AttentionConfig, Weights], Run]
 
 @dataclass(frozen=True)
 class Relation:
-    """One relation: its name, what it says, and how an example of it is drawn for a dtype."""
+    """One relation: its name, its statement in words, and a function that draws an example for a dtype."""
 
     id: str
     sentence: str
@@ -53,11 +53,11 @@ def check_relation(
         relation: one of `all_relations()`.
         prepare: (config, weights) -> run(inputs) -> Trace; of the trace, `output` is read.
         dtype: the dtype that `prepare` computes in.
-        seed: which example; the same one each time.
-        precision: how it computes, if not as `Precision.of(dtype)` says.
+        seed: chooses the example.
+        precision: the precision of the computation. Default: `Precision.of(dtype)`.
 
     Returns:
-        The worst difference as a fraction of what is allowed; 0 for a bitwise relation.
+        The worst difference / allowed difference; 0 for a bitwise relation.
 
     >>> from conformance.subjects.backend import ReferenceSubject
     >>> check_relation(relation("values-negated"), ReferenceSubject().prepare, "float64", seed=0)

@@ -1,1 +1,1 @@
-"""What a run found, as text and as a page."""
+"""Reports of a run, as text and as an HTML page."""

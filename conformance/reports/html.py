@@ -1,7 +1,7 @@
 """The report as one HTML page that needs nothing else: no network, no other file.
 
-The page is made from the dict of `report.to_json`, or from what a saved JSON file holds, so that an
-old run can be looked at later.
+The page is made from the dict of `report.to_json`, or from the content of a saved JSON report, so that
+old runs can be shown too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mha_core.files.writing import write_whole
 
 
 def write_html(path: Path, report: Mapping[str, Any]) -> None:
-    """Write the page, whole or not at all.
+    """Write the page, atomically.
 
     Args:
         path: the file; an old one is replaced.
-        report: what `report.to_json` gives, or what a saved JSON report holds.
+        report: the dict of `report.to_json`, or the content of a saved JSON report.
 
     Raises:
         SpecError: `report` is no report, or one of another schema. Nothing is written.
@@ -84,7 +84,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _verdict(results: Sequence[ResultView]) -> tuple[str, str]:
-    """The worst status, and the sentence that the terminal shows too."""
+    """The worst status, and the sentence of the verdict, as on the terminal."""
     as_results: Sequence[Any] = results  # `report.verdict` looks at nothing but `status`
     statuses = [result.status for result in results]
     worst = next((status for status in ("different", "failed", "deviates", "equal") if status in statuses), "failed")
@@ -92,7 +92,7 @@ def _verdict(results: Sequence[ResultView]) -> tuple[str, str]:
 
 
 def _matrix(results: Sequence[ResultView], groups: Sequence[Group]) -> dict[str, list[list[ResultView]]]:
-    """Case -> for each group its results: none if it was not run, several if it ran more than once."""
+    """Case -> for each group the list of its results: empty if it was not run, several if it ran more than once."""
     columns = [group.column for group in groups]
     found: dict[str, dict[Column, list[ResultView]]] = {}
     for result in results:

@@ -1,6 +1,6 @@
-"""What the HTML report shows: the JSON report as rows and cells, every number as text.
+"""The data of the HTML report: the JSON report as rows and cells, with every number as text.
 
-Which colour and which sign a cell gets is decided here; how that looks stands in `templates/`.
+This module chooses the colour step and sign of each cell; `templates/` has their appearance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATUSES = {
 """Status -> its sign and its words."""
 
 HEAT_STEPS = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)
-"""Upper ends of the colours of error / allowed error. The first is exactly 0; everything over 1 is wrong."""
+"""Upper ends of the colour steps of error / allowed error. The first is exactly 0; ratios above 1 are wrong."""
 
 GRADIENT_GROUPS = ("inputs", "q_proj", "k_proj", "v_proj", "out_proj", "score")
 GRADIENT_LABELS = ("queries", "keys", "values", "weight", "bias", "query.weight", "key.weight", "vector")
@@ -115,13 +115,13 @@ class ResultView:
 
     @property
     def label(self) -> str:
-        """What a cell of the matrix says to someone who does not see the colour or the column."""
+        """The description of a cell of the matrix for screen readers: case, column, status and worst ratio."""
         worst = "" if self.worst.step is None else f", worst error / allowed error {self.worst.text}"
         return f"{self.case}, {self.column}: {self.words}{worst}"
 
     @property
     def as_text(self) -> str:
-        """What the terminal says about it."""
+        """The messages of the result, as on the terminal."""
         return "\n".join([mismatch.message for mismatch in self.mismatches] or [self.message])
 
 
@@ -153,7 +153,7 @@ class Group:
 
 
 def ratio(value: float | str | None) -> Ratio:
-    """How to show one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
+    """The text and colour of one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
 
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
@@ -172,7 +172,7 @@ def _number(value: float | str | None) -> float | None:
 
 
 def _short(number: float, digits: int) -> str:
-    """That many digits in as few characters as they take: 0.10, 1.0e-5 and not 1.0e-05, 1234 and not 1.2e3."""
+    """A number with that many digits in the fewest characters: 0.10, 1.0e-5 (not 1.0e-05), 1234 (not 1.2e3)."""
     if number == 0.0:
         return "0"
     if 10 ** (digits - 1) <= number < 10_000 and number >= 10.0:
@@ -183,7 +183,7 @@ def _short(number: float, digits: int) -> str:
 
 
 def _exact(value: float | str | None) -> str:
-    """Every digit that a float64 has."""
+    """The number with every digit of a float64."""
     number = _number(value)
     return "-" if number is None else repr(number)
 

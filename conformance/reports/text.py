@@ -18,7 +18,7 @@ from mha_core import STAGES
 from mha_core.stages import is_gradient
 
 SCHEMA_VERSION = 1
-"""Of the JSON report; a change that readers would notice raises it."""
+"""Version of the JSON report; a change that readers would notice raises it."""
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
@@ -47,7 +47,7 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
 def parity_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
 
-    What deviates as known is counted in a column of its own, and its arrays are not among the worst.
+    Known deviations are counted in a column of their own, and their arrays are left out of the worst ratios.
     """
     table = _table()
     known = any(result.status == "deviates" for result in results)
@@ -66,7 +66,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """One row per subject, dtype and device: how far from what the original implementation computed."""
+    """One row per subject, dtype and device: the distance from the recorded output of the original implementation."""
     table = _table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -84,7 +84,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
 
 
 def failure_text(result: Result) -> str:
-    """What is wrong with one result, since which stage, and how to run it again."""
+    """The differences of one result, since which stage, and the command to run it again."""
     head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
     if result.status == "failed":
         lines = [f"{head} did not run", f"  {result.message}"]
@@ -100,7 +100,7 @@ def failure_text(result: Result) -> str:
 
 
 def repeat_lines(results: Sequence[Result]) -> list[str]:
-    """What is right when it is asked once and not when it is asked again: one line for each subject."""
+    """One line for each subject that was right when it was asked once, and wrong when it was asked again."""
     return [
         f"{subject} {dtype} {text} in {len(names)} of its cases: {', '.join(names)}"
         for (subject, dtype, text), names in _cases_by(
@@ -112,7 +112,7 @@ def repeat_lines(results: Sequence[Result]) -> list[str]:
 
 
 def gradient_lines(results: Sequence[Result]) -> list[str]:
-    """Where a subject that shows gradients shows none although they were asked for: one line for each subject."""
+    """One line for each subject that gave gradients in some cases, but not in others that asked for them."""
     lines = []
     for group in _grouped(results):
         answered = [result for result in group if result.judged and result.gradients_asked]
@@ -124,7 +124,7 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
 
 
 def deviation_lines(results: Sequence[Result]) -> list[str]:
-    """What deviates as known, one line for each subject and listed deviation."""
+    """One line for each subject and known deviation that was seen."""
     return [
         f"{subject} {dtype} deviates as known in {len(names)} (mha deviations {identifier}): {', '.join(names)}"
         for (subject, dtype, identifier), names in _cases_by(
@@ -134,7 +134,7 @@ def deviation_lines(results: Sequence[Result]) -> list[str]:
 
 
 def unsupported_lines(results: Sequence[Result]) -> list[str]:
-    """What could not be expressed, one line for each subject and reason."""
+    """One line for each subject and reason why it could not express a case."""
     return [
         f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
         for (subject, dtype, message), names in _cases_by(

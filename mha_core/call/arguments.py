@@ -1,8 +1,8 @@
-"""What a call may be given in place of an array, settled once for the reference and all backends.
+"""Lists, numbers and arrays of NumPy as arguments of a call, converted in one place for the reference and all backends.
 
 The rules stand in docs/calls.md: floats come as arrays, of the layer's framework or of NumPy; integers
 and booleans also as lists and numbers, and so does the additive bias, which then takes the dtype of
-the queries. What is settled here is NumPy's and Python's; an array of a framework is left as it is.
+the queries. This module converts objects of NumPy and Python; a framework's array is returned unchanged.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
 
 _EMPTY = {"valid_lens": np.int64, "query_offset": np.int64, "allowed": np.bool_, "dropout_keep": np.bool_}
-"""The dtype of a list without elements, which has none of its own."""
+"""The dtype for an empty list, by argument."""
 
 
 def settled(name: str, given: Any) -> Any:
     """The argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
 
     Args:
-        name: of the argument, for the error.
-        given: whatever the caller gave. Arrays of NumPy come back in this machine's byte order.
+        name: the argument's name, for the error.
+        given: the argument. Arrays of NumPy are returned in this machine's byte order.
 
     Raises:
         SpecError: a list that is no array, as one of lists that are not equally long.
@@ -67,8 +67,8 @@ def is_numbers(given: Any) -> bool:
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
     """A number or a list of numbers rounded to `dtype`, in NumPy (bfloat16: in float32, which holds each of them).
 
-    What holds no real numbers, and everything beside a `dtype` that is none of DTYPES, comes back as it is, for
-    `check_call` to refuse.
+    The argument is returned unchanged if it holds no real numbers, or if `dtype` is none of DTYPES; `check_call`
+    refuses it then.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.

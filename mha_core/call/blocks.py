@@ -2,7 +2,7 @@
 
 A fast path computes a block of queries against the keys that any of them may attend to, so it never
 holds all Lq x Lk scores, and does not touch keys that `valid_lens`, `causal` or `window` exclude for
-the whole block. What stands here is known without an array of any framework.
+the whole block. This module needs no array of any framework.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Block(NamedTuple):
 
 
 class Operands(NamedTuple, Generic[Array]):
-    """What attention is computed of, block by block: as wide as the score takes them.
+    """The queries, keys and values of a fast path, in the widths that the score takes.
 
-    queries: (B, H, Lq, d). keys, values: (B, G, L, d), (B, G, L, dv) in parts that stand one after the other: the
-    past and the new ones where nobody needs them joined, else one. For the additive score, queries and keys are its
+    queries: (B, H, Lq, d). keys, values: (B, G, L, d), (B, G, L, dv) in consecutive parts: the past
+    and the new ones where they need not be joined, else one part. For the additive score, queries and keys are its
     hidden layers' inputs: S wide.
     """
 
@@ -46,7 +46,7 @@ class Operands(NamedTuple, Generic[Array]):
     values: tuple[Array, ...]
 
     def map(self, convert: Any) -> Operands[Any]:
-        """The same with `convert(array)` in place of each."""
+        """These operands with `convert(array)` in place of each array."""
         return Operands(convert(self.queries), tuple(map(convert, self.keys)), tuple(map(convert, self.values)))
 
 
@@ -55,9 +55,9 @@ def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
 
     Args:
         query_len: Lq.
-        bytes_per_query: what one more query adds to the block's scores: Lk * itemsize, times the heads that
+        bytes_per_query: bytes that one more query adds to the block's scores: Lk * itemsize, times the heads that
             are computed at once.
-        budget: bytes of scores that a block may have; what the processor's caches hold.
+        budget: most bytes of scores in a block, such as fit in the processor's caches.
 
     >>> query_block(2048, 2048 * 4, budget=2**21)
     256
@@ -78,7 +78,7 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 
 
 class Reach(NamedTuple):
-    """The keys that lengths and positions leave to each query: key j iff first <= j < stop.
+    """The keys that lengths and positions allow each query: key j iff first <= j < stop.
 
     Integers, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each leave an interval, and so
     do all of them together. `allowed` and `bias` have no part in it.
@@ -103,11 +103,11 @@ class Reach(NamedTuple):
 
 
 def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
-    """What lengths and positions leave to each query.
+    """The keys that lengths and positions allow each query.
 
     Args:
         mask: `valid_lens` and `query_offset` hold integers or arrays of NumPy.
-        sizes: of the call.
+        sizes: the sizes of the call.
 
     >>> sizes = CallSizes(batch=2, query_len=6, key_len=8)
     >>> within = reach(AttentionMask(valid_lens=np.array([3, 8]), causal=True), sizes)

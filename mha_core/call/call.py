@@ -1,4 +1,4 @@
-"""Call: everything that one call of a layer is given; LayerSpec: what it has to fit.
+"""Call: all arguments of one call of a layer. LayerSpec: the properties of the layer that they must fit.
 
 `forward`, `call` or `__call__` of each framework makes a Call of its explicit arguments, inside what is compiled
 (`causal` and `window` are static, so it is never an argument of `jax.jit` or `tf.function`); everything below takes it.
@@ -31,7 +31,7 @@ class Call(Generic[Array]):
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
-        mask: the sources of the mask, as they were given.
+        mask: the sources of the mask, as the caller gave them.
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
             the new ones; Lk then counts both, in the mask too.
@@ -51,9 +51,9 @@ class Call(Generic[Array]):
     past_values: Array | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """The same call with `convert(name, array)` in place of its floats, of `dropout_keep` and of nothing else.
+        """This call with `convert(name, array)` in place of its floats and of `dropout_keep`; the mask stays.
 
-        Lists as `dropout_keep` are arrays of NumPy by then (see `mha_core.call.arguments`).
+        A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
         """
         floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
@@ -70,14 +70,14 @@ class Call(Generic[Array]):
 
 
 class LayerSpec(NamedTuple):
-    """What a call has to fit, whatever the framework.
+    """The properties of a layer that a call must fit, in any framework.
 
     Args:
         num_heads: H.
         widths: the layer's (Dq, Dk, Dv); None where it takes any.
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may come split into heads.
-        dtype: what the layer computes in, by name; None where it takes that of its inputs.
+        dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
     """
 
     num_heads: int = 1

@@ -1,8 +1,8 @@
-"""What a call must look like, decided once for the reference and all backends.
+"""The checks of a call's arguments, made once for the reference and all backends.
 
-`check_call` looks at shapes and dtypes alone, so it also holds while a framework traces a
-function; `check_numbers` looks at values and is for calls whose values are at hand. Both raise
-SpecError with the same text whoever calls them.
+`check_call` checks shapes and dtypes alone, so it also works while a framework traces a
+function; `check_numbers` checks values, where these are known. The text of a SpecError does not
+depend on the framework.
 
 Every size, position and reach has to fit in 32 bits, which is what the narrowest of the frameworks
 counts with: `LONGEST` is the most that an axis or a window may have, and an offset lies in
@@ -38,8 +38,8 @@ def check_call(
     """Check one attention call by shapes and dtypes; return its sizes.
 
     Args:
-        call: everything that the layer is given.
-        layer: what it has to fit.
+        call: the arguments of the layer.
+        layer: the properties of the layer.
         describe: turns an array of the caller's framework, or of NumPy, into an ArraySpec; None for any other.
 
     Raises:
@@ -75,11 +75,11 @@ def check_call(
 
 
 def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
-    """Raise SpecError unless lengths and offsets lie where they may; what has passed `check_call`.
+    """Raise SpecError unless lengths and offsets are in their ranges; `check_call` must have passed.
 
     Args:
         valid_lens, query_offset: those of an AttentionMask, in NumPy; None where the values are not at hand.
-        key_len: Lk; None where it is not known: then lengths are not looked at.
+        key_len: Lk; None where it is not known: then lengths are not checked.
     """
     if valid_lens is not None and key_len is not None:
         check_valid_lens(valid_lens, key_len)
@@ -107,7 +107,7 @@ def check_dropout_keep(dropout_keep: Any, *, training: bool) -> None:
 
 
 def check_layer_dtype(name: str, dtype: str, layer_dtype: str | None) -> None:
-    """Raise SpecError unless an input has the dtype that the layer computes in: nothing is cast in silence."""
+    """Raise SpecError unless an input has the dtype that the layer computes in: nothing is cast silently."""
     if layer_dtype is not None and dtype != layer_dtype:
         raise SpecError(f"{name} must have the dtype of the layer, {layer_dtype}. Got {dtype}.")
 

@@ -1,4 +1,4 @@
-"""AttentionInputs: everything that one run of a layer is given, as NumPy arrays."""
+"""AttentionInputs: all inputs of one run of a layer, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mha_core.heads import merge_heads
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """What one run is given.
+    """The inputs of one run: the arguments of the layer, and a cotangent if gradients are asked for.
 
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
@@ -63,7 +63,7 @@ class AttentionInputs:
 
     @property
     def call(self) -> Call[NDArray]:
-        """What a layer is given of it: everything but the cotangent."""
+        """The arguments of the layer: everything except the cotangent."""
         return Call(
             *(self.queries, self.keys, self.values, self.mask, self.dropout_keep, self.past_keys, self.past_values)
         )
@@ -74,7 +74,7 @@ class AttentionInputs:
         return self.dropout_keep is not None
 
     def leaves(self) -> dict[str, NDArray]:
-        """What of one call has a gradient, by its public name: the floating-point arrays that are given.
+        """The floating-point arrays of the call, which have gradients, by their public names.
 
         >>> x = np.ones((1, 2, 6))
         >>> list(AttentionInputs(x, x, x).leaves())
@@ -84,11 +84,11 @@ class AttentionInputs:
         return {name: array for name, array in given.items() if array is not None}
 
     def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:
-        """The same call in a framework's arrays.
+        """This call in a framework's arrays.
 
         Args:
-            leaves: in place of `leaves()`, by the same names.
-            convert: makes the framework's array of any other, by its name: lengths, offsets, masks.
+            leaves: the framework's arrays in place of `leaves()`, by the names of these.
+            convert: converts every other array (lengths, offsets, masks) by its name.
         """
         mask = self.mask.map_arrays(lambda name, array: leaves[name] if name in leaves else convert(name, array))
         keep = None if self.dropout_keep is None else convert("dropout_keep", self.dropout_keep)
@@ -100,7 +100,7 @@ class AttentionInputs:
         return self.queries.ndim == 4
 
     def merged(self) -> AttentionInputs:
-        """The same inputs with the heads of queries, keys and values merged, if they are split."""
+        """These inputs with the heads of queries, keys and values merged, if they are split."""
         if not self.is_split:
             return self
         return replace(
@@ -121,7 +121,7 @@ class AttentionInputs:
         return sizes
 
     def rounded(self, dtype: str) -> AttentionInputs:
-        """The same inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
+        """These inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
         return replace(
             self,
             queries=round_to(self.queries, dtype),
@@ -134,7 +134,7 @@ class AttentionInputs:
         )
 
     def as_float64(self) -> AttentionInputs:
-        """The same numbers in float64."""
+        """These inputs with every floating-point array in float64."""
         return self.rounded("float64")
 
 

@@ -80,11 +80,11 @@ class AttentionMask:
     def with_bias_in(
         self, dtype: str, convert: Callable[[NDArray, str], Any] = lambda array, dtype: array
     ) -> AttentionMask:
-        """The same mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
+        """This mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
 
         Args:
-            dtype: of the queries, which it takes.
-            convert: makes the array that is wanted of one of NumPy (bfloat16: in float32) and the name of its dtype.
+            dtype: the dtype of the queries, which the array gets.
+            convert: makes the framework's array of a NumPy array (bfloat16: in float32) and the name of its dtype.
         """
         if not is_numbers(self.bias):
             return self
@@ -92,7 +92,7 @@ class AttentionMask:
         return replace(self, bias=convert(array, dtype) if dtype in DTYPES and array.dtype.kind == "f" else array)
 
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
-        """The same mask with `convert(name, array)` in place of every array."""
+        """This mask with `convert(name, array)` in place of every array."""
         changes = {}
         for name in ARRAY_SOURCES:
             array = getattr(self, name)
@@ -195,17 +195,17 @@ def additive_bias(mask: AttentionMask) -> NDArray:
 
 
 def _within_valid_lens(valid_lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
-    """(B, 1, 1 or Lq, Lk)."""
+    """Bool (B, 1, 1 or Lq, Lk): the keys that `valid_lens` allows."""
     return _first_keys(valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens, sizes)
 
 
 def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
-    """Lengths (B, 1 or Lq) -> (B, 1, 1 or Lq, Lk): True for so many first keys."""
+    """Lengths (B, 1 or Lq) -> (B, 1, 1 or Lq, Lk): True for that many first keys."""
     return np.arange(sizes.key_len) < lens[:, None, :, None]
 
 
 def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
-    """(1 or B, 1, Lq, Lk): `causal` and `window`."""
+    """Bool (1 or B, 1, Lq, Lk): the keys that `causal` and `window` allow."""
     offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1, 1, 1)
     position = offset + np.arange(sizes.query_len)[:, None]
     ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query

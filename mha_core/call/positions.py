@@ -52,12 +52,12 @@ def check_encoded(
     layer_dtype: str | None = None,
     describe: Callable[[Any], ArraySpec | None] = describe_array,
 ) -> ArraySpec:
-    """Check what positions are to be added to; return its shape and dtype.
+    """Check the input to which positions are added; return its shape and dtype.
 
     Args:
         x: (B, L, embed_dim), floating-point; L is at most max_len.
-        embed_dim, max_len: of the table.
-        layer_dtype: the dtype that the layer was given; None for one that takes its input's.
+        embed_dim, max_len: the sizes of the table.
+        layer_dtype: the dtype of the layer; None for one that takes its input's.
         describe: see `mha_core.call.checks.check_call`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a layer computes of one call: all seven stages, or the output alone; and what of it the caller gets."""
+"""The results of one call: all seven stages, or the output alone; and the selection that the caller gets."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Stages(NamedTuple, Generic[Array]):
 
 
 class Attended(NamedTuple, Generic[Array]):
-    """What a layer gives where nobody asks for weights: the output (B, Lq, Do), and the present if asked for."""
+    """The result of the fast path, without weights: the output (B, Lq, Do), and the present if it was asked for."""
 
     output: Array
     present: tuple[Array, Array] | None
 
 
 def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
-    """The stages that it holds, by name."""
+    """The stages of a result, by name."""
     return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 
 def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:
-    """What `forward`, `call` or `__call__` returns: the output, or a tuple of it and of what was asked for.
+    """The return value of `forward`, `call` or `__call__`: the output, or a tuple of it, the weights and the present.
 
     >>> returned(Attended("output", ("keys", "values")), return_weights=False, return_present=True)
     ('output', ('keys', 'values'))

@@ -1,4 +1,4 @@
-"""What the checks of a call need to know of its arrays, and the sizes that they find."""
+"""ArraySpec, the properties of an array that the checks of a call need, and CallSizes, which they return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Dim = int | None
 
 
 class ArraySpec(NamedTuple):
-    """What the checks need to know of an array: its shape, and its dtype by name."""
+    """The shape of an array, and its dtype by name."""
 
     shape: tuple[Dim, ...]
     dtype: str
@@ -20,7 +20,7 @@ class ArraySpec(NamedTuple):
 class CallSizes(NamedTuple):
     """The sizes of one call; key_len counts the past_len keys of a cache too.
 
-    Integers; while a framework traces, also its symbols, or None for not known yet.
+    Integers; while a framework traces, also its symbols, or None for unknown sizes.
     """
 
     batch: Any

@@ -1,1 +1,1 @@
-"""Files and what else comes from outside: written whole or not at all, read without trusting them."""
+"""Files and other data from outside: written atomically, and read without trusting them."""

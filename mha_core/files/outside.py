@@ -11,22 +11,22 @@ from typing import Any, NoReturn
 from mha_core.errors import SpecError, one_line, shown
 
 DEEPEST = 64
-"""So many lists and objects may stand in one another."""
+"""Most lists and objects that may be nested."""
 
 LARGEST_INTEGER = 2**63 - 1
-"""No size, position or count is beyond it."""
+"""The largest integer that is accepted: no size, position or count is larger."""
 
 
 def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> Any:
-    """What a text in JSON says.
+    """Parse a text in JSON that may come from anybody.
 
     Args:
-        text: as it stands in a file.
-        what: whose it is, with the file's name, for messages.
+        text: the text of the file.
+        what: the name of the text in messages, with the file's name.
         any_integer: whether integers may be beyond 64 bits, as where 10**30 stands for "no limit".
 
     Raises:
-        SpecError: it is not JSON; says a thing twice; holds NaN, an infinity, an integer beyond 64 bits or a
+        SpecError: it is not JSON; has a key twice; holds NaN, an infinity, an integer beyond 64 bits or a
             number beyond float64; or is nested deeper than DEEPEST.
 
     >>> parse_json('{"num_heads": 2}', what="config.json")
@@ -55,7 +55,7 @@ def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> An
 
 
 def parse_json_object(text: str | bytes, *, what: str, any_integer: bool = False) -> dict[str, Any]:
-    """As `parse_json`, of what must be an object. Raises SpecError for anything else."""
+    """Parse a text as `parse_json` does, and raise SpecError unless it is an object."""
     found = parse_json(text, what=what, any_integer=any_integer)
     if not isinstance(found, dict):
         raise SpecError(f"{what} must be a JSON object. Got {shown(repr(found))}.")
@@ -63,7 +63,7 @@ def parse_json_object(text: str | bytes, *, what: str, any_integer: bool = False
 
 
 def parse_toml(text: str, *, what: str) -> dict[str, Any]:
-    """What a text in TOML says. Raises SpecError as `parse_json` does.
+    """Parse a text in TOML that may come from anybody. Raises SpecError as `parse_json` does.
 
     >>> parse_toml("heads = 1e400", what="mine.toml")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Packages of somebody else's that bear the name of one of this project's, and stand in its way."""
+"""Finds packages of other projects that hide one of ours because they have its name."""
 
 from __future__ import annotations
 

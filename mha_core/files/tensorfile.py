@@ -1,8 +1,8 @@
-"""safetensors files from outside: the header checked, and sealed where this project writes one.
+"""Safe reading of safetensors files, with a seal of the header in those that this project writes.
 
-The format has no checksum, so a damaged byte in a name, a shape or a config can say another layer. What this project
-writes holds a seal in its metadata: a digest of the header, which is refused if it does not fit. Files without one
-are read as they are. Numbers are not part of it.
+The format has no checksum, so a damaged byte in a name, a shape or a config can describe another layer. Files of this
+project have a seal in their metadata: a digest of the header, and a file is refused if it does not fit. Files without
+a seal are read too. The digest does not cover the numbers.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ SEAL = "mha_seal"
 """The metadata key of the digest."""
 
 UNSEALED = "0" * 64
-"""What stands in the digest's place while it is taken."""
+"""Placeholder for the digest while it is computed."""
 
 _PLACE = re.compile(rb'"%b":"[0-9a-f]{64}"' % SEAL.encode())
-"""In a header. Texts in JSON inside it, which have their quotation marks escaped, can't look like it."""
+"""The seal in a header. Texts in JSON inside the header escape their quotation marks, so they can't match."""
 
 LONGEST_HEADER = 100_000_000
 """The safetensors package refuses a longer one."""
 
 LONGEST_NAME = 1000
-"""So many characters the name of an array may have."""
+"""Most characters that the name of an array may have."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
-        metadata: texts by their names.
-        arrays: names, in the order of the header.
-        size: of the header in bytes, with the eight that say its length.
+        metadata: name -> text.
+        arrays: names of the arrays, in the order of the header.
+        size: bytes of the header, with the eight bytes of its length.
     """
 
     metadata: Mapping[str, str]
@@ -55,12 +55,12 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """The header of a safetensors file, its seal checked.
+    """Read the header of a safetensors file, and check its seal.
 
-    What else must hold of offsets and shapes, the package safetensors checks when it opens the file.
+    The package safetensors checks offsets and shapes when it opens the file.
 
     Raises:
-        SpecError: it is not whole, says a name twice, has a name that is not printable, or does not fit its seal.
+        SpecError: it is not whole, has a name twice, has a name that is not printable, or does not fit its seal.
     """
     raw = _raw_header(Path(path))
     found = parse_json_object(raw, what=f"{path} is not a whole safetensors file: its header")
@@ -113,7 +113,7 @@ def seal_file(path: Path) -> None:
 def sealed_header(raw: bytes) -> bytes:
     """The header, of the same length, with the digest in its place and the metadata in the order of their names.
 
-    The package writes metadata in any order, and the same arrays shall make the same file.
+    The package writes metadata in any order, but equal arrays must give equal files.
     """
     header = json.loads(raw)
     metadata = dict(sorted(header.pop("__metadata__").items()))
@@ -123,14 +123,14 @@ def sealed_header(raw: bytes) -> bytes:
 
 
 def check_name(where: object, name: str) -> None:
-    """SpecError unless the name of an array, which stands in the file `where`, is printable and not endless."""
+    """Raise SpecError unless the name of an array in the file `where` is printable and not too long."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
         rule = f"must be printable and at most {LONGEST_NAME} characters long"
         raise SpecError(f"{where}: the name of an array {rule}. Got {shown(repr(name))}.")
 
 
 def _digest(raw: bytes) -> str:
-    """Of the header with UNSEALED in the place of the seal."""
+    """The digest of a header with UNSEALED in place of its seal."""
     return hashlib.sha256(_PLACE.sub(b'"%b":"%b"' % (SEAL.encode(), UNSEALED.encode()), raw)).hexdigest()
 
 
@@ -144,5 +144,5 @@ def _raw_header(path: Path) -> bytes:
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """The arrays as the format takes them: it writes the underlying buffer, so a view is laid out first."""
+    """The arrays made contiguous, because the format writes the underlying buffer of a view."""
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

@@ -1,7 +1,7 @@
-"""Files that a user asks for: checked before any work, then there whole or not at all.
+"""Write files that a user asks for: the path is checked before any work, and the file is written atomically.
 
-A path is followed through its links, and what is replaced keeps its mode. What is no regular file (a device, a pipe)
-is written into, never replaced. A file of several names (hard links) is replaced under the name that was given alone.
+Links in a path are followed, and a replaced file keeps its mode. A device or pipe is written into, never replaced. A
+file with several hard links is replaced under the given name alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mha_core.errors import SpecError
 
 
 def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") -> Path:
-    """Where a file will be written, as an absolute path: it stays what it is if the current folder changes.
+    """Check that a file can be written, and return its absolute path, which holds if the current folder changes.
 
     Args:
-        path: what the user named.
-        what: who needs the file, as messages begin: "--json".
-        force: if a regular file may not be replaced without being asked: how one asks.
+        path: the path that the user gave.
+        what: the beginning of messages, such as the option "--json".
+        force: how the user can allow that an existing file is replaced; "" if that is always allowed.
 
     Raises:
         SpecError: it is a folder, its folder is not there or can't be written to, or the file is there already.
@@ -61,7 +61,7 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
 
 
 def check_different(**named: Path | None) -> None:
-    """SpecError if two of these files are the same one; a device may be named twice.
+    """Raise SpecError if two of these paths are one file; a device may be named twice.
 
     >>> check_different(json=Path("report"), html=Path("./report"))
     Traceback (most recent call last):
@@ -117,13 +117,13 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as JSON, whole or not at all. NaN and infinity become strings: JSON has none."""
+    """Write `value` as JSON, atomically. NaN and infinity become strings, because JSON has neither."""
     text = json.dumps(jsonable(value), indent=1, allow_nan=False, ensure_ascii=False)
     write_whole(path, f"{text}\n".encode())
 
 
 def jsonable(value: Any) -> Any:
-    """The same with strings for NaN and infinity, and lists for tuples.
+    """The value with strings in place of NaN and infinity, and lists in place of tuples.
 
     >>> jsonable({"worst": float("inf"), "sizes": (2, 3)})
     {'worst': 'inf', 'sizes': [2, 3]}
@@ -138,7 +138,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """The absolute path without links; of what is special its own, as a pipe behind /dev/stdout has no other."""
+    """The absolute path with links resolved; for a device or pipe without, because /dev/stdout may lead to no path."""
     return Path(os.path.abspath(path) if _is_special(Path(path)) else os.path.realpath(path, strict=False))
 
 
@@ -172,7 +172,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _opened(target: Path) -> IO[bytes]:
-    """Something special, to be written to. What is open already goes on where it is, after what was printed to it."""
+    """Open a device or pipe for writing; one that this process has open is continued after its printed text."""
     number = _descriptor(target)
     if number is None:
         return target.open("wb")

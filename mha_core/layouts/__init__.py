@@ -1,4 +1,4 @@
-"""How other layers name, shape and pack their attention weights: to canonical weights and back, in NumPy alone."""
+"""Layouts: convert the names, shapes and packing of other layers' weights to canonical weights and back, in NumPy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Layouts(Mapping[str, Layout]):
 
 
 def _of_other_packages(own: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Those that entry points of group "mha.layouts" name. BackendError for one that is none, or has a name of ours."""
+    """The layouts of the entry points "mha.layouts". BackendError for another object, or one with a name of ours."""
     found = {}
     for name, entry_point in declared(ENTRY_POINT_GROUP, "a layout").items():
         try:

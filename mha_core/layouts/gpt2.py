@@ -1,7 +1,7 @@
 """Layouts of GPT-2's attention in Hugging Face's three frameworks: its Conv1D, self-attention and cross-attention.
 
-The names are the same and the shapes are not: PyTorch's Conv1D keeps (in, out), TensorFlow's the same with biases
-of shape (1, out), and Flax's a kernel (out, in), which it transposes in every call.
+They have equal names, but different shapes: PyTorch's Conv1D keeps (in, out), TensorFlow's also (in, out), but with
+biases of shape (1, out), and Flax's a kernel (out, in), which it transposes in every call.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """The gradients in canonical names, order and shapes; copies, in the gradients' dtype.
 
-    They may be NaN or infinite, which weights may not. So the layout is not given them but the number of each
-    place, and says where that goes: it moves numbers and never changes one. What a layer with one switch for
-    several biases has besides those of the config is left out.
+    Gradients may be NaN or infinite, which weights may not. So the layout is given the number of each place
+    instead, and the gradients follow these: a layout moves numbers and never changes one. Biases that the config
+    lacks, but a layer with one switch for several biases has, are left out.
 
     Args:
-        layout: that of the layer.
-        config: of the weights that the layer was made from.
+        layout: the layout of the layer.
+        config: the config of the weights from which the layer was made.
         gradients: one for each of the layer's arrays, by relative name.
 
     Raises:

@@ -20,7 +20,7 @@ class KernelLayout(Layout):
     biases (H, d), (G, d), (G, dv), (Do,), all of them or none.
 
     Args:
-        out: what the output projection is called.
+        out: the name of the output projection.
         grouped: whether there may be fewer key and value heads than query heads.
         own_value_width: whether value heads may have another width than query and key heads.
     """

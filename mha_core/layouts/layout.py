@@ -1,6 +1,6 @@
-"""Layout: how one kind of layer names and shapes its attention weights, and the way to canonical ones and back.
+"""Layout: the names and shapes of one kind of layer's weights, and their conversion to canonical ones and back.
 
-A layout is a fact about somebody else's layer, in NumPy alone: it moves numbers and never changes one.
+A layout describes another project's layer, in NumPy alone: it moves numbers and never changes one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Layout(ABC):
     """One layout. Arrays are named relative to the layer: "in_proj_weight", "query/kernel".
 
     Attributes:
-        name: as `mha convert --from` takes it.
+        name: its name for `mha convert --from`.
         summary: whose layout it is, in a line.
-        separator: what stands between the parts of a name, and between a layer's prefix and the name.
-        required: names that every layer of this layout has; the output projection's is the last.
-        optional: names that it may have besides; likewise.
-        foreign: names that show that it is a layer of another layout, though it has all that are required.
+        separator: the separator of the parts of a name, and of a layer's prefix and the name.
+        required: names that every layer of this layout has; that of the output projection is the last.
+        optional: names that it may have besides; that of the output projection is the last.
+        foreign: names that only layers of another layout have, even if they have all required names.
         framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
     """
@@ -79,8 +79,8 @@ class Layout(ABC):
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Prefix -> the required arrays that `names` lacks there; () where it holds a whole layer.
 
-        Wherever there is an array that queries, keys or values are computed with, be it a bias. An output
-        projection alone is no place: other modules have such names too.
+        A prefix is listed if it has any array of the projections of queries, keys and values, even a bias. An output
+        projection alone does not count, because other modules have such names too.
 
         >>> from mha_core.layouts import get
         >>> get("torch-separate").places(["0.q_proj_weight", "0.v_proj_weight", "0.out_proj.weight", "out_proj.weight"])
@@ -104,14 +104,14 @@ class Layout(ABC):
         return found
 
     def names_of(self, prefix: str, names: Iterable[str]) -> dict[str, str]:
-        """Relative name -> full name, of the arrays that the layer at `prefix` has. A mapping or a set is quick."""
+        """Relative name -> full name, for the arrays of the layer at `prefix`. `names` should be a mapping or a set."""
         start = prefix + self.separator if prefix else ""
         there = names if isinstance(names, (Mapping, Set)) else set(names)
         wanted = (*self.required, *self.optional)
         return {name: start + name for name in wanted if start + name in there}
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether a layer's matrices, those that are there, have as many axes as the layout's, by relative name.
+        """Whether the given matrices, by relative name, have as many axes as those of the layout.
 
         Layouts that carry the heads have them in an axis of their own.
         """
@@ -201,7 +201,7 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
 
 
 def zero_filled(config: AttentionConfig, weights: Mapping[str, NDArray], *projections: str) -> list[NDArray] | None:
-    """The biases of `projections`, zeros for those that are not there; None if none is."""
+    """The biases of `projections`, with zeros for missing ones; None if all are missing."""
     if not any(f"{projection}.bias" in weights for projection in projections):
         return None
     found = []

@@ -19,9 +19,9 @@ class MatrixLayout(Layout):
     Args:
         names: canonical projection -> its name in the layer.
         transposed: whether matrices are (in, out), as `x @ kernel` has them.
-        weight, bias: what a matrix and a bias are called below the projection.
+        weight, bias: the names of a matrix and a bias below the projection.
         biases: the projections that can have a bias.
-        all_or_none: sets of projections that have their biases together or not at all.
+        all_or_none: sets of projections that have either all their biases or none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MatrixLayout(Layout):
         return arrays
 
     def _bias_of(self, projection: str, weights: Weights) -> NDArray | None:
-        """Its own bias; zeros if it has none but another that shares its switch has one."""
+        """The bias of a projection; zeros if it has none, but another projection with the same switch has one."""
         own = weights.get(f"{projection}.bias")
         together = next((group for group in self.all_or_none if projection in group), ())
         if own is None and any(f"{other}.bias" in weights for other in together):
@@ -100,7 +100,7 @@ HUGGING_FACE = {
 """Layout -> its modules. BART's are this project's own."""
 
 ALL_OR_NONE = {"bert": (PROJECTIONS,), "vit": (PROJECTIONS[:3],), "distilbert": (PROJECTIONS,)}
-"""Layout -> which of its biases are there together."""
+"""Layout -> sets of projections that have either all their biases or none."""
 
 
 def _kernels(name: str, of: str, modules: Mapping[str, str]) -> MatrixLayout:

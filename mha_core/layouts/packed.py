@@ -1,4 +1,4 @@
-"""Layouts that pack several projections into one matrix: each says in which order its rows stand."""
+"""Layouts that pack several projections into one matrix, each with its own order of rows."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Also as many rows as the pack needs, where other layers have the same names."""
+        """As `Layout.fits`; where other layers have equal names, the numbers of rows must fit the pack too."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)

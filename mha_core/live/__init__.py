@@ -1,1 +1,1 @@
-"""Whether a live layer computes what its parameters say: probes, and what rounding explains."""
+"""Check that a live layer computes what its parameters mean: probes, and the error that rounding allows."""

@@ -1,8 +1,8 @@
-"""Probes of live layers: whether a layer computes what was read from it, seen by running it on a few small inputs.
+"""Probes of live layers: run a layer on a few small inputs, to check that it computes what was read from it.
 
-Weights and a class say what a layer would compute if it were that class and nothing else. A subclass, a hook, an
-adapter beside a weight (LoRA), a replaced function say otherwise, and no list of them is complete; but the layer is
-there. `check_reading` draws inputs, has the caller run the layer on them, and compares with the reference.
+Class and weights determine what a layer computes only if nothing changes it: a subclass, a hook, an adapter beside a
+weight (LoRA) or a replaced function may, and no list of such changes is complete. But the layer itself can be run.
+`check_reading` draws inputs, has the caller run the layer on them, and compares with the reference.
 
 (Not to be confused with the `probes.py` of the backends, which show known deviations of frameworks.)
 """
@@ -31,16 +31,16 @@ from mha_core.stages import STAGES
 from mha_core.weights import Weights, check_weights
 
 RunProbe = Callable[[AttentionInputs], Mapping[str, NDArray]]
-"""Runs the live layer: inputs in NumPy -> what it shows by stage, `output` (B, Lq, Do) at least."""
+"""Runs the live layer: inputs in NumPy -> its results by stage, at least `output` (B, Lq, Do)."""
 
 SWITCH = "probe=False hands its weights out all the same"
-"""How to go without a probe, for messages."""
+"""How to skip the probe, for messages."""
 
 SPREAD = 2.0
-"""The deviation that scores are given: large enough for a wrong scale to show, and no row all of one key."""
+"""Standard deviation of the scores: a wrong scale shows, but no row attends to one key alone."""
 
 LARGEST = 2.0**11
-"""Nothing that a float16 layer computes is to get larger, so that none of its sums overflows."""
+"""Largest number in a float16 layer's stages, so that none of its sums overflows."""
 
 STEPS = 12
 """Powers of two to which the inputs may be scaled, up and down."""
@@ -48,12 +48,12 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Words:
-    """What a live layer can be told.
+    """The arguments that a live layer can take.
 
     Attributes:
         cross: whether keys may have another length than queries, and be another input.
         values: whether values may be another input than keys.
-        masks: which of the mask's sources it can be told: "valid_lens", "allowed", "causal", "bias".
+        masks: the sources of a mask that it can take: "valid_lens", "allowed", "causal", "bias".
     """
 
     cross: bool = True
@@ -63,7 +63,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Probe:
-    """One call: its sizes, which source its mask has, and how much larger its inputs are than others'."""
+    """One call: its sizes, the source of its mask, and a factor on its inputs."""
 
     batch: int
     query_len: int
@@ -85,7 +85,7 @@ PROBES = (
     Probe(1, 6, 4, "causal"),
     Probe(1, 3, 6, "bias"),
 )
-"""The calls; those whose mask a layer can't be told are left out."""
+"""The calls; those with a mask that a layer can't take are left out."""
 
 
 def check_reading(
@@ -100,16 +100,16 @@ def check_reading(
 ) -> None:
     """Run a live layer on the probes, and raise SpecError unless it computes what these weights say.
 
-    Rows that may attend to no key are left out: what stands there is a known deviation of every framework.
+    Rows that may attend to no key are left out, because every framework deviates from the definition there.
 
     Args:
-        name: of the layer, for the message.
-        config, weights: what was read from it.
-        run: runs it. It has to leave the layer as it was; this here takes care of NumPy's and Python's random
-            state, and of warnings.
-        dtype: in which the layer computes, by name; inputs and weights are rounded to it first.
-        words: what the layer can be told.
-        meant: what a call with these inputs asks of this layer, where that is something else: a window of its own.
+        name: the layer's name, for the message.
+        config, weights: the layer as it was read.
+        run: runs the layer, and must leave it unchanged; `check_reading` itself restores the random states of NumPy
+            and Python, and suppresses warnings.
+        dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
+        words: the arguments that the layer can take.
+        meant: the inputs that a call of this layer means, where they differ, as with a window of its own.
 
     Raises:
         SpecError: it computes something else (the message has the first difference), or could not be run.
@@ -153,7 +153,7 @@ differ). probe=False hands its weights out all the same
 
 
 def cannot_run(name: str, reason: str) -> SpecError:
-    """What to raise where a layer can't be run on a probe.
+    """The SpecError for a layer that can't be run on a probe.
 
     >>> print(cannot_run("Mine", "it has no numbers yet"))
     Mine can't be run to see whether it computes what its weights say: it has no numbers yet. probe=False hands \
@@ -164,7 +164,7 @@ its weights out all the same
 
 @contextmanager
 def as_it_was() -> Iterator[None]:
-    """Python's and NumPy's random state stay as they were, and no warning comes out."""
+    """A context that restores Python's and NumPy's random states, and suppresses warnings."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
@@ -178,7 +178,7 @@ def as_it_was() -> Iterator[None]:
 def _draw(
     probe: Probe, config: AttentionConfig, words: Words, factor: float, dtype: str, rng: np.random.Generator
 ) -> tuple[Probe, AttentionInputs]:
-    """Inputs of a probe in what the layer can be told, and the probe as it came out."""
+    """Random inputs of a probe that the layer can take, and the probe with its final sizes."""
     same = config.query_dim == config.key_dim == config.value_dim
     if not words.cross or (probe.self_attention and same):
         length = max(probe.query_len, probe.key_len)
@@ -197,7 +197,7 @@ def _draw(
 
 
 def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
-    """Each with a key for every row."""
+    """The mask of a probe, with at least one key for every row."""
     shape = (probe.batch, 1, probe.query_len, probe.key_len)
     if probe.mask == "valid_lens":
         return AttentionMask(valid_lens=np.arange(probe.batch) * 2 + probe.key_len - 2 * probe.batch + 1)
@@ -211,7 +211,7 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
 
 
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
-    """What the reference computes from float64 weights: without the copies of them that `run_state` makes each time."""
+    """The reference's State from float64 weights, without the copies that `run_state` makes each time."""
     state = State(config=config, parameters=weights, inputs=inputs.as_float64(), sizes=inputs.check(config))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for name, step in FORWARD.items():
@@ -250,7 +250,7 @@ def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.rando
 def _first_difference(
     found: Mapping[str, NDArray], state: State, dtype: str, squares: Mapping[str, NDArray]
 ) -> str | None:
-    """The first stage that is not what the reference computed, in words."""
+    """The first stage that differs from the reference's, in words; None if none does."""
     allowed_error = rounding_error(state, dtype, squares)
     has_key = state["allowed"].any(axis=-1)  # (B, H, Lq)
     for stage in ("weights", "heads", "output"):

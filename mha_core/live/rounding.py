@@ -1,9 +1,9 @@
-"""How far rounding alone moves what a layer computes: an estimate for short sequences, made with the reference.
+"""Estimate how far rounding alone can move a layer's results, for short sequences, with the reference.
 
-The conformance suite has true bounds; this has what is enough to tell another computation from another rounding,
-and needs nothing but the reference. Every rounding counts as independent and as large as it can be: its square is
+The conformance suite has true bounds; this estimate needs nothing but the reference, and is enough to tell a different
+computation from different rounding. Every rounding counts as independent and as large as it can be: its square is
 carried on through the steps to first order, as a variance is, and `SIGMAS` roots of the sum are allowed. Roundings are
-at most half as large on average, so that they would have to fall out more than ten deviations off together; where
+at most half as large on average, so they would have to be more than ten deviations off together to exceed this; where
 scores are so far off that an exponential is not linear any more, everything between the values is allowed.
 """
 
@@ -22,7 +22,7 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 """The largest relative error of rounding to a dtype."""
 
 SMALLEST = {"float64": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
-"""What is as small may become 0, or lies in steps of this size; weights do in float32 at the latest."""
+"""Numbers below this may become 0 or are rounded to multiples of it; weights at least as in float32."""
 
 SIGMAS = 8.0
 """How many deviations are allowed, as in the suite's own probabilistic bounds."""
@@ -34,7 +34,7 @@ EXPONENTIAL = 4.0
 """The error of an exponential in units in the last place."""
 
 LINEAR = 0.5
-"""Up to here a relative error of the exponential is as good as that of the score."""
+"""Up to this error of a score, the relative error of its exponential is nearly the same number."""
 
 
 def rounding_error(
@@ -43,9 +43,9 @@ def rounding_error(
     """The error allowed in each element of `weights`, `heads` and `output` of a layer with scaled dot products.
 
     Args:
-        state: what the reference computed, from numbers of `dtype`.
-        dtype: in which the layer computes, by name.
-        squared_parameters: the squares of `state.parameters`, where they are at hand.
+        state: the reference's State, from numbers of `dtype`.
+        dtype: the dtype in which the layer computes, by name.
+        squared_parameters: the squares of `state.parameters`, if the caller has them.
 
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config, x = AttentionConfig(6, 2), np.linspace(-1.0, 1.0, 24).reshape(1, 4, 6)
@@ -102,7 +102,7 @@ def rounding_error(
 
 
 def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None = None) -> NDArray:
-    """What squared errors (..., m, n) become in the product with factors (..., n, k).
+    """Squared errors of a product (..., m, k), from those of its left factor (..., m, n) and factors (..., n, k).
 
     Independent errors add up by their squares; those that one wrong number went into, as in a matrix with equal
     rows, by the signs of their factors.
