@@ -16,21 +16,23 @@ from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
 
 Array = TypeVar("Array")
+Part = TypeVar("Part")
 
 SMALLEST_BLOCK = 32
 """Queries below which a block's matrix products are no longer worth their overhead."""
 
 
-class Block(NamedTuple):
+class Block(NamedTuple, Generic[Part]):
     """A part of all scores (B, H, Lq, Lk): a slice of each axis.
 
-    A slice's ends are integers; in a TensorFlow graph, where a size is not known yet, scalars of the graph.
+    A slice's ends are integers. In a TensorFlow graph a part may start at a scalar of the graph although its size is
+    known; there each is a `backends.tf.ops.cuts.Span` of a start and a size, or None for the whole axis.
     """
 
-    items: slice
-    heads: slice
-    queries: slice
-    keys: slice
+    items: Part
+    heads: Part
+    queries: Part
+    keys: Part
 
 
 class Operands(NamedTuple, Generic[Array]):
