@@ -11,8 +11,11 @@ import tensorflow as tf
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import canonical, from_weights, variables
-from mha_core.backend import Backend, Run
+from mha_core.backend import BLOCK, Backend, Run
+from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.call.results import exposed
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
@@ -43,52 +46,45 @@ class TensorFlowBackend(Backend):
         with tf.device(tf_device):
             layer = from_weights(config, weights, dtype=dtype)
 
-        call = layer.stages if path in ("eager", "compiled") else layer.attend
+        run_call = layer.stages if path in ("eager", "compiled") else layer.attend
         if path == "blocks":
-            call = partial(layer.attend, query_block=2)
+            run_call = partial(layer.attend, query_block=BLOCK)
 
         def compute(
-            floats: dict[str, tf.Tensor], others: dict[str, Any], cotangent: tf.Tensor | None
-        ) -> tuple[Any, Any]:
-            """What the path computes; with a cotangent also the gradients of `floats` and of the layer's variables."""
-            training = others["dropout_keep"] is not None
+            leaves: dict[str, tf.Tensor], others: dict[str, Any], training: bool, cotangent: tf.Tensor | None
+        ) -> tuple[dict[str, tf.Tensor], Any]:
+            """What the path exposes; with a cotangent also the gradients of the leaves and of the layer's variables."""
             with tf.GradientTape() as tape:
-                tape.watch(floats)
-                computed = call(**floats, **others, training=training)
+                tape.watch(leaves)
+                made = run_call(_call_of(leaves, **others), training=training)
             if cotangent is None:
-                return computed, None
+                return exposed(made), None
             # 0 where no path leads to a leaf
-            leaves = floats, variables(layer)
             zero = tf.UnconnectedGradients.ZERO
-            return computed, tape.gradient(computed.output, leaves, cotangent, unconnected_gradients=zero)
+            sources = leaves, variables(layer)
+            return exposed(made), tape.gradient(made.output, sources, cotangent, unconnected_gradients=zero)
 
         if path in COMPILED:
             compute = tf.function(compute, jit_compile=COMPILED[path])
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
-                floats = {
-                    name: to_tensor(array, tf_dtype)
-                    for name, array in (
-                        ("queries", inputs.queries),
-                        ("keys", inputs.keys),
-                        ("values", inputs.values),
-                        ("past_keys", inputs.past_keys),
-                        ("past_values", inputs.past_values),
-                        ("bias", inputs.mask.bias),
-                    )
-                    if array is not None
-                }
-                mask = inputs.mask.map_arrays(lambda _, array: tf.constant(array))
-                keep = None if inputs.dropout_keep is None else tf.constant(inputs.dropout_keep)
-                others = {name: value for name, value in vars(mask).items() if name not in floats}
+                leaves = {name: to_tensor(array, tf_dtype) for name, array in inputs.leaves().items()}
+                call = inputs.call_with(leaves, lambda _, array: tf.constant(array))
+                others = {**vars(call.mask), "bias": None, "dropout_keep": call.dropout_keep}
                 cotangent = None if inputs.cotangent is None else to_tensor(inputs.cotangent, tf_dtype)
-                computed, found = compute(floats, {**others, "dropout_keep": keep}, cotangent)
-            arrays: Any = {name: to_numpy(array) for name, array in computed._asdict().items() if array is not None}
+                stages, found = compute(leaves, others, inputs.is_training, cotangent)
+            arrays: Any = {name: to_numpy(stage) for name, stage in stages.items()}
             if found is None:
                 return Trace(**arrays)
-            d_floats, d_variables = found
-            by_name = {name: to_numpy(gradient) for name, gradient in d_floats.items()}
+            d_leaves, d_variables = found
+            by_name = {name: to_numpy(gradient) for name, gradient in d_leaves.items()}
             return Trace(**arrays, gradients={**by_name, **canonical(d_variables)})
 
         return run
+
+
+def _call_of(leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, **sources: Any) -> Call[tf.Tensor]:
+    """The call with these leaves and other sources of its mask, made where it is traced: it can't be an argument."""
+    mask = AttentionMask(**{**sources, "bias": leaves.get("bias")})
+    return Call(mask=mask, dropout_keep=dropout_keep, **{name: leaves.get(name) for name in FLOATS})

@@ -8,52 +8,96 @@ import keras
 import tensorflow as tf
 
 from backends.tf.fast.attend import attend_in_blocks
-from backends.tf.fast.scoring import Scoring, additive_scoring, dot_scoring
-from backends.tf.layers import AttentionLayer
 from backends.tf.ops.additive import AdditiveScore
-from backends.tf.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.tf.ops.framework import as_tensor, spec_errors_kept
-from backends.tf.ops.masks import Shape, allowed_keys, as_tensors, build_mask, input_widths
-from mha_core.call.arguments import settled
-from mha_core.call.checks import check_dropout_keep, check_same_width
-from mha_core.call.masks import keep_for_one_head
+from backends.tf.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.tf.ops.framework import Shape, spec_errors_kept
+from backends.tf.ops.layer import AttentionLayer, input_widths
+from backends.tf.ops.masks import Mask, Window, build_mask
+from mha_core.call.blocks import Operands
+from mha_core.call.call import Call, LayerSpec
+from mha_core.call.checks import check_same_width
+from mha_core.call.masks import AttentionMask
 from mha_core.config import check_size
 from mha_core.errors import SpecError
 
 
-def _insert_head(array: Any) -> Any:
-    """(B, ...) -> (B, 1, ...); of what is to be refused, an array of NumPy, too."""
-    return array[:, None]
-
-
 class _AttentionWithoutHeads(AttentionLayer):
-    """What DotProductAttention and AdditiveAttention share: everything but the score."""
+    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
 
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
+    def _project(self, call: Call[tf.Tensor], mask: Mask) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Queries (B, 1, Lq, Dq), keys (B, 1, Lk, Dk) and values (B, 1, Lk, Dv), as they are: nothing projects them."""
+        queries = call.queries[:, None]  # (B, 1, Lq, Dq)
+        keys = zero_padding(call.keys, mask)[:, None]  # (B, 1, Lk, Dk)
+        values = zero_padding(call.values, mask)[:, None]  # (B, 1, Lk, Dv)
+        return queries, keys, values
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
-        """The same as `_score`, for blocks."""
-        raise NotImplementedError  # each subclass has its own
+    @spec_errors_kept()
+    def call(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        valid_lens: tf.Tensor | None = None,
+        *,
+        allowed: tf.Tensor | None = None,
+        bias: tf.Tensor | None = None,
+        causal: bool = False,
+        query_offset: int | tf.Tensor = 0,
+        window: Window | None = None,
+        dropout_keep: tf.Tensor | None = None,
+        past_keys: tf.Tensor | None = None,
+        past_values: tf.Tensor | None = None,
+        return_weights: bool = False,
+        return_present: bool = False,
+        training: bool | None = None,
+    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+        """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
-    def _attend(self, queries, keys, values, sources, dropout_keep, past, training, return_weights, return_present):
-        sources = as_tensors(sources, queries).for_one_head(_insert_head)
-        keep = keep_for_one_head(as_tensor(settled("dropout_keep", dropout_keep)), _insert_head)
-        check_dropout_keep(keep, training=training)
-        dtype = self.compute_dtype if self.weights else None
-        mask = build_mask(queries, keys, values, sources, keep, *past, num_heads=1, widths=self._widths, dtype=dtype)
+        The arguments are those of `MultiHeadAttention.call`, with weights (B, Lq, Lk): `allowed` and `bias` broadcast
+        to that shape, and `dropout_keep` has it. A past and a present are heads, and refused.
+
+        Returns:
+            The output (B, Lq, Dv), or the pair (output, weights).
+
+        Raises:
+            SpecError: before any arithmetic, naming what does not fit.
+        """
+        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        call = self._placed(Call(queries, keys, values, sources, dropout_keep, past_keys, past_values), training)
+        mask = build_mask(call, self._spec())
         if return_present:
             raise SpecError("return_present needs a layer with heads; this one has none.")
-        q = _insert_head(queries)  # (B, 1, Lq, Dq)
-        k, v = (_insert_head(zero_padding(x, mask)) for x in (keys, values))  # (B, 1, Lk, Dk), (B, 1, Lk, Dv)
+        queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         if not return_weights:
-            scoring = self._scoring(q, k)
-            return (attend_in_blocks(q, k, v, (None, None), scoring, mask, self.dropout, training)[:, 0],)
-        scores = add_bias(self._score(q, k), mask.bias)  # (B, 1, Lq, Lk)
-        weights = masked_softmax(scores, allowed_keys(mask))  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, self.dropout, training), v)  # (B, 1, Lq, Dv)
+            operands = self._operands(queries, (keys,), (values,))
+            return attend_in_blocks(operands, self._score(), mask, self.dropout, bool(training))[:, 0]
+        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
+        weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
+        kept = drop(weights, mask, self.dropout, bool(training))  # (B, 1, Lq, Lk)
+        heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
+
+    def _placed(self, call: Call[Any], training: bool | None) -> Call[Any]:
+        """The call in tensors, as of one head; SpecError for a keep-mask outside training."""
+        return super()._placed(call, training).for_one_head(lambda array: array[:, None])
+
+    def _spec(self) -> LayerSpec:
+        """What a call has to fit: the widths and the dtype that the parameters have."""
+        return LayerSpec(widths=self._widths, dtype=self._dtype())
+
+    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _operands(
+        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
+    ) -> Operands[tf.Tensor]:
+        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _score(self) -> Score:
+        """How the fast path scores what `_operands` gives it."""
+        raise NotImplementedError  # each subclass has its own
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -78,12 +122,17 @@ class DotProductAttention(_AttentionWithoutHeads):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
 
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         return dot_score(queries, keys, self._scale(queries, keys))
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
-        scale = self._scale(queries, keys)
-        return dot_scoring(1.0)._replace(query=lambda x: x * scale)
+    def _operands(
+        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
+    ) -> Operands[tf.Tensor]:
+        # In the dtype of the inputs, as the stages scale them; blocks compute in a wider one.
+        return Operands(queries * self._scale(queries, keys[0]), keys, values)
+
+    def _score(self) -> Score:
+        return Score()
 
     def _scale(self, queries: tf.Tensor, keys: tf.Tensor) -> float | tf.Tensor:
         check_same_width(queries.shape[-1], keys.shape[-1])
@@ -129,8 +178,13 @@ class AdditiveAttention(_AttentionWithoutHeads):
         widths = dict(zip(("query_dim", "key_dim"), self._given_widths[:2], strict=True))
         return {**super().get_config(), "score_dim": self.score.score_dim, "dropout": self.dropout.rate, **widths}
 
-    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         return self.score(queries, keys)
 
-    def _scoring(self, queries: tf.Tensor, keys: tf.Tensor) -> Scoring:
-        return additive_scoring(self.score, queries.dtype)
+    def _operands(
+        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
+    ) -> Operands[tf.Tensor]:
+        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
+
+    def _score(self) -> Score:
+        return Score(vector=tf.cast(self.score.vector, self.compute_dtype))

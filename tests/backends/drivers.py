@@ -103,7 +103,8 @@ class TensorFlowDriver(Driver):
         return layer(*arrays, **keywords, training=training)
 
     def _ask(self, method, layer, arrays, training, keywords):
-        return getattr(layer, method)(*arrays, **keywords, training=training)
+        call, others = as_call(arrays, keywords)
+        return getattr(layer, method)(call, **others, training=training)
 
 
 class JaxDriver(Driver):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras import ops
 
-from backends.tf.ops.masks import Mask, Span, cut_source
-from mha_core.call.blocks import SMALLEST_BLOCK, query_block, query_blocks
+from backends.tf.ops.cuts import Span, cut_source
+from backends.tf.ops.masks import Mask, Part
+from mha_core.call.blocks import SMALLEST_BLOCK, Block, query_block, query_blocks
 
 BUDGET = 2**23
 """Bytes of one block's scores: what the caches hold, and the allocator has at hand without asking for fresh pages."""
@@ -54,50 +55,55 @@ class Blocks(NamedTuple):
 
             _, arrays, sums = tf.while_loop(lambda index, *_: index < count, body, (0, arrays, sums), None, 1)
             blocks = [tuple(_joined(array.stack()) for array in arrays), last]
-        return tuple(_concat(x, 2) for x in zip(*blocks, strict=True)), sums
+        return tuple(concat(x, 2) for x in zip(*blocks, strict=True)), sums
 
 
 class Chunk(NamedTuple):
     """Some items and key heads of a call, None for all, and its blocks of queries."""
 
     items: Span | None
-    heads: Span | None
+    kv_heads: Span | None
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
         """This chunk of (B or 1, heads or 1, ...), with `group` heads for each key head."""
-        heads = None if self.heads is None else Span(self.heads.start * group, self.heads.size * group)
-        return cut_source(cut_source(x, 0, self.items), 1, heads)
+        block = self.block(group)
+        return cut_source(cut_source(x, 0, block.items), 1, block.heads)
+
+    def block(self, group: int) -> Part:
+        """All scores of the chunk, where `group` query heads read one key head."""
+        return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
 def after(blocks: Sequence[Any]) -> Any:
     """What is made inside waits for these blocks; eager code runs in order by itself."""
-    return tf.control_dependencies([] if tf.executing_eagerly() else tf.nest.flatten(list(blocks)))
+    made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
+    return tf.control_dependencies([x for x in made if x is not None])
 
 
 def chunks_of(
-    queries: tf.Tensor, keys: tf.Tensor, bias: tf.Tensor | None, mask: Mask, itemsize: int, block: int | None
+    queries: tf.Tensor, keys: tf.Tensor, mask: Mask, bytes_per_score: int, block: int | None
 ) -> list[list[Chunk]]:
     """All chunks, those of the same items in one list.
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
-        bias: as it goes into the blocks.
-        itemsize: bytes that one score takes.
+        mask: of the call, its bias as it goes into the blocks.
+        bytes_per_score: what is held for one score.
         block: queries of one block. None: as many as the budget has room for.
     """
     batch, num_heads, query_len, _ = ops.shape(queries)
     kv_heads, key_len = ops.shape(keys)[1:3]
     sizes = (batch, query_len, key_len)
-    arrays = [x for x in (bias, mask.allowed, mask.keep) if x is not None]
+    arrays = [x for x in (mask.bias, mask.allowed, mask.keep) if x is not None]
     if not all(isinstance(x, int) for x in sizes) or any(None in x.shape[:2] for x in arrays) or block is not None:
-        return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
-    per_query = num_heads // kv_heads * key_len * itemsize  # of one key head
+        return [[Chunk(None, None, _blocks(sizes, num_heads * bytes_per_score, block))]]
+    per_query = num_heads // kv_heads * key_len * bytes_per_score  # of one key head
     total = batch * kv_heads * query_len * per_query
     if total > UNROLLED * BUDGET and not tf.executing_eagerly():
-        return [[Chunk(None, None, _blocks(sizes, num_heads * itemsize, block))]]
+        return [[Chunk(None, None, _blocks(sizes, num_heads * bytes_per_score, block))]]
     at_once = query_len
-    if mask.known is not None and mask.known.stop.shape[1] > 1:
+    if mask.reach is not None and mask.reach.stop.shape[1] > 1:
         at_once = query_block(query_len, SKIPPING, max(query_len, 1))
     fitting = max(1, BUDGET // max(1, at_once * per_query))  # key heads
     per_chunk = _even(kv_heads, fitting) if fitting < kv_heads else kv_heads
@@ -112,8 +118,8 @@ def chunks_of(
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
     """One array (B or 1, heads or 1, ...) of what its chunks are; added up along an axis of which there is but one."""
-    rows = [tf.add_n(row) if shape[1] == 1 else _concat(row, 1) for row in parts]
-    return tf.add_n(rows) if shape[0] == 1 else _concat(rows, 0)
+    rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
+    return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 
 
 def _even(number: int, most: int) -> int:
@@ -143,7 +149,8 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
     return Blocks(size, count, query_len - count * size)
 
 
-def _concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    """The parts one after the other on this axis; a single one as it is."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

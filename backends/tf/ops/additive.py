@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from backends.tf.ops.attention import additive_score
-from backends.tf.ops.masks import Shape
+from backends.tf.ops.framework import Shape
 
 
 class AdditiveScore(keras.Layer):

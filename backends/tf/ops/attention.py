@@ -11,36 +11,42 @@ import keras
 import tensorflow as tf
 
 from backends.tf.ops.heads import repeat_kv_heads
-from backends.tf.ops.masks import Mask
+from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
 
 
-class Stages(NamedTuple):
-    """The seven stages of one call, as tensors."""
+class Score(NamedTuple):
+    """How queries are scored against keys, where that is done block by block.
 
-    queries: tf.Tensor
-    keys: tf.Tensor
-    values: tf.Tensor
-    scores: tf.Tensor
-    weights: tf.Tensor
-    heads: tf.Tensor
-    output: tf.Tensor
+    scale: the factor of a dot product.
+    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    softcap: c of `cap`; None without one.
+    """
+
+    scale: float = 1.0
+    vector: tf.Tensor | None = None
+    softcap: float | None = None
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
     """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
-    return x if mask.padding is None else zero_rows(x, mask.padding)
+    return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
     """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    return parts_of(past, new, mask, join=True)[0]
+
+
+def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
+    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
     if past is None:
-        return new
+        return (new,)
     if mask.past_padding is not None:
-        past = zero_rows(past, mask.past_padding)
-    return tf.concat([past, new], axis=2)
+        past = _zero_rows(past, mask.past_padding)
+    return (tf.concat([past, new], axis=2),) if join else (past, new)
 
 
-def zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
     """0 in the rows of x (B, L, width) or (B, G, L, width) where padding (B, L) says so."""
     rows = padding[..., tf.newaxis] if x.shape.rank == 3 else padding[:, tf.newaxis, :, tf.newaxis]
     return tf.where(rows, tf.zeros((), x.dtype), x)
@@ -53,24 +59,23 @@ def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> 
 
 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
 
 
-def cap(scores: tf.Tensor, softcap: float | None) -> tf.Tensor:
-    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
-    return scores if softcap is None else softcap * tf.tanh(scores / softcap)
+def cap(similarity: tf.Tensor, softcap: float | None) -> tf.Tensor:
+    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    return similarity if softcap is None else softcap * tf.tanh(similarity / softcap)
 
 
-def add_bias(scores: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one; where it is -inf, it only excludes."""
-    if bias is None:
-        return scores
-    return scores + tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), bias)
+def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
+    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    bias = additive_bias(mask)
+    return scores if bias is None else scores + bias
 
 
-def masked_softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
+def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it:
@@ -79,6 +84,7 @@ def masked_softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
 
     Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.
     """
+    allowed = allowed_keys(mask)
     # In at least float32: half precision is too coarse for a sum of exponentials.
     exact = tf.cast(scores, tf.float64 if scores.dtype == tf.float64 else tf.float32)
     zero = tf.zeros((), exact.dtype)
@@ -94,7 +100,7 @@ def masked_softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
-    """(B, H, Lq, Lk): the weights after dropout, with the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after this layer has dropped some, or by the mask's keep-mask if it has one."""
     if mask.keep is not None:
         return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
     return dropout(weights, training=training)

@@ -23,6 +23,9 @@ if keras.backend.backend() != "tensorflow":
         f"Got Keras on {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
+Shape = tuple[int | None, ...] | None
+"""A shape as Keras gives it to `build`: None for a size that it does not know, and where it saw no array."""
+
 _TENSORS = (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)
 
 TF_DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in DTYPES}

@@ -15,6 +15,8 @@ from conformance.reports.text import failure_text
 from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
 from mha_core.call import blocks as core_blocks
+from mha_core.call.call import Call
+from mha_core.call.masks import AttentionMask
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
@@ -65,8 +67,8 @@ def layer_and_call(**changes):
     bias = normal(3, 3, 5, 7)
 
     def call(how, queries, keys):
-        found = how(queries, keys, keys, [6, 4], causal=True, window=(4, None), query_offset=2, bias=bias)
-        return found.output
+        mask = AttentionMask([6, 4], bias=bias, causal=True, window=(4, None), query_offset=2)
+        return how(Call(queries, keys, keys, mask)).output
 
     return layer, call
 
@@ -111,7 +113,7 @@ def test_the_backward_pass_drops_the_same_weights(query_block):
 
     def call(x):
         state.assign(seed)
-        output = layer.attend(x, x, x, training=True, query_block=query_block).output
+        output = layer.attend(Call(x, x, x), training=True, query_block=query_block).output
         assert np.abs(output - still).max() > 0.01
         return tf.reduce_sum(tf.sin(output))
 
@@ -128,7 +130,8 @@ def test_dropped_weights_follow_keras_seed_and_differ_between_blocks():
     def dropped():
         keras.utils.set_random_seed(3)
         x = np.ones((2, 8, 6), "float32")
-        return MultiHeadAttention(6, 2, 0.5, projections=False).attend(x, x, x, training=True, query_block=2).output
+        layer = MultiHeadAttention(6, 2, 0.5, projections=False)
+        return layer.attend(Call(x, x, x), training=True, query_block=2).output
 
     first = dropped().numpy()
     np.testing.assert_array_equal(dropped(), first)

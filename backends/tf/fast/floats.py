@@ -1,0 +1,72 @@
+"""The tensors of one call that can have a gradient, by name, and the parts of them that a chunk or a block needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from backends.tf.fast.blocks import Chunk
+from backends.tf.ops.attention import Score
+from backends.tf.ops.cuts import cut, cut_source
+from backends.tf.ops.masks import Mask, Part
+
+
+class Floats(NamedTuple):
+    """What the heads are computed of, or the gradients of that.
+
+    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv). vector: (S,), of the additive score, or None.
+    bias: of rank 4, broadcastable to (B, H, Lq, Lk), -inf where it excludes; or None.
+    """
+
+    queries: tf.Tensor
+    keys: tf.Tensor
+    values: tf.Tensor
+    vector: tf.Tensor | None = None
+    bias: tf.Tensor | None = None
+
+    @classmethod
+    def of(cls, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, score: Score, mask: Mask) -> Floats:
+        """Those of a call: the vector is the score's, the bias the mask's."""
+        return cls(queries, keys, values, score.vector, mask.bias)
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one key head."""
+        return self.queries.shape[1] // self.keys.shape[1]
+
+    def given(self) -> tuple[tf.Tensor, ...]:
+        """Those that there are, in order, as TensorFlow's functions take them."""
+        return tuple(x for x in self if x is not None)
+
+    def refilled(self, arrays: Iterable[tf.Tensor]) -> Floats:
+        """The same fields with other tensors, in the order of `given`."""
+        rest = iter(arrays)
+        return Floats(*(None if x is None else next(rest) for x in self))
+
+    def of_chunk(self, chunk: Chunk) -> Floats:
+        """What a chunk of items and heads needs."""
+        bias = None if self.bias is None else chunk.of(self.bias, self.group)
+        keys, values = chunk.of(self.keys), chunk.of(self.values)
+        return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
+
+    def of_block(self, block: Part) -> Floats:
+        """What a block of queries needs, beside the keys that they reach; it has all items and heads."""
+        bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
+        keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
+        return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)
+
+
+class Rows(NamedTuple):
+    """What the forward pass makes of queries.
+
+    heads: (B, H, Lq, dv). marks: (B, H, Lq, 1), NaN for the rows whose weights are NaN, 0 for the others.
+    """
+
+    heads: tf.Tensor
+    marks: tf.Tensor
+
+    def map(self, convert: Any) -> Rows:
+        """The same with `convert(array)` in place of each."""
+        return Rows(convert(self.heads), convert(self.marks))

@@ -1,0 +1,241 @@
+"""Forward and backward pass of the fast path: chunk by chunk, and block by block in each.
+
+The backward pass computes the weights of a block again. Everything here is computed in float32 or float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from backends.tf.fast.blocks import Blocks, Chunk, after, joined
+from backends.tf.fast.floats import Floats, Rows
+from backends.tf.fast.scoring import bias_gradient, product, similarity, similarity_gradients
+from backends.tf.ops.attention import Score, add_bias
+from backends.tf.ops.cuts import Span, cut
+from backends.tf.ops.heads import fold_groups
+from backends.tf.ops.masks import Mask, Part, allowed_keys, part_of, reachable
+from mha_core.call.blocks import Block
+
+
+class Dropping(NamedTuple):
+    """Which weights dropout drops where the mask has no keep-mask: by numbers drawn from a seed; None drops none."""
+
+    rate: float
+    seed: tf.Tensor | None
+
+    def of_chunk(self, chunk: Chunk) -> Dropping:
+        """With a seed of the chunk's own."""
+        seed = self.seed
+        if seed is not None:
+            for span in (chunk.items, chunk.kv_heads):
+                seed = tf.random.experimental.stateless_fold_in(seed, 0 if span is None else span.start)
+        return Dropping(self.rate, seed)
+
+    def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
+        """What the weights of these queries are multiplied by, the same whenever asked; None for 1."""
+        if mask.keep is not None:
+            kept = mask.keep
+        elif self.seed is not None:
+            seed = tf.random.experimental.stateless_fold_in(self.seed, tf.cast(queries.start, tf.int64))
+            kept = tf.random.stateless_uniform(tf.shape(weights), seed) >= self.rate
+        else:
+            return None
+        return tf.cast(kept, weights.dtype) / (1.0 - self.rate)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The two passes of one call: everything but its `Floats`; the mask has no bias, which is one of these."""
+
+    score: Score
+    mask: Mask
+    dropping: Dropping
+    chunks: list[list[Chunk]]
+
+    def forward(self, floats: Floats) -> Rows:
+        """The heads and marks of all queries."""
+        found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk)))
+        shape = floats.queries.shape
+        heads = joined([[rows.heads for rows in of_items] for of_items in found], shape)
+        marks = joined([[rows.marks for rows in of_items] for of_items in found], shape)
+        return Rows(heads, marks)
+
+    def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
+        """The gradients of the floats, from that of the heads and from what the forward pass made."""
+
+        def step(chunk: Chunk, passes: _ChunkPasses) -> Floats:
+            rows = made.map(lambda x: chunk.of(x, floats.group))
+            return passes.backward(chunk.of(d_heads, floats.group), rows, floats.of_chunk(chunk))
+
+        found = self._each_chunk(floats, step)
+
+        def whole(name: str, x: tf.Tensor | None) -> tf.Tensor | None:
+            """The gradient of all of x, one of the floats."""
+            if x is None:
+                return None
+            parts = [[getattr(gradients, name) for gradients in of_items] for of_items in found]
+            return tf.add_n([part for row in parts for part in row]) if name == "vector" else joined(parts, x.shape)
+
+        return Floats(**{name: whole(name, x) for name, x in floats._asdict().items()})
+
+    def _each_chunk(self, floats: Floats, step: Callable[[Chunk, _ChunkPasses], Any]) -> list[list[Any]]:
+        """What `step` makes of each chunk, one after the other; those of the same items in one list."""
+        found: list[list[Any]] = []
+        last: Any = []
+        for of_items in self.chunks:
+            found.append([])
+            for chunk in of_items:
+                with after(last):
+                    last = [step(chunk, self._of_chunk(chunk, floats.group))]
+                found[-1] += last
+        return found
+
+    def _of_chunk(self, chunk: Chunk, group: int) -> _ChunkPasses:
+        mask = part_of(self.mask, chunk.block(group))
+        return _ChunkPasses(self.score, mask, self.dropping.of_chunk(chunk), chunk.blocks)
+
+
+class _Weighed(NamedTuple):
+    """What both passes compute of a block of n queries and the m keys that they reach.
+
+    floats: of the block. keys: which those are, None for all. similarity: (B, H, n, m), before the bias.
+    allowed: (B, H, n, m), None where all are. scores: with the bias, -inf where a key is excluded. has_key:
+    (B, H, n, 1), None where all rows have one. weights: before dropout. factor: what dropout multiplies them by,
+    None for 1.
+    """
+
+    floats: Floats
+    keys: Span | None
+    similarity: tf.Tensor
+    allowed: tf.Tensor | None
+    scores: tf.Tensor
+    has_key: tf.Tensor | None
+    weights: tf.Tensor
+    factor: tf.Tensor | None
+
+    @property
+    def kept(self) -> tf.Tensor:
+        """The weights after dropout."""
+        return self.weights if self.factor is None else self.weights * self.factor
+
+
+@dataclass(frozen=True)
+class _ChunkPasses:
+    """The two passes of one chunk; shapes B, H and G are those of the chunk here."""
+
+    score: Score
+    mask: Mask
+    dropping: Dropping
+    blocks: Blocks
+
+    def forward(self, floats: Floats) -> Rows:
+        def step(queries: Span, sums: Any) -> Any:
+            block = self._weigh(floats, queries)
+            heads = product(block.kept, block.floats.values)
+            marks = _marks(block.scores)
+            return (_where(block.has_key, heads + marks), marks), ()
+
+        rows, _ = self.blocks.each(step)
+        return Rows(*rows)
+
+    def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
+        # What has rows of its own in each block: the queries, and a bias with an axis of them. The rest adds up.
+        given = [name for name, x in floats._asdict().items() if x is not None]
+        by_row = ["queries"] + ["bias"] * (floats.bias is not None and floats.bias.shape[2] != 1)
+        added_up = [name for name in given if name not in by_row]
+
+        def step(queries: Span, sums: Any) -> Any:
+            rows = made.map(lambda x: cut(x, 2, queries))
+            found = self._gradients(cut(d_heads, 2, queries), rows, floats, queries)._asdict()
+            added = tuple(found[name] for name in added_up)
+            if sums is not None:
+                added = tuple(x + y for x, y in zip(sums, added, strict=True))
+            return tuple(found[name] for name in by_row), added
+
+        rows, sums = self.blocks.each(step)
+        return Floats(**dict(zip([*by_row, *added_up], [*rows, *sums], strict=True)))
+
+    def _weigh(self, floats: Floats, queries: Span) -> _Weighed:
+        """The weights of these queries."""
+        keys = reachable(self.mask, queries)
+        block: Part = Block(None, None, queries, keys)
+        part = floats.of_block(block)
+        mask = part_of(self.mask, block)._replace(bias=part.bias)
+        plain = similarity(part.queries, part.keys, self.score._replace(vector=part.vector))
+        allowed = allowed_keys(mask)
+        scores, has_key = _masked(add_bias(plain, mask), allowed)
+        weights = tf.nn.softmax(scores)
+        factor = self.dropping.factor(weights, mask, queries)
+        return _Weighed(part, keys, plain, allowed, scores, has_key, weights, factor)
+
+    def _gradients(self, d_heads: tf.Tensor, made: Rows, floats: Floats, queries: Span) -> Floats:
+        """What a block of queries adds to the gradients; `d_heads` and `made` are the block's, `floats` the chunk's."""
+        block = self._weigh(floats, queries)
+        part = block.floats
+        d_rows = _where(block.has_key, d_heads) + made.marks
+        folded = (fold_groups(x, part.values.shape[1]) for x in (block.kept, d_rows))
+        d_values = tf.matmul(*folded, transpose_a=True)
+        d_weights = product(d_rows, part.values, transpose=True)
+        if block.factor is not None:
+            d_weights *= block.factor
+        if block.allowed is None:
+            inner = d_rows * made.heads
+        else:  # the heads have met what excluded values hold, which may be infinite
+            d_weights = _where(block.allowed, d_weights)
+            inner = block.weights * d_weights
+        d_scores = block.weights * (d_weights - tf.reduce_sum(inner, axis=-1, keepdims=True))
+        d_scores = _where(block.allowed, d_scores)
+        score = self.score._replace(vector=part.vector)
+        d_queries, d_keys, d_vector = similarity_gradients(d_scores, block.similarity, part.queries, part.keys, score)
+        d_bias = None
+        if part.bias is not None and floats.bias is not None:
+            d_bias = _grown(bias_gradient(d_scores, part.bias), 3, block.keys, floats.bias)
+        d_keys = _grown(d_keys, 2, block.keys, floats.keys)
+        d_values = _grown(d_values, 2, block.keys, floats.values)
+        return Floats(d_queries, d_keys, d_values, d_vector, d_bias)
+
+
+def _masked(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """-inf where a key is excluded, and 0 in rows without a key; (.., n, 1), which rows have one: None for all.
+
+    The weights of a row without a key are no NaN, then, and count for nothing.
+    """
+    if allowed is None:
+        return scores, None
+    has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+    infinity = tf.constant(float("inf"), scores.dtype)
+    return tf.where(allowed, scores, tf.where(has_key, -infinity, tf.zeros((), scores.dtype))), has_key
+
+
+def _marks(scores: tf.Tensor) -> tf.Tensor:
+    """(B, H, n, 1): NaN for the rows whose weights are NaN, 0 for others.
+
+    tf.nn.softmax is one pass of oneDNN, which turns a row with a NaN into zeros in float32.
+    """
+    highest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    without = tf.zeros((), scores.dtype)
+    fine = tf.math.is_finite(highest)
+    if scores.shape[-1] is None:
+        fine |= tf.equal(tf.shape(scores)[-1], 0)
+    elif scores.shape[-1] == 0:
+        return tf.zeros_like(highest)
+    return tf.stop_gradient(tf.where(fine, without, tf.constant(float("nan"), scores.dtype)))
+
+
+def _where(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
+    """x, 0 where the condition doesn't hold; None holds everywhere."""
+    return x if condition is None else tf.where(condition, x, tf.zeros((), x.dtype))
+
+
+def _grown(gradient: tf.Tensor, axis: int, keys: Span | None, whole: tf.Tensor) -> tf.Tensor:
+    """The gradient of `whole` from that of its `keys` along the axis, None for all: zeros for the others."""
+    length = whole.shape[axis]
+    if keys is None or gradient.shape[axis] == length:
+        return gradient
+    paddings = [[0, 0]] * 4
+    paddings[axis] = [keys.start, length - keys.start - keys.size]
+    return tf.pad(gradient, paddings)

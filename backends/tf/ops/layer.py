@@ -1,0 +1,94 @@
+"""How a Keras layer of attention is made, built and called, with heads or without: all but what it computes.
+
+No layer casts its inputs, as Keras would by default, and none reads Keras' implicit masks: one on the
+queries passes on to the output, as through a Dense layer, and the arguments alone say who may attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from backends.tf.ops.framework import Shape, as_tensor, describe, spec_errors_kept
+from backends.tf.ops.masks import placed
+from mha_core.call.call import FLOATS, Call, LayerSpec, Widths
+from mha_core.call.checks import check_call, check_dropout_keep, check_one_dtype, describe_argument
+from mha_core.call.masks import ARRAY_SOURCES
+from mha_core.call.sizes import ArraySpec
+from mha_core.config import ConfigOptions, check_dropout
+from mha_core.errors import SpecError
+
+_ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep")
+"""The arguments of a call that may be arrays."""
+
+
+class LayerOptions(ConfigOptions, total=False):
+    """The keywords of our layer: those of an `AttentionConfig`, and those of every Keras layer."""
+
+    name: str | None
+    dtype: Any
+    trainable: bool
+    activity_regularizer: Any
+
+
+class AttentionLayer(keras.Layer):
+    """A Keras layer whose `call` begins with queries, keys and values; a subclass has `call` and `build`."""
+
+    def __init__(self, dropout: float, widths: Widths = (None, None, None), **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+        self._allow_non_tensor_positional_args = True  # Keras would refuse a list as valid_lens
+        self._convert_input_args = False  # Keras would turn np.True_ into a tensor; see `__call__`
+        self._given_widths = self._widths = widths
+        self.dropout = keras.layers.Dropout(check_dropout(dropout), autocast=False, dtype=self.dtype_policy)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`call`, as Keras calls it; it sees tensors in place of NumPy's arrays, and builds the layer for them."""
+        with spec_errors_kept():
+            args = tuple(map(as_tensor, args))
+            kwargs = {name: as_tensor(given) if name in _ARRAYS else given for name, given in kwargs.items()}
+            if not self.built:
+                _check_first_call(**dict(zip(("queries", "keys", "values"), args, strict=False)), **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _placed(self, call: Call[Any], training: bool | None) -> Call[Any]:
+        """The call in tensors, of a layer that is built by now; SpecError for a keep-mask outside training."""
+        call = placed(call, self)
+        if not self.built:
+            _check_first_call(call.queries, call.keys, call.values)
+            self.build(call.queries.shape, call.keys.shape, call.values.shape)
+        check_dropout_keep(call.dropout_keep, training=bool(training))
+        return call
+
+    def _dtype(self) -> str | None:
+        """The dtype that the inputs must have: what the layer computes in; None for a layer without parameters."""
+        return self.compute_dtype if self.weights else None
+
+
+def split_options(options: Mapping[str, object]) -> tuple[ConfigOptions, dict[str, Any]]:
+    """The keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
+    of_config: Any = {name: value for name, value in options.items() if name in ConfigOptions.__annotations__}
+    return of_config, {name: value for name, value in options.items() if name not in of_config}
+
+
+def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
+    """The (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
+    specs = []
+    for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
+        if shape is None:
+            raise SpecError(f"{name} must be a tensor or an array.")
+        specs.append(ArraySpec(tuple(shape), "float32"))  # the dtype is the call's affair
+    check_call(Call(specs[0], specs[1], specs[2]), LayerSpec(widths=given))
+    dq, dk, dv = (spec.shape[2] if width is None else width for spec, width in zip(specs, given, strict=True))
+    return dq, dk, dv
+
+
+def _check_first_call(queries: Any = None, keys: Any = None, values: Any = None, *_: Any, **__: Any) -> None:
+    """Refuse what is no array, or of a dtype that TensorFlow has not: a layer can't be built for it."""
+    given = {"queries": queries, "keys": keys, "values": values}
+    specs = [describe_argument(name, array, describe) for name, array in given.items()]
+    if any(isinstance(array, np.ndarray) for array in given.values()):
+        check_one_dtype([spec.dtype for spec in specs])
