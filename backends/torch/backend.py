@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.torch.fast.attend import Attended
 from backends.torch.layers import MultiHeadAttention
 from backends.torch.ops import framework
-from backends.torch.ops.attention import Stages
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.weights import from_weights
-from mha_core.backend import Backend, Run, SoftmaxKernel
+from mha_core.backend import BLOCK, Backend, Run, SoftmaxKernel
+from mha_core.call.call import Call
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.call.results import Attended, Stages, exposed
 from mha_core.config import AttentionConfig
-from mha_core.stages import STAGES, Trace
+from mha_core.stages import Trace
 from mha_core.weights import Weights
+
+Compute = Callable[[Call[torch.Tensor]], Stages[torch.Tensor] | Attended[torch.Tensor]]
 
 
 class TorchBackend(Backend):
@@ -50,71 +53,60 @@ class TorchBackend(Backend):
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         torch_device, torch_dtype = framework.device_of(device), TORCH_DTYPES[dtype]
         layer = from_weights(config, weights, device=torch_device, dtype=torch_dtype)
-        compute: Callable[..., Stages | Attended] = layer.stages if path in ("eager", "compiled") else layer.attend
+        compute: Compute = layer.stages if path in ("eager", "compiled") else layer.attend
         if path == "blocks":
-            compute = partial(layer.attend, query_block=2)
+            compute = partial(layer.attend, query_block=BLOCK)
         elif path.endswith("compiled"):
             compute = _compiled(layer, compute)
 
         def run(inputs: AttentionInputs) -> Trace:
-            floats = {
-                name: to_tensor(array, torch_dtype, torch_device)
-                for name, array in (
-                    ("queries", inputs.queries),
-                    ("keys", inputs.keys),
-                    ("values", inputs.values),
-                    ("past_keys", inputs.past_keys),
-                    ("past_values", inputs.past_values),
-                    ("bias", inputs.mask.bias),
-                )
-                if array is not None
-            }
-            mask = inputs.mask.map_arrays(lambda _, array: torch.tensor(np.array(array), device=torch_device))
-            arguments = {**vars(mask), "dropout_keep": None, **floats}
-            if inputs.dropout_keep is not None:
-                arguments["dropout_keep"] = to_tensor(inputs.dropout_keep, torch.bool, torch_device)
-            layer.train(inputs.dropout_keep is not None)
+            wanted = inputs.cotangent is not None
+            leaves = {name: to_tensor(array, torch_dtype, torch_device) for name, array in inputs.leaves().items()}
+            call = inputs.call_with(leaves, lambda _, array: torch.tensor(np.array(array), device=torch_device))
+            layer.train(inputs.is_training)
             gradients = None
-            with framework.full_precision(), torch.set_grad_enabled(inputs.cotangent is not None):
-                for leaf in floats.values():
-                    leaf.requires_grad_(inputs.cotangent is not None)
-                computed = compute(**arguments)
+            with framework.full_precision(), torch.set_grad_enabled(wanted):
+                for leaf in leaves.values():
+                    leaf.requires_grad_(wanted)
+                made = compute(call)
                 if inputs.cotangent is not None:
-                    leaves = {**floats, **dict(layer.named_parameters())}
+                    leaves |= dict(layer.named_parameters())
                     cotangent = to_tensor(inputs.cotangent, torch_dtype, torch_device)
-                    found = torch.autograd.grad(computed.output, list(leaves.values()), cotangent)
+                    found = torch.autograd.grad(made.output, list(leaves.values()), cotangent)
                     gradients = {name: to_numpy(array) for name, array in zip(leaves, found, strict=True)}
-            stages = {name: to_numpy(stage) for name, stage in computed._asdict().items() if name in STAGES}
-            return Trace(**stages, gradients=gradients)
+            return Trace(**{name: to_numpy(stage) for name, stage in exposed(made).items()}, gradients=gradients)
 
         return run
 
 
-def _compiled(layer: MultiHeadAttention, compute: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
     """A method of the layer as one compiled program for each form of call: shapes, dtypes, masks, training or not.
 
     PyTorch keeps what it compiles with the code object, and stops at eight programs for one of them.
     Each form therefore gets a copy of the code, whose programs go with the layer.
     """
 
-    def run(**arguments: Any) -> Any:
-        return compute(**arguments)
+    def run(call: Call[torch.Tensor]) -> Stages[torch.Tensor] | Attended[torch.Tensor]:
+        return compute(call)
 
-    programs: dict[Any, Callable[..., Any]] = {}
+    programs: dict[Any, Compute] = {}
 
-    def call(**arguments: Any) -> Any:
-        form = (layer.training, torch.is_grad_enabled(), *(_form(name, value) for name, value in arguments.items()))
+    def compiled(call: Call[torch.Tensor]) -> Stages[torch.Tensor] | Attended[torch.Tensor]:
+        form = (layer.training, torch.is_grad_enabled(), *_form(call), *_form(call.mask))
         if form not in programs:
             copy = FunctionType(run.__code__.replace(), globals(), closure=run.__closure__)
             programs[form] = torch.compile(copy, fullgraph=True, dynamic=False, backend=_compiler())
-        return programs[form](**arguments)
+        return programs[form](call)
 
-    return call
+    return compiled
 
 
-def _form(name: str, value: Any) -> Any:
-    """What a compiled program depends on: the shape and dtype of a tensor, anything else itself."""
-    return (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value)
+def _form(given: Call[torch.Tensor] | AttentionMask) -> list[Any]:
+    """What a compiled program depends on: the shape and dtype of each tensor, anything else but the mask itself."""
+    values = ((name, value) for name, value in vars(given).items() if name != "mask")
+    return [
+        (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value) for name, value in values
+    ]
 
 
 def _compiler() -> str:

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from backends.torch.fast.attend import attend_in_blocks
 from backends.torch.ops.additive import AdditiveScore
-from backends.torch.ops.attention import Rules, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.torch.ops.framework import as_tensor, device_of_call, in_width
-from backends.torch.ops.masks import Widths, Window, build_mask, check_first_call, sources_of
-from mha_core.call.arguments import settled
+from backends.torch.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.torch.ops.framework import in_width
+from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
+from mha_core.call.blocks import Operands
+from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
-from mha_core.call.masks import keep_for_one_head
+from mha_core.call.masks import AttentionMask
 from mha_core.config import check_dropout, check_size
 
 
 class _AttentionWithoutHeads(nn.Module):
-    """What DotProductAttention and AdditiveAttention share: everything but the score."""
+    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = check_dropout(dropout)
 
-    def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _widths(self) -> Widths:
-        return None, None, None
-
-    def _dtype(self) -> torch.dtype | None:
-        """That of the parameters; None without any, where the inputs decide."""
-        return next((parameter.dtype for parameter in self.parameters()), None)
+    def _project(self, call: Call[Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, 1, Lq, Dq), keys (B, 1, Lk, Dk) and values (B, 1, Lk, Dv), as they are: nothing projects them."""
+        queries = call.queries[:, None]  # (B, 1, Lq, Dq)
+        keys = zero_padding(call.keys, mask)[:, None]  # (B, 1, Lk, Dk)
+        values = zero_padding(call.values, mask)[:, None]  # (B, 1, Lk, Dv)
+        return queries, keys, values
 
     def forward(
         self,
@@ -58,27 +57,51 @@ class _AttentionWithoutHeads(nn.Module):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        device = device_of_call(self, queries, keys, values)
-        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
-        given = {"allowed": allowed, "bias": bias, "causal": causal, "query_offset": query_offset, "window": window}
-        sources = sources_of(queries, device, valid_lens, **given).for_one_head(lambda array: array[:, None])
-        keep = keep_for_one_head(as_tensor(settled("dropout_keep", dropout_keep), device), lambda array: array[:, None])
-        check_dropout_keep(keep, training=self.training)
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=self._widths(), dtype=self._dtype())
-        q, k, v = (x[:, None] for x in (queries, zero_padding(keys, mask), zero_padding(values, mask)))
+        sources = AttentionMask(
+            traceable(valid_lens),
+            traceable(allowed),
+            traceable(bias, bias_dtype=getattr(queries, "dtype", None)),
+            causal,
+            traceable(query_offset),
+            window,
+        )
+        call = self._placed(Call(queries, keys, values, sources, dropout_keep))
+        mask = build_mask(call, self._spec())
+        queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
         if not return_weights:
-            return attend_in_blocks(*self._scored(q, k), v, mask, self._rules(q))[:, 0]
-        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
+            operands, score = self._operands(queries, (keys,), (values,)), self._score(queries)
+            return attend_in_blocks(operands, score, mask, self.dropout, self.training)[:, 0]
+        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, self.dropout, self.training), v)  # (B, 1, Lq, Dv)
+        kept = drop(weights, mask, self.dropout, self.training)  # (B, 1, Lq, Lk)
+        heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
 
-    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys as wide as the score takes them, once for all blocks; see `_rules`."""
-        return queries, keys
+    def _placed(self, call: Call[Any]) -> Call[Any]:
+        """The call in tensors, as of one head; SpecError for a keep-mask outside training."""
+        call = placed(call, self).for_one_head(lambda array: array[:, None])
+        check_dropout_keep(call.dropout_keep, training=self.training)
+        return call
 
-    def _rules(self, queries: Tensor) -> Rules:
-        return Rules(dropout=self.dropout if self.training else 0.0)
+    def _spec(self) -> LayerSpec:
+        """What a call has to fit: the widths and the dtype that the parameters have."""
+        return LayerSpec(widths=self._widths(), dtype=expected_dtype(self))
+
+    def _widths(self) -> Widths:
+        """(Dq, Dk, Dv); None where any will do, or where the first call will decide."""
+        return None, None, None
+
+    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
+        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _score(self, queries: Tensor) -> Score:
+        """How the fast path scores what `_operands` gives it."""
+        raise NotImplementedError  # each subclass has its own
 
 
 class DotProductAttention(_AttentionWithoutHeads):
@@ -98,15 +121,16 @@ class DotProductAttention(_AttentionWithoutHeads):
         super().__init__(dropout)
         self.scaled = scaled
 
-    def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return dot_score(*self._scored(queries, keys), self._scale(queries))
-
-    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return queries, keys
+        return dot_score(queries, keys, self._scale(queries))
 
-    def _rules(self, queries: Tensor) -> Rules:
-        return super()._rules(queries)._replace(scale=self._scale(queries))
+    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
+        check_same_width(queries.shape[-1], keys[0].shape[-1])
+        return Operands(queries, keys, values)
+
+    def _score(self, queries: Tensor) -> Score:
+        return Score(self._scale(queries))
 
     def _scale(self, queries: Tensor) -> float:
         return queries.shape[-1] ** -0.5 if self.scaled else 1.0
@@ -145,20 +169,19 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
         """Let the first call decide the input widths that were not given; torch runs this before it."""
         if None not in self._widths()[:2]:
             return
-        device = device_of_call(self, queries, keys, values)
-        queries, keys, values = (as_tensor(array, device) for array in (queries, keys, values))
-        check_first_call(queries, keys, values, self._dtype(), device)
-        self.score.query(queries[:, :0])
-        self.score.key(keys[:, :0])
+        call = placed(Call(queries, keys, values), self)
+        check_first_call(call, self)
+        self.score.query(call.queries[:, :0])
+        self.score.key(call.keys[:, :0])
 
-    def _score(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
         return self.score(queries, keys)
 
-    def _scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.score.query(queries), self.score.key(keys)
+    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
+        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
 
-    def _rules(self, queries: Tensor) -> Rules:
-        return super()._rules(queries)._replace(vector=self.score.vector)
+    def _score(self, queries: Tensor) -> Score:
+        return Score(vector=self.score.vector)
 
     def _widths(self) -> Widths:
         return in_width(self.score.query), in_width(self.score.key), None

@@ -90,7 +90,8 @@ class TorchDriver(Driver):
         return layer.train(training)(*arrays, **keywords)
 
     def _ask(self, method, layer, arrays, training, keywords):
-        return getattr(layer.train(training), method)(*arrays, **keywords)
+        call, options = as_call(arrays, keywords)
+        return getattr(layer.train(training), method)(call, **options)
 
 
 class TensorFlowDriver(Driver):

@@ -6,19 +6,21 @@ block of queries after the other. Neither holds all scores: the backward pass co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from backends.torch.fast.at_once import attend_at_once
 from backends.torch.fast.fused import APART, attend_fused, is_fusable
-from backends.torch.ops.attention import Rules, attend_at_once, zero_past
+from backends.torch.ops.attention import Score
 from backends.torch.ops.framework import has_tangent, transforms_are_active
 from backends.torch.ops.masks import Mask, cut, part_of
-from mha_core.call.blocks import query_block, query_blocks
+from mha_core.call.blocks import Block, Operands, query_blocks
+from mha_core.call.blocks import query_block as fitting_block
 
 BUDGET = 2**22
 """Bytes of scores in one block: two or three such arrays are what a processor's caches hold."""
@@ -26,201 +28,211 @@ BUDGET = 2**22
 MOST_COMPILED = 16
 """Blocks that a compiled program may have, since each is written out in it."""
 
-
-class Attended(NamedTuple):
-    """What a call gives without its stages: the output (B, Lq, Do); and the keys and values for the next step."""
-
-    output: Tensor
-    present: tuple[Tensor, Tensor] | None
+Item = TypeVar("Item")
 
 
-class Piece(NamedTuple):
-    """A part of one call: some queries of some heads of some items, and the keys that any of them needs."""
+class Floats(NamedTuple, Generic[Item]):
+    """The tensors of one call that can have gradients; or one thing for each of them.
 
-    items: slice
-    heads: slice
-    groups: slice
-    queries: slice
-    keys: slice
+    queries (B, H, Lq, d); keys (B, G, Lk, d), values (B, G, Lk, dv): joined; vector: that of the score or None;
+    bias: that of the mask or None.
+    """
 
-    def of_queries(self, x: Tensor) -> Tensor:
-        """The part of an array (B, H, Lq, n)."""
-        return x[self.items, self.heads, self.queries]
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """The part of an array (B, G, Lk, n)."""
-        return x[self.items, self.groups, self.keys]
-
-    def of_scores(self, x: Tensor) -> Tensor:
-        """The part of an array that broadcasts to (B, H, Lq, Lk)."""
-        return cut(x, (self.items, self.heads, self.queries, self.keys))
-
-    def of_mask(self, mask: Mask) -> Mask:
-        return part_of(mask, self.items, self.heads, self.queries, self.keys)
+    queries: Item
+    keys: Item
+    values: Item
+    vector: Item
+    bias: Item
 
 
-class Call(NamedTuple):
-    """The tensors of one call that can have gradients; shapes as in `attend_in_blocks`, bias and vector or None."""
+class Constants(NamedTuple):
+    """What of one call has no gradients: the mask without its bias, the score without its vector.
 
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    bias: Tensor | None
-    vector: Tensor | None
+    rate: of dropout; 0 outside training.
+    """
 
-    def attend(self, mask: Mask, rules: Rules, piece: Piece | None = None) -> Tensor:
-        """Heads (B, H, Lq, dv), all scores at once; of a piece, its part of them."""
-        mask, rules = mask._replace(bias=self.bias), rules._replace(vector=self.vector)
-        if piece is None:
-            return attend_at_once(self.queries, (self.keys,), (self.values,), mask, rules)
-        q, k, v = piece.of_queries(self.queries), piece.of_keys(self.keys), piece.of_keys(self.values)
-        return attend_at_once(q, (k,), (v,), piece.of_mask(mask), rules)
+    mask: Mask
+    score: Score
+    rate: float
+
+    @property
+    def draws(self) -> bool:
+        """Whether dropout draws random numbers."""
+        return self.rate > 0.0 and self.mask.keep is None
 
 
 def attend_in_blocks(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules, block: int | None = None
+    operands: Operands[Tensor], score: Score, mask: Mask, dropout: float, training: bool, query_block: int | None = None
 ) -> Tensor:
-    """Heads (B, H, Lq, dv) of queries (B, H, Lq, d), keys (B, G, Lk, d) and values (B, G, Lk, dv).
+    """Heads (B, H, Lq, dv), without an array of all scores.
 
-    `block` is how many queries to compute at once; None is as many as the rule says.
+    Args:
+        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in
+            several that are not worth joining: of a step of decoding, whose one query reads each of them once.
+        score: how the operands are scored.
+        mask: of the call.
+        dropout: the rate; it acts in training alone.
+        training: whether this is training.
+        query_block: how many queries to compute at once. None: the fused kernel, or as many as fit the budget.
     """
-    call = Call(queries, keys, values, mask.bias, rules.vector)
+    if len(operands.keys) > 1:
+        return attend_at_once(operands, score, mask, dropout, training)
+    rate = dropout if training else 0.0
+    floats: Floats[Any] = Floats(operands.queries, operands.keys[0], operands.values[0], score.vector, mask.bias)
+    constants = Constants(mask._replace(bias=None), score._replace(vector=None), rate)
     compiling = torch.compiler.is_compiling()
-    if not compiling and (transforms_are_active() or any(has_tangent(tensor) for tensor in call)):
-        return call.attend(mask, rules)
-    if block is None and is_fusable(queries, keys, values, mask, rules):
-        return attend_fused(queries, keys, values, mask, rules)
+    if not compiling and (transforms_are_active() or any(has_tangent(x) for x in floats)):
+        return _attend(floats, constants)
+    if query_block is None and is_fusable(operands, score, mask, rate):
+        return attend_fused(*floats[:3], score.scale, mask)
     if compiling:
-        return _unrolled(call, mask, rules, block)
-    heads: Tensor = _InBlocks.apply(*call, mask._replace(bias=None), rules._replace(vector=None), block)
+        return _unrolled(floats, constants, query_block)
+    heads: Tensor = _InBlocks.apply(*floats, constants, query_block)
     return heads
 
 
-def attend_one_query(
-    queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask: Mask, rules: Rules
-) -> Tensor:
-    """Heads (B, H, 1, dv), of the keys and values of the past and the new ones: (B, G, Lp, n) and (B, G, Lk - Lp, n).
-
-    They are not joined, and each is read once.
-    """
-    keys, values = ([zero_past(parts[0], mask), *parts[1:]] for parts in (keys, values))
-    return attend_at_once(queries, keys, values, mask, rules)
+def _attend(floats: Floats[Any], constants: Constants) -> Tensor:
+    """Heads (B, H, Lq, dv) of a call, or of a block of one, by way of all its scores."""
+    operands = Operands(floats.queries, (floats.keys,), (floats.values,))
+    score = constants.score._replace(vector=floats.vector)
+    mask = constants.mask._replace(bias=floats.bias)
+    return attend_at_once(operands, score, mask, constants.rate, constants.rate > 0.0)
 
 
-def _unrolled(call: Call, mask: Mask, rules: Rules, block: int | None) -> Tensor:
+def _floats_of(floats: Floats[Any], block: Block, of_group: int) -> Floats[Any]:
+    """Views of what belongs to a block; of None, None. `of_group` query heads share a key head."""
+    groups = slice(block.heads.start // of_group, block.heads.stop // of_group)
+    queries, keys, values, vector, bias = floats
+    return Floats(
+        None if queries is None else queries[block.items, block.heads, block.queries],
+        None if keys is None else keys[block.items, groups, block.keys],
+        None if values is None else values[block.items, groups, block.keys],
+        vector,
+        None if bias is None else cut(bias, block),
+    )
+
+
+def _constants_of(constants: Constants, block: Block) -> Constants:
+    return constants._replace(mask=part_of(constants.mask, block))
+
+
+def _of_group(floats: Floats[Any]) -> int:
+    """H / G: how many query heads share a key head."""
+    return floats.queries.shape[1] // floats.keys.shape[1]
+
+
+def _unrolled(floats: Floats[Any], constants: Constants, query_block: int | None) -> Tensor:
     """Heads (B, H, Lq, dv) as a compiler can take them: blocks of queries, each with all heads, joined at the end."""
-    query_len = call.queries.shape[2]
-    if block is None:
-        batch, num_heads = call.queries.shape[:2]
-        per_query = batch * num_heads * call.keys.shape[2] * _bytes_per_score(call)
-        block = max(query_block(query_len, per_query, BUDGET), -(-query_len // MOST_COMPILED))
-    every = slice(0, call.queries.shape[0]), slice(0, call.queries.shape[1]), slice(0, call.keys.shape[1])
-    pieces = [Piece(*every, part, slice(0, call.keys.shape[2])) for part in query_blocks(query_len, block)]
-    if len(pieces) <= 1:
-        return call.attend(mask, rules)
-    if rules.dropout and mask.keep is None:  # a compiler draws anew what it computes anew
-        return torch.cat([call.attend(mask, rules, piece) for piece in pieces], dim=2)
+    batch, num_heads, query_len = floats.queries.shape[:3]
+    key_len, of_group = floats.keys.shape[2], _of_group(floats)
+    if query_block is None:
+        per_query = batch * num_heads * key_len * _bytes_per_score(floats)
+        query_block = max(fitting_block(query_len, per_query, BUDGET), -(-query_len // MOST_COMPILED))
+    every = slice(0, batch), slice(0, num_heads)
+    blocks = [Block(*every, queries, slice(0, key_len)) for queries in query_blocks(query_len, query_block)]
+    if len(blocks) <= 1:
+        return _attend(floats, constants)
 
-    def attend(piece: Piece, *tensors: Tensor) -> Tensor:
-        return Call(*tensors).attend(mask, rules, piece)
+    def attend(block: Block, *tensors: Tensor) -> Tensor:
+        return _attend(_floats_of(Floats(*tensors), block, of_group), _constants_of(constants, block))
 
-    return torch.cat([checkpoint(attend, piece, *call, use_reentrant=False) for piece in pieces], dim=2)
+    if constants.draws:  # a compiler draws anew what it computes anew
+        return torch.cat([attend(block, *floats) for block in blocks], dim=2)
+    return torch.cat([checkpoint(attend, block, *floats, use_reentrant=False) for block in blocks], dim=2)
 
 
-def _pieces(call: Call, mask: Mask, block: int | None) -> list[Piece]:
-    """The pieces of a call, as many heads and items at once as fit the budget; forced blocks are single heads."""
-    batch, num_heads, query_len = call.queries.shape[:3]
-    num_groups, key_len = call.keys.shape[1:3]
-    of_group = num_heads // num_groups
-    per_query = of_group * key_len * _bytes_per_score(call)
+def _blocks(floats: Floats[Any], mask: Mask, query_block: int | None) -> list[Block]:
+    """The blocks of a call, as many heads and items at once as fit the budget; forced ones have a single key head."""
+    batch, num_heads, query_len = floats.queries.shape[:3]
+    num_groups, key_len = floats.keys.shape[1:3]
+    of_group = _of_group(floats)
+    per_query = of_group * key_len * _bytes_per_score(floats)
     at_once = 1
-    if block is None:
-        block = query_block(query_len, per_query, BUDGET)
-        at_once = max(1, BUDGET // max(1, per_query * block))
+    if query_block is None:
+        query_block = fitting_block(query_len, per_query, BUDGET)
+        at_once = max(1, BUDGET // max(1, per_query * query_block))
     groups_at_once = min(num_groups, at_once)
     varied = mask.reach is not None and max(len(bound) for bound in mask.reach) > 1
     apart = at_once < num_groups or (varied and num_heads * query_len * key_len >= APART)
     items_at_once = 1 if apart else max(1, at_once // num_groups)
-    pieces = []
+    blocks = []
     for items in query_blocks(batch, items_at_once):
-        for groups in query_blocks(num_groups, groups_at_once):
-            heads = slice(groups.start * of_group, groups.stop * of_group)
-            for queries in query_blocks(query_len, block):
+        for heads in query_blocks(num_heads, groups_at_once * of_group):
+            for queries in query_blocks(query_len, query_block):
                 keys = slice(0, key_len) if mask.reach is None else mask.reach.keys(items, queries)
-                pieces.append(Piece(items, heads, groups, queries, keys))
-    return pieces
+                blocks.append(Block(items, heads, queries, keys))
+    return blocks
 
 
-def _bytes_per_score(call: Call) -> int:
-    """In at least float32; an additive score has a hidden layer for each."""
-    return max(4, call.queries.element_size()) * (1 if call.vector is None else call.queries.shape[3])
+def _bytes_per_score(floats: Floats[Any]) -> int:
+    """Of one score, in at least float32; an additive score has a hidden layer for each."""
+    return max(4, floats.queries.element_size()) * (1 if floats.vector is None else floats.queries.shape[3])
 
 
 class _InBlocks(torch.autograd.Function):
-    """Heads, piece by piece; backwards each piece is computed again, and nothing of it is kept but its gradients."""
+    """Heads, block by block; backwards each is computed again, and nothing of it is kept but its gradients."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, mask, rules, block = arguments
-        call = Call(*tensors)
-        ctx.save_for_backward(*call)
-        ctx.pieces, ctx.mask, ctx.rules = _pieces(call, mask, block), mask, rules
-        ctx.setting = _Setting.of(call.queries, random=rules.dropout > 0.0 and mask.keep is None)
-        batch, num_heads, query_len = call.queries.shape[:3]
-        width = call.values.shape[3]
+        *tensors, constants, query_block = arguments
+        floats: Floats[Any] = Floats(*tensors)
+        ctx.save_for_backward(*floats)
+        ctx.blocks, ctx.constants = _blocks(floats, constants.mask, query_block), constants
+        ctx.setting = _Setting.of(floats.queries, random=constants.draws)
+        batch, num_heads, query_len = floats.queries.shape[:3]
+        width, of_group = floats.values.shape[3], _of_group(floats)
         heads: Tensor | None = None
-        for piece in ctx.pieces:
-            part = call.attend(mask, rules, piece)
+        for block in ctx.blocks:
+            part = _attend(_floats_of(floats, block, of_group), _constants_of(constants, block))
             if heads is None:
                 heads = _empty(part, batch, num_heads, query_len, width)
-            piece.of_queries(heads).copy_(part)
-        return _empty(call.values, batch, num_heads, query_len, width) if heads is None else heads
+            heads[block.items, block.heads, block.queries] = part
+        return _empty(floats.values, batch, num_heads, query_len, width) if heads is None else heads
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        call = Call(*ctx.saved_tensors)
+        floats: Floats[Any] = Floats(*ctx.saved_tensors)
+        needed: Floats[bool] = Floats(*ctx.needs_input_grad[: len(floats)])
         with ctx.setting.again():
             # PyTorch records what a backward pass does only where someone will differentiate it again.
             way = _recorded_gradients if torch.is_grad_enabled() else _gradients
-            found = way(ctx, call, gradients[0])
-        return (*found, None, None, None)
+            found = way(ctx.blocks, ctx.constants, floats, needed, gradients[0])
+        return (*found, None, None)
 
 
-def _gradients(ctx: Any, call: Call, d_heads: Tensor) -> list[Tensor | None]:
-    """The gradient of each tensor of the call that needs one, added up in at least float32."""
-    needed = ctx.needs_input_grad[: len(call)]
-    sums = [_zeros(tensor) if wanted else None for tensor, wanted in zip(call, needed, strict=True)]
-    for piece in ctx.pieces:
-        part_of_each = (piece.of_queries, piece.of_keys, piece.of_keys, piece.of_scores, _whole)
-        parts = [None if x is None else part(x).detach() for x, part in zip(call, part_of_each, strict=True)]
+def _gradients(
+    blocks: list[Block], constants: Constants, floats: Floats[Any], needed: Floats[bool], d_heads: Tensor
+) -> list[Tensor | None]:
+    """The gradient of each of the floats that needs one, added up in at least float32, block by block."""
+    of_group = _of_group(floats)
+    sums = Floats(*(_zeros(x) if wanted else None for x, wanted in zip(floats, needed, strict=True)))
+    for block in blocks:
+        parts: Floats[Any] = Floats(*(x if x is None else x.detach() for x in _floats_of(floats, block, of_group)))
         with torch.enable_grad():
-            leaves = [x.requires_grad_() for x, wanted in zip(parts, needed, strict=True) if wanted and x is not None]
-            mask = piece.of_mask(ctx.mask)
-            heads = Call(*parts).attend(mask, ctx.rules)  # type: ignore[arg-type]  # as many as a Call has fields
-        found = torch.autograd.grad(heads, leaves, piece.of_queries(d_heads), materialize_grads=True)
-        wanted_sums = [(total, part) for total, part in zip(sums, part_of_each, strict=True) if total is not None]
-        for (total, part), gradient in zip(wanted_sums, found, strict=True):
-            part(total).add_(gradient)
-    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, call, strict=True)]  # type: ignore[union-attr]  # None goes with None
+            leaves = [x.requires_grad_() for x, wanted in zip(parts, needed, strict=True) if wanted]
+            heads = _attend(parts, _constants_of(constants, block))
+        d_part = d_heads[block.items, block.heads, block.queries]
+        found = torch.autograd.grad(heads, leaves, d_part, materialize_grads=True)
+        totals = [total for total in _floats_of(sums, block, of_group) if total is not None]
+        for total, gradient in zip(totals, found, strict=True):
+            total.add_(gradient)  # a view: the sum of all blocks grows with it
+    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, floats, strict=True)]
 
 
-def _recorded_gradients(ctx: Any, call: Call, d_heads: Tensor) -> list[Tensor | None]:
-    """The same as functions of the call's tensors and of `d_heads`, to be differentiated again; it keeps the scores."""
-    needed = ctx.needs_input_grad[: len(call)]
-    leaves = [x for x, wanted in zip(call, needed, strict=True) if wanted and x is not None]
-    heads = [call.attend(ctx.mask, ctx.rules, piece) for piece in ctx.pieces]
-    parts = [piece.of_queries(d_heads) for piece in ctx.pieces]
-    zeros = [(x * 0.0).sum() for x in leaves]  # where there is no piece, the gradient is one of nothing
+def _recorded_gradients(
+    blocks: list[Block], constants: Constants, floats: Floats[Any], needed: Floats[bool], d_heads: Tensor
+) -> list[Tensor | None]:
+    """These gradients as functions of the floats and of `d_heads`, to be differentiated again; it keeps the scores."""
+    of_group = _of_group(floats)
+    leaves = [x for x, wanted in zip(floats, needed, strict=True) if wanted]
+    heads = [_attend(_floats_of(floats, block, of_group), _constants_of(constants, block)) for block in blocks]
+    d_parts = [d_heads[block.items, block.heads, block.queries] for block in blocks]
+    zeros = [(x * 0.0).sum() for x in leaves]  # where there is no block, the gradient is one of nothing
+    d_zeros = [torch.ones_like(zero) for zero in zeros]
     found = iter(
-        torch.autograd.grad(
-            [*heads, *zeros], leaves, [*parts, *map(torch.ones_like, zeros)], create_graph=True, materialize_grads=True
-        )
+        torch.autograd.grad([*heads, *zeros], leaves, [*d_parts, *d_zeros], create_graph=True, materialize_grads=True)
     )
     return [next(found) if wanted else None for wanted in needed]
-
-
-def _whole(x: Tensor) -> Tensor:
-    return x
 
 
 def _empty(like: Tensor, batch: int, num_heads: int, length: int, width: int) -> Tensor:
@@ -228,9 +240,9 @@ def _empty(like: Tensor, batch: int, num_heads: int, length: int, width: int) ->
     return like.new_empty((batch, length, num_heads, width)).transpose(1, 2)
 
 
-def _zeros(x: Tensor | None) -> Tensor | None:
+def _zeros(x: Tensor) -> Tensor:
     """Zeros of the shape of x and its order in memory, in at least float32."""
-    return None if x is None else torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class _Setting(NamedTuple):

@@ -14,37 +14,41 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends.torch.ops.attention import Rules, attend_at_once
+from backends.torch.fast.at_once import attend_at_once
+from backends.torch.ops.attention import Score
 from backends.torch.ops.masks import Mask, allowed_keys
+from mha_core.call.blocks import Operands
 
 APART = 2**17
 """Scores of one item from which on attending to its own keys alone is worth a call of its own."""
 
 
-def is_fusable(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> bool:
-    """Whether the kernel follows the definition for this call, and holds no scores."""
-    if rules.vector is not None or rules.softcap is not None or rules.dropout or mask.keep is not None:
+def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
+    """Whether the kernel follows the definition for this call, and holds no scores; `rate` is that of dropout."""
+    if score.vector is not None or score.softcap is not None or rate or mask.keep is not None:
         return False
-    if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and rules.scale > 0.0)):
+    if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
+    queries, (keys,), (values,) = operands
     if queries.shape[3] != values.shape[3] or 0 in (*queries.shape, *keys.shape):
         return False
     return torch.compiler.is_compiling() or queries.device.type != "cpu" or _is_finite(queries, keys)
 
 
-def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
+def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
     """Heads (B, H, Lq, dv) of a call that is fusable."""
     if torch.compiler.is_compiling():
-        heads = _fused(queries, keys, values, mask, rules)
+        heads = _fused(queries, keys, values, scale, mask)
         return heads + _missed_nan(queries, keys) if queries.device.type == "cpu" else heads
     if torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values)):
-        recorded: Tensor = _TwiceDifferentiable.apply(queries, keys, values, mask, rules)
+        recorded: Tensor = _TwiceDifferentiable.apply(queries, keys, values, scale, mask)
         return recorded
-    return _fused(queries, keys, values, mask, rules)
+    return _fused(queries, keys, values, scale, mask)
 
 
-def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
-    options: dict[str, Any] = {"scale": rules.scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
+    """Heads (B, H, Lq, dv) by the kernel, whose way of excluding keys depends on what the mask excludes."""
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
     if not mask.excludes:
         return scaled_dot_product_attention(queries, keys, values, **options)
     if mask.is_diagonal:
@@ -52,7 +56,7 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rul
     lens = _known_lens(queries, keys, mask)
     if lens is not None:
         return _item_by_item(queries, keys, values, lens, options)
-    allowed = allowed_keys(mask, keys.shape[2])
+    allowed = allowed_keys(mask)
     assert allowed is not None
     # A row without a key is given all, and zeros afterwards: no kernel has to know such rows.
     has_key = allowed.any(dim=-1, keepdim=True)
@@ -97,13 +101,13 @@ class _TwiceDifferentiable(torch.autograd.Function):
     """The fused kernel with its own backward pass; where that will be differentiated again, with that of the stages."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask, rules: Rules) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
         tensors = (queries, keys, values)
         q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
         with torch.enable_grad():
-            heads = _fused(q, k, v, mask, rules)
+            heads = _fused(q, k, v, scale, mask)
         ctx.save_for_backward(*tensors, q, k, v, heads)
-        ctx.mask, ctx.rules = mask, rules
+        ctx.scale, ctx.mask = scale, mask
         return heads.detach()
 
     @staticmethod
@@ -114,7 +118,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
         if again:
             leaves = tensors
             q, k, v = tensors
-            heads = attend_at_once(q, (k,), (v,), ctx.mask, ctx.rules)
+            heads = attend_at_once(Operands(q, (k,), (v,)), Score(ctx.scale), ctx.mask, dropout=0.0, training=False)
         wanted = [x for x, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
         found = iter(
             torch.autograd.grad(

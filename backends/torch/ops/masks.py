@@ -7,23 +7,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from backends.torch.ops.framework import as_tensor, describe, dtype_name, numbers
-from mha_core.call.blocks import Reach, reach
+from backends.torch.ops.framework import as_tensor, describe, device_of_call, dtype_name, numbers
+from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
-from mha_core.heads import HeadShapes
 
 Window = tuple[int | None, int | None]
-Widths = tuple[int | None, int | None, int | None]
 
 
 class Mask(NamedTuple):
-    """What the sources of a mask come to, for all queries and keys or for some; None where there is nothing of a kind.
+    """Which keys each query may attend to, as tensors: of a whole call, or of a `Block`; None: nothing of this kind.
 
+    key_len: Lk, of the past and the new keys.
     first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
         and window leave to a query.
     allowed: bool, as it was given but of rank 4; True = may attend.
@@ -36,6 +35,7 @@ class Mask(NamedTuple):
     only_padding: whether all that it excludes is padding.
     """
 
+    key_len: int
     first: Tensor | None = None
     stop: Tensor | None = None
     allowed: Tensor | None = None
@@ -50,86 +50,59 @@ class Mask(NamedTuple):
     @property
     def excludes(self) -> bool:
         """Whether it has any source; without one, every query may attend to every key."""
-        return any(source is not None for source in self[:4])
+        return any(source is not None for source in (self.first, self.stop, self.allowed, self.bias))
 
 
-def allowed_keys(mask: Mask, key_len: int) -> Tensor | None:
-    """Bool, broadcastable to (B, H, Lq, Lk): all sources combined; None where they leave every key."""
-    allowed = mask.allowed
-    if mask.bias is not None:
-        allowed = _both(allowed, mask.bias != -torch.inf)
-    if mask.stop is not None:
-        allowed = _both(allowed, torch.arange(key_len, device=mask.stop.device) < mask.stop)
-    if mask.first is not None:
-        allowed = _both(allowed, torch.arange(key_len, device=mask.first.device) >= mask.first)
-    return allowed
+def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
+    """A source of a mask, as it was given; while torch.compile traces, a tensor in place of a list or a NumPy array.
 
+    `AttentionMask` makes arrays of lists in ways of NumPy's that a compiler can't follow.
 
-def additive_bias(mask: Mask) -> Tensor | None:
-    """The bias to add to the scores: 0 where it only excludes."""
-    return None if mask.bias is None else mask.bias.masked_fill(mask.bias == -torch.inf, 0.0)
-
-
-def part_of(mask: Mask, items: slice, heads: slice, queries: slice, keys: slice) -> Mask:
-    """The mask of some queries and keys, without what leaves all of those keys to all of those queries."""
-    within = (items, heads, queries, keys)
-    first, stop, allowed, bias, keep = (None if source is None else cut(source, within) for source in mask[:5])
-    if mask.reach is not None and mask.reach.is_open(items, queries, keys):
-        first = stop = None
-    start = keys.start or 0
-    first, stop = (None if bound is None else bound - start for bound in (first, stop))
-    return Mask(first, stop, allowed, bias, keep)
-
-
-def sources_of(queries: Any, device: torch.device, valid_lens: Any, **sources: Any) -> AttentionMask:
-    """The sources of a call's mask: tensors in place of lists, numbers and NumPy's arrays.
-
-    Integers stay what and where they are until `build_mask` has looked at them: on another device it could not.
+    Args:
+        given: valid_lens, allowed, query_offset or bias.
+        bias_dtype: what a bias takes that is a number or a list, and so has no dtype; None for the other sources.
     """
-    if torch.compiler.is_compiling():  # NumPy's own ways with lists can't be traced
-        sources = {"valid_lens": valid_lens, **sources}
-        for name in ("valid_lens", "allowed", "query_offset", "bias"):
-            given = sources.get(name)
-            if given is not None and not isinstance(given, (int, Tensor)):
-                dtype = queries.dtype if name == "bias" and isinstance(given, (list, tuple, float)) else None
-                sources[name] = torch.as_tensor(given, dtype=dtype, device=device)
-        return AttentionMask(**sources)
-    mask = AttentionMask(valid_lens, **sources)
-    if isinstance(queries, Tensor):
-        mask = mask.with_bias_in(dtype_name(queries.dtype), lambda array, dtype: as_tensor(array, device, dtype))
-    return mask.map_arrays(
+    if not torch.compiler.is_compiling() or given is None or isinstance(given, Tensor):
+        return given
+    if isinstance(given, int) and (bias_dtype is None or isinstance(given, bool)):
+        return given
+    return torch.as_tensor(given, dtype=bias_dtype if isinstance(given, (list, tuple, float, int)) else None)
+
+
+def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
+    """The call with tensors in place of lists, numbers and NumPy's arrays, where it is computed.
+
+    That is where its first tensor is, or else the layer's parameters. The mask's integers stay what and where they
+    are until `build_mask` has looked at them: on another device it could not. What `check_call` refuses stays, too.
+    """
+    device = device_of_call(layer, call.queries, call.keys, call.values)
+    call = call.map(lambda _, array: as_tensor(array, device))
+    mask = call.mask
+    if isinstance(call.queries, Tensor):
+        name = dtype_name(call.queries.dtype)
+        mask = mask.with_bias_in(name, lambda array, dtype: as_tensor(array, device, dtype))
+    mask = mask.map_arrays(
         lambda name, array: (
             array
             if isinstance(array, (np.ndarray, Tensor)) and name in ("valid_lens", "query_offset")
             else as_tensor(array, device)
         )
     )
+    return call if mask is call.mask else replace(call, mask=mask)
 
 
-def build_mask(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: AttentionMask,
-    dropout_keep: Tensor | None,
-    past_keys: Tensor | None = None,
-    past_values: Tensor | None = None,
-    *,
-    num_heads: int,
-    widths: Widths = (None, None, None),
-    head_shapes: HeadShapes | None = None,
-    split: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Mask:
-    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
+def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
+    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
 
-    All arrays have been through `as_tensor`, but for those of the mask's integers, which may be NumPy's. `head_shapes`
-    and `split` are those of `mha_core.call.checks.check_call`; `dtype` is that of the layer's parameters, None if
-    it has none.
+    Args:
+        call: as `placed` gives it.
+        spec: what it has to fit.
+
+    Raises:
+        SpecError: naming the first argument that does not fit.
     """
-    device = queries.device if isinstance(queries, Tensor) else torch.device("cpu")
-    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
-    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, expected_dtype(dtype, device)), describe)
+    sizes = check_call(call, spec, describe)
+    mask, device = call.mask, call.queries.device
     lens = None if mask.valid_lens is None else numbers(mask.valid_lens)
     offset = mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset)
     check_numbers(lens, offset, sizes.key_len)
@@ -144,11 +117,78 @@ def build_mask(
     padding = _padding(mask, sizes, device)
     new, past = (None, None) if padding is None else _split_at(padding, sizes)
     return Mask(
-        *(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), dropout_keep, new, past),
+        sizes.key_len,
+        first,
+        stop,
+        allowed=_as_rank_4(mask.allowed),
+        bias=_as_rank_4(mask.bias),
+        keep=call.dropout_keep,
+        padding=new,
+        past_padding=past,
         reach=known_reach,
         is_diagonal=_is_diagonal(mask),
         only_padding=_is_only_padding(mask),
     )
+
+
+def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
+    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    mask = part_of(mask, block)
+    allowed = mask.allowed
+    if mask.bias is not None:
+        allowed = _both(allowed, mask.bias != -torch.inf)
+    if mask.stop is not None:
+        allowed = _both(allowed, torch.arange(mask.key_len, device=mask.stop.device) < mask.stop)
+    if mask.first is not None:
+        allowed = _both(allowed, torch.arange(mask.key_len, device=mask.first.device) >= mask.first)
+    return allowed
+
+
+def additive_bias(mask: Mask) -> Tensor | None:
+    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    return None if mask.bias is None else mask.bias.masked_fill(mask.bias == -torch.inf, 0.0)
+
+
+def part_of(mask: Mask, block: Block | None) -> Mask:
+    """The mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    if block is None:
+        return mask
+    first, stop = mask.first, mask.stop
+    if mask.reach is not None and mask.reach.is_open(block.items, block.queries, block.keys):
+        first = stop = None
+    start = block.keys.start
+    return Mask(
+        block.keys.stop - start,
+        None if first is None else cut(first, block) - start,
+        None if stop is None else cut(stop, block) - start,
+        allowed=None if mask.allowed is None else cut(mask.allowed, block),
+        bias=None if mask.bias is None else cut(mask.bias, block),
+        keep=None if mask.keep is None else cut(mask.keep, block),
+    )
+
+
+def cut(array: Tensor, block: Block) -> Tensor:
+    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
+
+
+def expected_dtype(layer: nn.Module) -> str | None:
+    """The dtype that a layer's inputs must have: that of its parameters; None without any.
+
+    None under autocast too, where PyTorch chooses a dtype for each operation.
+    """
+    parameter = next(layer.parameters(), None)
+    if parameter is None:
+        return None
+    kind = parameter.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return None
+    return dtype_name(parameter.dtype)
+
+
+def check_first_call(call: Call[Any], layer: nn.Module) -> None:
+    """SpecError for a first call, which decides a layer's widths, before it reaches a parameter; `placed` made it."""
+    check_call(call, LayerSpec(dtype=expected_dtype(layer)), describe)
 
 
 def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
@@ -231,22 +271,5 @@ def _both(one: Tensor | None, other: Tensor) -> Tensor:
     return other if one is None else one & other
 
 
-def cut(array: Tensor, within: tuple[slice, ...]) -> Tensor:
-    """The part of an array of rank 4 that belongs to a part of what it broadcasts to."""
-    return array[tuple(slice(None) if size == 1 else axis for size, axis in zip(array.shape, within, strict=True))]
-
-
 def _as_rank_4(array: Any) -> Any:
     return None if array is None else array.reshape((1,) * (4 - array.ndim) + tuple(array.shape))
-
-
-def expected_dtype(dtype: torch.dtype | None, device: torch.device) -> str | None:
-    """The dtype that inputs must have beside parameters of `dtype`; None under autocast, where PyTorch chooses."""
-    if dtype is None or (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
-        return None
-    return dtype_name(dtype)
-
-
-def check_first_call(queries: Any, keys: Any, values: Any, dtype: torch.dtype | None, device: torch.device) -> None:
-    """Refuse the inputs of a layer's first call, which decides its widths, before they reach a parameter."""
-    check_call(Call(queries, keys, values), LayerSpec(dtype=expected_dtype(dtype, device)), describe)

@@ -12,6 +12,7 @@ from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAtte
 from backends.torch.fast import attend as fast
 from backends.torch.fast import fused
 from mha_core import SpecError
+from tests.backends.drivers import as_call
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 
@@ -45,6 +46,11 @@ MASKS = {
 }
 
 
+def call_of(*arrays, **keywords):
+    """The Call of the arguments of the layer's own call."""
+    return as_call(list(arrays), keywords)[0]
+
+
 def gradients(output, layer, *inputs):
     return torch.autograd.grad(output.square().sum(), [*inputs, *layer.parameters()])
 
@@ -68,14 +74,16 @@ def test_it_is_what_the_stages_compute(layer, x, y, name, apart, monkeypatch):
     """In the kernel, in blocks as the rule cuts them, and in blocks of two; items apart and together."""
     for module in (fast, fused):
         monkeypatch.setattr(module, "APART", apart)
-    expected = layer.stages(x, y, y, **MASKS[name]).output
+    expected = layer.stages(call_of(x, y, y, **MASKS[name])).output
     wanted = gradients(expected, layer, x, y)
     for block in (None, 2):
-        output = layer.attend(x, y, y, **MASKS[name], query_block=block).output
+        output = layer.attend(call_of(x, y, y, **MASKS[name]), query_block=block).output
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(gradients(output, layer, x, y), wanted)
         with torch.no_grad():
-            torch.testing.assert_close(layer.attend(x, y, y, **MASKS[name], query_block=block).output, expected)
+            torch.testing.assert_close(
+                layer.attend(call_of(x, y, y, **MASKS[name]), query_block=block).output, expected
+            )
 
 
 @pytest.mark.parametrize("budget", [8, 300, 2000, 2**22])
@@ -84,7 +92,7 @@ def test_any_budget_gives_the_same(layer, x, y, budget, monkeypatch):
     monkeypatch.setattr("mha_core.call.blocks.SMALLEST_BLOCK", 1)
     bias = torch.randn(6, 5, 1, dtype=torch.float64, requires_grad=True)
     mask = {"bias": bias, **MASKS["offset"], "valid_lens": torch.tensor([4, 0, 7])}
-    expected = layer.stages(x, y, y, **mask).output
+    expected = layer.stages(call_of(x, y, y, **mask)).output
     output = layer(x, y, y, **mask)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(gradients(output, layer, x, y, bias), gradients(expected, layer, x, y, bias))
@@ -108,7 +116,7 @@ def test_the_kernel_gets_what_it_does_right(layer, x, y, name, is_fused, monkeyp
 def test_a_causal_call_without_a_positive_scale(x, y, scale):
     """PyTorch 2.13's kernel returns NaN there."""
     layer = MultiHeadAttention(12, 3, scale=scale, query_dim=6, key_dim=6, value_dim=6, dtype=torch.float64)
-    torch.testing.assert_close(layer(x, y, y, causal=True), layer.stages(x, y, y, causal=True).output)
+    torch.testing.assert_close(layer(x, y, y, causal=True), layer.stages(call_of(x, y, y, causal=True)).output)
 
 
 @pytest.mark.parametrize("name", ["none", "causal", "lens"])
@@ -121,7 +129,7 @@ def test_what_is_not_finite_stays_so(x, y, name, place):
     where = {"query": (0, 2), "first key": (2, 0), "every key": (2,), "infinite key": (0, 3)}[place]
     target[where] = torch.inf if place == "infinite key" else torch.nan
     v = torch.ones(3, 7, 6, dtype=torch.float64)
-    expected = layer.stages(x, y, v, **MASKS[name]).output
+    expected = layer.stages(call_of(x, y, v, **MASKS[name])).output
     assert expected.isnan().any()
     torch.testing.assert_close(layer(x, y, v, **MASKS[name]), expected, equal_nan=True)
 
@@ -132,7 +140,7 @@ def test_what_is_not_finite_stays_so_when_compiled(x, y):
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     x, y = x.detach().clone(), y.detach().clone()
     x[0, 2], y[2] = torch.nan, torch.nan
-    expected = layer.stages(x, y, torch.ones_like(y)).output
+    expected = layer.stages(call_of(x, y, torch.ones_like(y))).output
     torch.testing.assert_close(compiled(x, y, torch.ones_like(y)), expected, equal_nan=True)
 
 
@@ -142,9 +150,9 @@ def test_second_order_gradients(layer, x, y, name):
         first = torch.autograd.grad(output.square().sum(), [x, y, *layer.parameters()], create_graph=True)
         return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), [x, y, *layer.parameters()])
 
-    expected = second(layer.stages(x, y, y, **MASKS[name]).output)
+    expected = second(layer.stages(call_of(x, y, y, **MASKS[name])).output)
     torch.testing.assert_close(second(layer(x, y, y, **MASKS[name])), expected)
-    torch.testing.assert_close(second(layer.attend(x, y, y, **MASKS[name], query_block=2).output), expected)
+    torch.testing.assert_close(second(layer.attend(call_of(x, y, y, **MASKS[name]), query_block=2).output), expected)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
@@ -156,7 +164,7 @@ def test_forward_mode_and_the_transforms_of_torch_func(layer, x, y, name):
         return layer(x, y, y, **MASKS[name])
 
     def stages(x):
-        return layer.stages(x, y, y, **MASKS[name]).output
+        return layer.stages(call_of(x, y, y, **MASKS[name])).output
 
     direction = torch.randn_like(x)
     with forward_ad.dual_level():
@@ -173,7 +181,7 @@ def test_forward_mode_and_the_transforms_of_torch_func(layer, x, y, name):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["none", "window"])
 def test_under_checkpoint(layer, x, y, name, reentrant):
-    expected = layer.stages(x, y, y, **MASKS[name]).output.sum()
+    expected = layer.stages(call_of(x, y, y, **MASKS[name])).output.sum()
     layer(x, y, y)  # the first call of a layer does more
     output = checkpoint(lambda x: layer(x, y, y, **MASKS[name]), x, use_reentrant=reentrant)
     output.sum().backward()
@@ -203,7 +211,7 @@ def test_no_array_is_as_large_as_the_scores(layer, name, monkeypatch):
         gradients(layer(x, x, x, **MASKS[name]), layer, x)
     assert largest.most < 256 * 256 / 2
     with LargestArray() as largest:
-        layer.stages(x, x, x, **MASKS[name])
+        layer.stages(call_of(x, x, x, **MASKS[name]))
     assert largest.most >= 6 * 256 * 256, "the test would not see the scores"
 
 
@@ -214,7 +222,7 @@ def test_a_step_of_decoding_joins_nothing(x):
     past = {name: array.double().requires_grad_() for name, array in past.items()}
     step = x[:, :1]
     mask = {"causal": True, "query_offset": 40, "window": (30, None), "allowed": torch.arange(41) != 35}
-    expected = layer.stages(step, step, step, **mask, **past).output
+    expected = layer.stages(call_of(step, step, step, **mask, **past)).output
     output = layer(step, step, step, **mask, **past)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(
@@ -239,4 +247,4 @@ def test_layers_without_heads(x, y, name):
 @pytest.mark.parametrize("block", [0, -1, 2.5, True])
 def test_query_block_is_a_positive_integer(layer, x, block):
     with pytest.raises(SpecError, match="query_block must be a positive integer"):
-        layer.attend(x, x, x, query_block=block)
+        layer.attend(call_of(x, x, x), query_block=block)
