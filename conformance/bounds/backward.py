@@ -1,105 +1,75 @@
-"""The bound of every gradient (see bounds.py): the reference's backward steps, with the errors that each adds."""
+"""The bound of every backward step, under the step's own name (see forward.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import TANH_ULPS, before_cap, moved_through, repeated, scaled_product, within
+from conformance.bounds.forward import TANH_ULPS, before_cap, moved_through, scaled_product
+from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import merge_heads, split_heads
-from mha_core.reference.forward import dropout_factor
-from mha_core.reference.state import State
+from mha_core.reference.forward import PROJECTED, dropout_factor
 
 SOFTMAX_BACKWARD_ROUNDINGS = 8
 """Roundings between the weights' gradient and the scores', whichever way a framework writes softmax backwards."""
 
-
-def backward_bounds(state: State, r: Rounding, b: dict[str, Bounded]) -> dict[str, Bounded]:
-    """The bound of every gradient, by its public name."""
-    config = state.config
-    cotangent = Bounded.exact(state["d_output"])
-    heads, values = b["heads"].map(merge_heads), repeated(state, b["values"])
-    d_merged = cotangent
-    if config.projections:
-        d_merged = r.product(cotangent, Bounded.exact(state.parameters["out_proj.weight"]))
-    d_heads = d_merged.map(lambda array: split_heads(array, config.num_heads))
-    d_weights = r.product(d_heads, values.T)
-    if state.inputs.dropout_keep is not None:
-        d_weights = r.times(d_weights, dropout_factor(state))
-    d_scores = _softmax_backward(state, r, b, d_heads, d_weights)
-    d_values = _over_queries(state, r, r.product, b["kept_weights"], d_heads)
-
-    gradients: dict[str, Bounded] = {}
-    if state.inputs.mask.bias is not None:
-        gradients["bias"] = _to_shape(r, d_scores, state.inputs.mask.bias.shape)
-    d_similarity = _softcap_backward(state, r, b, d_scores)
-    if config.score == "additive":
-        d_queries, d_keys, parameters = _additive_backward(state, r, b, d_similarity)
-    else:
-        keys = repeated(state, b["keys"])
-        d_queries = scaled_product(state, r, d_similarity, keys)
-        d_keys = _over_queries(state, r, partial(scaled_product, state, r), d_similarity, b["queries"])
-        parameters = {}
-    past = slice(None, state.sizes.past_len)
-    if state.inputs.past_keys is not None:
-        gradients["past_keys"] = d_keys.map(lambda array: array[:, :, past])
-        gradients["past_values"] = d_values.map(lambda array: array[:, :, past])
-    d_keys, d_values = (x.map(lambda array: array[:, :, state.sizes.past_len :]) for x in (d_keys, d_values))
-    projections: tuple[tuple[str, str, NDArray, Bounded], ...] = (
-        ("q_proj", "queries", state.inputs.queries, d_queries),
-        ("k_proj", "keys", state["key_inputs"], d_keys),
-        ("v_proj", "values", state["value_inputs"], d_values),
-    )
-    for projection, name, x, gradient in projections:
-        merged = gradient.map(merge_heads)
-        if config.projections:
-            gradients[name] = r.product(merged, Bounded.exact(state.parameters[f"{projection}.weight"]))
-            gradients.update(_parameter_gradients(state, r, projection, Bounded.exact(x), merged))
-        else:
-            gradients[name] = gradient if state.is_split else merged
-    if config.projections:
-        gradients.update(_parameter_gradients(state, r, "out_proj", heads, cotangent))
-    return {**gradients, **parameters}
+# From the output to the scores ----------------------------------------------------------------------
 
 
-def _softmax_backward(
-    state: State, r: Rounding, b: dict[str, Bounded], d_heads: Bounded, d_weights: Bounded
-) -> Bounded:
-    """DS = P (dP - D), where D is the row sum of P dP, or of dO O, which is the same number."""
-    weights, us = b["weights"], r.precision.us
+def d_output(b: Bounds) -> Bounded:
+    """(B, Lq, Do): given."""
+    return Bounded.exact(b.state["d_output"])
+
+
+def through_projection(projection: str, b: Bounds) -> Bounded:
+    """(B, L, out) -> (B, L, in): the gradient of what is projected."""
+    gradient: Bounded = b[f"d_{PROJECTED[projection][1]}"]
+    if not b.state.config.projections:
+        return gradient
+    return b.rounding.product(gradient, Bounded.exact(b.state.parameters[f"{projection}.weight"]))
+
+
+def d_heads(b: Bounds) -> Bounded:
+    """(B, H, Lq, dv)."""
+    gradient: Bounded = b["d_merged"]
+    return gradient.map(lambda array: split_heads(array, b.state.config.num_heads))
+
+
+def d_kept_weights(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk)."""
+    return b.rounding.product(b["d_heads"], b.heads_of("values").T)
+
+
+def d_values(b: Bounds) -> Bounded:
+    """(B, G, Lk, dv)."""
+    return _over_queries(b, b.rounding.product, b["kept_weights"], b["d_heads"])
+
+
+def d_weights(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk)."""
+    gradient: Bounded = b["d_kept_weights"]
+    return gradient if b.state.inputs.dropout_keep is None else b.rounding.times(gradient, dropout_factor(b.state))
+
+
+def d_scores(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk): dS = P (dP - D), where D is the row sum of P dP, or of dO O, which is the same number."""
+    state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
-    by_heads = r.product(_rows(d_heads), _columns(b["heads"])).map(lambda array: array[..., 0])
+    by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])
     row_sum = Bounded(by_weights.v, np.maximum(by_weights.e, by_heads.e))
     inside = r.add(d_weights.e, row_sum.e)
     e = r.add(
         weights.e * np.abs(d_weights.v - row_sum.v),
         weights.v * inside,
         weights.e * inside,
-        r.gamma(SOFTMAX_BACKWARD_ROUNDINGS, us) * weights.most * (d_weights.most + row_sum.most),
+        r.gamma(SOFTMAX_BACKWARD_ROUNDINGS, r.precision.us) * weights.most * (d_weights.most + row_sum.most),
     )
     return r.store(Bounded(state["d_scores"], np.where(state["allowed"], e, 0.0)))
-
-
-def _softcap_backward(state: State, r: Rounding, b: dict[str, Bounded], d_scores: Bounded) -> Bounded:
-    """The gradient dS (1 - tanh^2(x / c)), of x = the score before the softcap."""
-    softcap = state.config.softcap
-    if softcap is None:
-        return d_scores
-    x = b["similarity"]
-    inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
-    moved = moved_through(r, np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
-    e = r.add(moved, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u))
-    steepness = np.minimum(2.0 * (np.abs(inside) + e) * e, within(r, 1.0, 1.0))  # the slope stays within 0..1
-    slope = r.store(Bounded(1.0 - inside**2, r.add(steepness, 2.0 * r.unit(r.precision.u))))
-    # Automatic differentiation takes c, the slope and 1 / c one after the other: what c dS, or that times the slope,
-    # loses where it is stored below the normal numbers (tau each) is divided by c.
-    flushed = 2.0 * r.precision.tau / min(1.0, softcap)
-    error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e, flushed)
-    return r.store(Bounded(state["d_similarity"], np.where(state["allowed"], error, 0.0)))
 
 
 def _rows(x: Bounded) -> Bounded:
@@ -110,35 +80,10 @@ def _columns(x: Bounded) -> Bounded:
     return x.map(lambda array: array[..., :, None])
 
 
-def _sum_groups(state: State, r: Rounding, x: Bounded) -> Bounded:
-    """(B, H, L, d) -> (B, G, L, d)."""
-    batch, heads, length, head_dim = x.v.shape
-    groups = state.config.num_kv_heads
-    if heads == groups:
-        return x
-    return r.total(x.map(lambda array: array.reshape(batch, groups, heads // groups, length, head_dim)), (2,))
-
-
-def _fold_groups(state: State, x: Bounded) -> Bounded:
-    """(B, H, Lq, n) -> (B, G, H / G * Lq, n): the query heads of a group as more queries of their key head."""
-    batch, heads, length, width = x.v.shape
-    groups = state.config.num_kv_heads
-    return x.map(lambda array: array.reshape(batch, groups, heads // groups * length, width))
-
-
-def _over_queries(
-    state: State, r: Rounding, product: Callable[[Bounded, Bounded], Bounded], a: Bounded, b: Bounded
-) -> Bounded:
-    """A^T B (B, G, Lk, n), summed over the queries and the query heads of a group: head by head and then the
-    group, or all in one sum.
-    """
-    apart = _sum_groups(state, r, product(a.T, b))
-    return _either(apart, product(_fold_groups(state, a).T, _fold_groups(state, b)))
-
-
-def _either(one: Bounded, other: Bounded) -> Bounded:
-    """The same numbers, computed in either of two ways."""
-    return Bounded(one.v, np.maximum(one.e, other.e))
+def d_bias(b: Bounds) -> Bounded | None:
+    """The mask's additive bias, in its own shape."""
+    bias = b.state.inputs.mask.bias
+    return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 
 
 def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
@@ -154,51 +99,192 @@ def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
     return _either(in_turn, at_once).map(lambda array: array.reshape(shape))
 
 
-def _parameter_gradients(
-    state: State, r: Rounding, projection: str, x: Bounded, gradient: Bounded
-) -> dict[str, Bounded]:
-    """Of the weight: gradient^T x over all rows; of the bias: the sum of the rows."""
+# From the scores to queries and keys ----------------------------------------------------------------
 
-    def as_rows(array: NDArray) -> NDArray:
-        return array.reshape(-1, array.shape[-1])
 
-    rows = gradient.map(as_rows)
-    found = {f"{projection}.weight": r.product(rows.T, x.map(as_rows))}
-    if f"{projection}.bias" in state.parameters:
-        found[f"{projection}.bias"] = r.total(rows, (0,))
+def d_similarity(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk): the gradient dS (1 - tanh^2(x / c)), of the similarity x before the softcap."""
+    state, r, d_scores = b.state, b.rounding, b["d_scores"]
+    softcap = state.config.softcap
+    if softcap is None:
+        gradient: Bounded = d_scores
+        return gradient
+    x = b["similarity"]
+    inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
+    moved = moved_through(r, np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
+    e = r.add(moved, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u))
+    steepness = np.minimum(2.0 * (np.abs(inside) + e) * e, r.within(1.0, 1.0))  # the slope stays within 0..1
+    slope = r.store(Bounded(1.0 - inside**2, r.add(steepness, 2.0 * r.unit(r.precision.u))))
+    # Automatic differentiation takes c, the slope and 1 / c one after the other: what c dS, or that times the slope,
+    # loses where it is stored below the normal numbers (tau each) is divided by c.
+    flushed = 2.0 * r.precision.tau / min(1.0, softcap)
+    error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e, flushed)
+    return r.store(Bounded(state["d_similarity"], np.where(state["allowed"], error, 0.0)))
+
+
+def d_additive_hidden(b: Bounds) -> Bounded | None:
+    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh."""
+    hidden, r = b["additive_hidden"], b.rounding
+    if hidden is None:
+        return None
+    slope = r.store(Bounded(1.0 - hidden.v**2, 2.0 * hidden.most * hidden.e + 2.0 * r.unit(r.precision.u)))
+    # The gradient times the score's vector.
+    outer = r.times(b["d_similarity"].map(lambda array: array[..., None]), b.state.parameters["score.vector"])
+    return r.store(
+        Bounded(outer.v * slope.v, r.add(outer.e * np.abs(slope.v), np.abs(outer.v) * slope.e, outer.e * slope.e))
+    )
+
+
+class _Sums(NamedTuple):
+    """The gradient inside the additive score's tanh, summed."""
+
+    by_query: Bounded  # over the keys: (B, H, Lq, S)
+    by_key: Bounded  # over the queries: (B, H, Lk, S)
+    by_group_key: Bounded  # over the queries of all heads of a group: (B, G, Lk, S), as `_over_queries` has them
+
+
+def _sums(b: Bounds) -> _Sums:
+    inside, r = b["d_additive_hidden"], b.rounding
+    batch, heads, *rest = inside.v.shape
+    groups = b.state.config.num_kv_heads
+    grouped = inside.map(lambda array: array.reshape(batch, groups, heads // groups, *rest))
+    return _Sums(r.total(inside, (3,)), r.total(inside, (2,)), r.total(grouped, (2, 3)))
+
+
+def d_queries(b: Bounds) -> Bounded:
+    """(B, H, Lq, d)."""
+    if b.state.config.score == "additive":
+        return b.rounding.product(b.once(_sums).by_query, Bounded.exact(b.state.parameters["score.query.weight"]))
+    return scaled_product(b, b["d_similarity"], b.heads_of("keys"))
+
+
+def d_keys(b: Bounds) -> Bounded:
+    """(B, G, Lk, d)."""
+    if b.state.config.score != "additive":
+        return _over_queries(b, partial(scaled_product, b), b["d_similarity"], b["queries"])
+    sums, r, of_key = b.once(_sums), b.rounding, Bounded.exact(b.state.parameters["score.key.weight"])
+    return _either(_sum_groups(b, r.product(sums.by_key, of_key)), r.product(sums.by_group_key, of_key))
+
+
+def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
+    """The additive score's three arrays; empty for a dot product."""
+    if b.state.config.score != "additive":
+        return {}
+    sums, r = b.once(_sums), b.rounding
+
+    def parameter(d_projected: Bounded, x: Bounded) -> Bounded:
+        return r.product(d_projected.map(_as_rows).T, x.map(_as_rows))
+
+    flat: Bounded = b["d_similarity"].map(lambda array: array.reshape(1, -1))
+    return {
+        "score.query.weight": parameter(sums.by_query, b["queries"]),
+        "score.key.weight": _either(
+            parameter(sums.by_key, b.heads_of("keys")), parameter(sums.by_group_key, b["keys"])
+        ),
+        "score.vector": r.product(flat, b["additive_hidden"].map(_as_rows)).map(lambda array: array[0]),
+    }
+
+
+def _as_rows(array: NDArray) -> NDArray:
+    return array.reshape(-1, array.shape[-1])
+
+
+def _sum_groups(bounds: Bounds, x: Bounded) -> Bounded:
+    """(B, H, L, d) -> (B, G, L, d)."""
+    batch, heads, length, head_dim = x.v.shape
+    groups = bounds.state.config.num_kv_heads
+    if heads == groups:
+        return x
+    return bounds.rounding.total(
+        x.map(lambda array: array.reshape(batch, groups, heads // groups, length, head_dim)), (2,)
+    )
+
+
+def _fold_groups(bounds: Bounds, x: Bounded) -> Bounded:
+    """(B, H, Lq, n) -> (B, G, H / G * Lq, n): the query heads of a group as more queries of their key head."""
+    batch, heads, length, width = x.v.shape
+    groups = bounds.state.config.num_kv_heads
+    return x.map(lambda array: array.reshape(batch, groups, heads // groups * length, width))
+
+
+def _over_queries(bounds: Bounds, product: Callable[[Bounded, Bounded], Bounded], a: Bounded, b: Bounded) -> Bounded:
+    """A^T B (B, G, Lk, n), summed over the queries and the query heads of a group: head by head and then the
+    group, or all in one sum.
+    """
+    apart = _sum_groups(bounds, product(a.T, b))
+    return _either(apart, product(_fold_groups(bounds, a).T, _fold_groups(bounds, b)))
+
+
+def _either(one: Bounded, other: Bounded) -> Bounded:
+    """The same numbers, computed in either of two ways."""
+    return Bounded(one.v, np.maximum(one.e, other.e))
+
+
+# Through the projections to the inputs --------------------------------------------------------------
+
+
+def d_q_proj(b: Bounds) -> Bounded:
+    """(B, Lq, H * d)."""
+    gradient: Bounded = b["d_queries"]
+    return gradient.map(merge_heads)
+
+
+def without_past(step: str, b: Bounds) -> Bounded:
+    """(B, Lk - Lp, G * d or dv): what this step gives, of the keys that are not of the past."""
+    gradient: Bounded = b[step]
+    return gradient.map(lambda array: merge_heads(array[:, :, b.state.sizes.past_len :]))
+
+
+def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
+    """Of each weight: gradient^T x over all rows; of each bias: the sum of the rows."""
+    found: dict[str, Bounded] = {}
+    if not b.state.config.projections:
+        return found
+    for projection, (given, made) in PROJECTED.items():
+        rows = b[f"d_{made}"].map(_as_rows)
+        found[f"{projection}.weight"] = b.rounding.product(rows.T, b[given].map(_as_rows))
+        if f"{projection}.bias" in b.state.parameters:
+            found[f"{projection}.bias"] = b.rounding.total(rows, (0,))
     return found
 
 
-def _additive_backward(
-    state: State, r: Rounding, b: dict[str, Bounded], d_scores: Bounded
-) -> tuple[Bounded, Bounded, dict[str, Bounded]]:
-    """Gradients of queries (B, H, Lq, d), of keys (B, G, Lk, d), and of the score's parameters."""
-    config, hidden, w = state.config, b["hidden"], state.parameters["score.vector"]
-    slope = r.store(Bounded(1.0 - hidden.v**2, 2.0 * hidden.most * hidden.e + 2.0 * r.unit(r.precision.u)))
-    outer = r.times(d_scores.map(lambda array: array[..., None]), w)  # dS * w
-    inside = r.store(
-        Bounded(outer.v * slope.v, r.add(outer.e * np.abs(slope.v), np.abs(outer.v) * slope.e, outer.e * slope.e))
-    )
-    by_query, by_key = r.total(inside, (3,)), r.total(inside, (2,))
-    # The query heads of one group, as `_over_queries` has them: (B, G, H / G, Lq, Lk, S).
-    batch, heads, *rest = inside.v.shape
-    groups = config.num_kv_heads
-    grouped = inside.map(lambda array: array.reshape(batch, groups, heads // groups, *rest))
-    by_group_key = r.total(grouped, (2, 3))
-
-    def as_rows(array: NDArray) -> NDArray:
-        return array.reshape(-1, array.shape[-1])
-
-    def parameter(d_projected: Bounded, x: Bounded) -> Bounded:
-        return r.product(d_projected.map(as_rows).T, x.map(as_rows))
-
-    flat_scores = d_scores.map(lambda array: array.reshape(1, -1))
-    parameters = {
-        "score.query.weight": parameter(by_query, b["queries"]),
-        "score.key.weight": _either(parameter(by_key, repeated(state, b["keys"])), parameter(by_group_key, b["keys"])),
-        "score.vector": r.product(flat_scores, hidden.map(as_rows)).map(lambda array: array[0]),
+def d_inputs(b: Bounds) -> dict[str, Bounded]:
+    """The given queries, keys and values, and those of the past if any."""
+    state = b.state
+    found: dict[str, Bounded] = {
+        "queries": b["d_query_inputs"],
+        "keys": b["d_key_inputs"],
+        "values": b["d_value_inputs"],
     }
-    of_query, of_key = (Bounded.exact(state.parameters[f"score.{name}.weight"]) for name in ("query", "key"))
-    d_queries = r.product(by_query, of_query)
-    d_keys = _either(_sum_groups(state, r, r.product(by_key, of_key)), r.product(by_group_key, of_key))
-    return d_queries, d_keys, parameters
+    if state.is_split:
+        for name, (num_heads, _) in state.config.head_shapes._asdict().items():
+            found[name] = found[name].map(partial(split_heads, num_heads=num_heads))
+    if state.inputs.past_keys is not None:
+        for name in ("keys", "values"):
+            found[f"past_{name}"] = b[f"d_{name}"].map(lambda array: array[:, :, : state.sizes.past_len])
+    return found
+
+
+BACKWARD_BOUNDS: Mapping[str, Bound] = {
+    "d_output": d_output,
+    "d_merged": partial(through_projection, "out_proj"),
+    "d_heads": d_heads,
+    "d_kept_weights": d_kept_weights,
+    "d_values": d_values,
+    "d_weights": d_weights,
+    "d_scores": d_scores,
+    "d_bias": d_bias,
+    "d_similarity": d_similarity,
+    "d_additive_hidden": d_additive_hidden,
+    "d_queries": d_queries,
+    "d_keys": d_keys,
+    "d_score_parameters": d_score_parameters,
+    "d_q_proj": d_q_proj,
+    "d_k_proj": partial(without_past, "d_keys"),
+    "d_v_proj": partial(without_past, "d_values"),
+    "d_query_inputs": partial(through_projection, "q_proj"),
+    "d_key_inputs": partial(through_projection, "k_proj"),
+    "d_value_inputs": partial(through_projection, "v_proj"),
+    "d_projection_parameters": d_projection_parameters,
+    "d_inputs": d_inputs,
+}

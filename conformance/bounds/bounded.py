@@ -106,6 +106,14 @@ class Rounding:
         root = np.sqrt(n if squares is None else squares)
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
+    def within(self, furthest: Any, width: Any) -> Any:
+        """The bound on the error of a number that stays within an interval: how far its ends are, or how wide it is.
+
+        Its standard deviation is at most half the width (Popoviciu), and a probabilistic bound is LAMBDA of
+        those: cut off at the ends, errors could no longer be added up by their squares.
+        """
+        return 0.5 * LAMBDA * width if self.probabilistic else furthest
+
     def store(self, x: Bounded) -> Bounded:
         """Rounding to the storage dtype; below its smallest normal number, anything may become 0."""
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, self.precision.tau))

@@ -1,9 +1,9 @@
 """The only tolerances: how far each element of each stage and gradient may lie from the reference.
 
-Computed, not chosen. Errors are carried through the same steps as the reference: every stage is a
-`Bounded`, and the rules of `bounded.py` say what each operation adds. The tolerance of an element is
-the smaller of the deterministic and the probabilistic bound; in float64, twice that, because the
-reference rounds as well. Where the definition says "exactly", it is 0.
+Computed, not chosen. Errors are carried through the same steps as the reference: every step has a bound under its own
+name (`forward.py`, `backward.py`), and the rules of `bounded.py` say what each operation adds. The tolerance of an
+element is the smaller of the deterministic and the probabilistic bound; in float64, twice that, because the reference
+rounds as well. Where the definition says "exactly", it is 0.
 
 The bounds hold while nothing overflows and the subject computes with the precision that it declares.
 """
@@ -13,21 +13,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.backward import backward_bounds
+from conformance.bounds.backward import BACKWARD_BOUNDS
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import forward_bounds
+from conformance.bounds.forward import FORWARD_BOUNDS
 from conformance.bounds.precision import Precision
-from conformance.cases.problem import Problem
+from conformance.bounds.steps import Bounds
+from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
-from mha_core.stages import STAGES
+from mha_core.stages import GRADIENT, STAGES
 
 
-def allowed_error(problem: Problem, state: State, precision: Precision) -> dict[str, NDArray]:
+def allowed_error(state: State, precision: Precision) -> dict[str, NDArray]:
     """The error allowed in each element.
 
     Args:
-        problem: what was run, already rounded to the storage dtype.
-        state: what the reference computed for it.
+        state: what the reference computed for a problem that is rounded to the storage dtype already.
         precision: how the subject computes.
 
     Returns:
@@ -40,24 +40,22 @@ def allowed_error(problem: Problem, state: State, precision: Precision) -> dict[
         allowed = {name: sides * np.fmin(worst[name].e, likely[name].e) for name in worst}
     for array in allowed.values():
         array[np.isnan(array)] = 0.0  # beside a NaN, which is compared exactly
-    _exact_where_defined(allowed, problem)
+    _exact_where_defined(allowed, state)
     return allowed
 
 
-def _exact_where_defined(allowed: dict[str, NDArray], problem: Problem) -> None:
+def _exact_where_defined(allowed: dict[str, NDArray], state: State) -> None:
     """Excluded weights are exactly 0, the weight of a lone key is exactly 1, a row without a key gives
     exactly 0 and then the output bias, and no gradient reaches padding.
     """
-    keys = problem.allowed()
+    keys, padding, past_len = state["allowed"], state["padding"], state.sizes.past_len
     row_has_key = keys.any(axis=-1)
     allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0
     allowed["heads"][~row_has_key] = 0.0
     allowed["output"][~row_has_key.any(axis=1)] = 0.0
-    past_len = 0 if problem.inputs.past_keys is None else problem.inputs.past_keys.shape[2]
-    padding = problem.padding()
     for name in ("keys", "values"):
         for gradient, where in ((name, padding[:, past_len:]), (f"past_{name}", padding[:, :past_len])):
-            array = allowed.get(f"gradients.{gradient}")
+            array = allowed.get(f"{GRADIENT}{gradient}")
             if array is not None:  # (B, L, width), or (B, heads, L, width)
                 rows = array if array.ndim == 3 else array.swapaxes(1, 2)
                 rows[where] = 0.0
@@ -65,9 +63,17 @@ def _exact_where_defined(allowed: dict[str, NDArray], problem: Problem) -> None:
 
 def _all_bounds(state: State, rounding: Rounding) -> dict[str, Bounded]:
     """Stage name, or "gradients.NAME" -> its bound."""
-    bounds = forward_bounds(state, rounding)
-    found = {name: bounds[name] for name in STAGES}
+    bounds = step_bounds(state, rounding)
+    found: dict[str, Bounded] = {name: bounds[name] for name in STAGES}
     if state.inputs.cotangent is not None:
-        gradients = backward_bounds(state, rounding, bounds)
-        found.update({f"gradients.{name}": gradient for name, gradient in gradients.items()})
+        found.update({f"{GRADIENT}{name}": gradient for name, gradient in collect_gradients(bounds).items()})
     return found
+
+
+def step_bounds(state: State, rounding: Rounding) -> Bounds:
+    """The bound of every step that the reference ran."""
+    bounds = Bounds(state, rounding)
+    with_gradients = state.inputs.cotangent is not None
+    for name, bound in {**FORWARD_BOUNDS, **(BACKWARD_BOUNDS if with_gradients else {})}.items():
+        bounds.steps[name] = bound(bounds)
+    return bounds

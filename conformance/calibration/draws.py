@@ -19,7 +19,6 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 from mha_core.dtypes import check_dtype
 from mha_core.heads import split_heads
-from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
@@ -305,7 +304,7 @@ def _largest(problem: Problem) -> float:
     for found in state.arrays.values():
         arrays += list(found.values()) if isinstance(found, dict) else [found]
     scale = min(abs(problem.config.softmax_scale), 1.0)
-    unscaled = [array / scale for array in (forward.similarity(state), state["d_queries"], state["d_keys"])]
+    unscaled = [array / scale for array in (state["similarity"], state["d_queries"], state["d_keys"])]
     if problem.config.softcap is not None:  # c tanh(x / c) backwards, factor by factor
         unscaled.append(problem.config.softcap * state["d_scores"])
     finite = [float(np.abs(array).max(initial=0.0)) for array in (*arrays, *unscaled) if array is not None]

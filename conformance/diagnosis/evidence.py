@@ -20,7 +20,7 @@ from conformance.judging.expected import expected
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
-from mha_core.reference.forward import FORWARD
+from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State
 
 SLACK = 100.0
@@ -145,10 +145,8 @@ class Evidence:
     def touches(self, observation: Observation, stage: str, bug: Bug) -> bool:
         """Whether the bug is in the step of this stage, or in an earlier step that the subject does not expose."""
         last = _ORDER[stage]
-        return any(
-            step == stage or (_ORDER[step] < last and step not in observation.arrays)
-            for step in bug.forward
-        )  # fmt: skip
+        shown_in = (PART_OF.get(step, step) for step in bug.forward)
+        return any(name == stage or (_ORDER[name] < last and name not in observation.arrays) for name in shown_in)
 
     def _stages(self, observation: Observation) -> list[str]:
         return [name for name in observation.arrays if name in STAGES]
@@ -158,18 +156,21 @@ class Evidence:
         state = self._start(observation)
         with np.errstate(all="ignore"):
             for name, step in pipelines(*bugs)[0].items():
-                own = self._seen_before(observation, name, stage)
-                if own is None or name == "scores":
+                part_of = PART_OF.get(name, name)
+                own = self._seen_before(observation, part_of, stage)
+                if own is None or part_of == "scores":
                     try:
                         state.arrays[name] = step(state)
                     except DoesNotApply:
                         return None
                 if name == stage:
                     return state.arrays[name]
-                if own is not None and name == "scores":
+                if own is None or name != part_of:
+                    continue
+                if name == "scores":
                     # Scores count where attention is allowed; elsewhere a layer may hold anything.
                     state.arrays[name] = np.where(observation.wanted.where, own, state.arrays[name])
-                elif own is not None:
+                else:
                     state.arrays[name] = own
         raise AssertionError(f"{stage} is no step")  # unreachable
 

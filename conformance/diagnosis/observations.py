@@ -51,6 +51,13 @@ def arrays_of(trace: Trace) -> dict[str, NDArray]:
     return {**dict(trace.stages()), **gradients}
 
 
+def _bytes_of(state: State) -> int:
+    """What the arrays of a State take; some are views of others, or the same."""
+    arrays = [array for array in state.arrays.values() if isinstance(array, np.ndarray)]
+    owners = {id(owner): owner for owner in (array if array.base is None else array.base for array in arrays)}
+    return sum(owner.nbytes for owner in owners.values())
+
+
 class Runs:
     """Runs the reference with some bugs in it, case by case, and keeps the results.
 
@@ -102,7 +109,7 @@ class Runs:
         key = problem, inputs.cotangent is not None
         if key not in self._right:
             state = reference.run_state(problem.config, problem.weights, inputs)
-            size = sum(array.nbytes for array in state.arrays.values() if isinstance(array, np.ndarray))
+            size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
             self._right[key] = (state, arrays_of(reference.trace_of(state))) if fits else None

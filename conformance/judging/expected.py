@@ -38,7 +38,7 @@ def answer(problem: Problem, precision: Precision) -> Expected:
     """Run the reference on a problem, rounded to the storage dtype first, and bound its errors."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs)
-    return Expected(rounded, reference.trace_of(state), allowed_error(rounded, state, precision), rounded.allowed())
+    return Expected(rounded, reference.trace_of(state), allowed_error(state, precision), state["allowed"])
 
 
 @lru_cache(maxsize=512)

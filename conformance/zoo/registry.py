@@ -1,42 +1,24 @@
-"""The bug zoo: every known way of getting attention wrong that the suite must catch."""
+"""The bug zoo: every known way of getting attention wrong that the suite must catch, found in its folders."""
 
 from __future__ import annotations
 
 from functools import cache
 
+from conformance import zoo
 from conformance.cases.select import select_by_id
-from conformance.zoo.backward import attention as gradients
-from conformance.zoo.backward import parameters
-from conformance.zoo.blocked import gradients as block_gradients
-from conformance.zoo.blocked import keys as key_blocks
-from conformance.zoo.blocked import queries as blocks
+from conformance.discovery import members
+from conformance.zoo.blocked import gradients, keys, queries
 from conformance.zoo.bug import Bug
-from conformance.zoo.forward import decoding, dropout, heads, masks, positions, precision, projections, scores, softmax
 
 
 @cache
 def all_bugs() -> tuple[Bug, ...]:
-    """Every bug, by topic, in the order of the stages.
+    """Every bug: the tuples BUGS of all modules in the zoo's folders, in the order of each folder's ORDER.
 
     >>> all_bugs()[0].id
     'q-proj-weight-transposed'
     """
-    topics = (
-        projections,
-        scores,
-        masks,
-        positions,
-        softmax,
-        precision,
-        dropout,
-        heads,
-        decoding,
-        blocks,
-        key_blocks,
-        block_gradients,
-        gradients,
-        parameters,
-    )
+    topics = (topic for folder in members(zoo, folders=True) for topic in members(folder))
     return tuple(bug for topic in topics for bug in topic.BUGS)
 
 
@@ -51,9 +33,9 @@ def bugs_of_large_blocks() -> tuple[Bug, ...]:
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'
     """
-    gradients = [bug for bug in block_gradients.BUGS if bug.id.endswith("-from-last-block")]
-    some = (*blocks.BUGS, *key_blocks.KEY_BLOCKS, *gradients)
-    return tuple(blocks.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)
+    overwritten = [bug for bug in gradients.BUGS if bug.id.endswith("-from-last-block")]
+    some = (*queries.BUGS, *keys.KEY_BLOCKS, *overwritten)
+    return tuple(queries.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)
 
 
 def select(patterns: tuple[str, ...]) -> list[Bug]:

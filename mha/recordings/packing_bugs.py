@@ -6,7 +6,7 @@ writes the right weights in one of them and reads the arrays in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from itertools import permutations
@@ -19,11 +19,9 @@ from mha_core.config import PROJECTIONS
 from mha_core.layouts import Layout
 from mha_core.layouts.packed import PackedLayout
 from mha_core.reference import forward
+from mha_core.reference.forward import PART_OF, PROJECTED
 from mha_core.reference.state import State, Step
 from mha_core.weights import Weights
-
-STEP_OF = {"q_proj": "queries", "k_proj": "new_keys", "v_proj": "new_values", "out_proj": "output"}
-"""Projection -> the step of the reference that applies it; the stage has the step's name without "new_"."""
 
 LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 
@@ -70,7 +68,13 @@ def _with_weights(
     def step(name: str, state: State) -> NDArray:
         return forward.FORWARD[name](replace(state, parameters=change(state.config, state.parameters)))
 
-    return {name: partial(step, name) for projection, name in STEP_OF.items() if projection in projections}
+    return {made: partial(step, made) for name, (_, made) in PROJECTED.items() if name in projections}
+
+
+def _first_stage(steps: Iterable[str]) -> str:
+    """The stage in which the first of these steps shows."""
+    first = next(iter(steps))
+    return PART_OF.get(first, first)
 
 
 def _channels_mixed(projections: Collection[str], config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
@@ -91,7 +95,7 @@ def _channels_mixed(projections: Collection[str], config: AttentionConfig, weigh
 def _channel_bug(name: str, sentence: str, projections: Collection[str]) -> Bug:
     forward = _with_weights(partial(_channels_mixed, projections), projections)
     fix = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
-    return Bug(name, sentence, next(iter(forward)).removeprefix("new_"), fix, forward=forward)
+    return Bug(name, sentence, _first_stage(forward), fix, forward=forward)
 
 
 def _bug(
@@ -104,8 +108,7 @@ def _bug(
     seen_in: str = "",
 ) -> Bug:
     forward = _with_weights(partial(_reread, written, read), projections)
-    stage = next(iter(forward)).removeprefix("new_")
-    return Bug(name, sentence, stage, FIX, forward=forward, seen_in=seen_in)
+    return Bug(name, sentence, _first_stage(forward), FIX, forward=forward, seen_in=seen_in)
 
 
 def _in_words(order: tuple[str, ...]) -> str:

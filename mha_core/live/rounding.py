@@ -53,11 +53,7 @@ def rounding_error(
     >>> {name: float(error.max()) < 1e-4 for name, error in rounding_error(state, "float32").items()}
     {'weights': True, 'heads': True, 'output': True}
     """
-    squared = (
-        {name: array**2 for name, array in state.parameters.items()}
-        if squared_parameters is None
-        else squared_parameters
-    )
+    squared = squared_parameters or {name: array**2 for name, array in state.parameters.items()}
     config, unit, tiny = state.config, UNIT[dtype], SMALLEST[dtype] ** 2
     allowed, softmax_unit = state["allowed"], max(UNIT[dtype], SOFTMAX_UNIT)
     queries, keys = state["queries"], state.heads_of("keys")

@@ -1,15 +1,23 @@
-"""The reference's backward steps (see `pipeline`): d_x is the gradient of the loss with respect to the array x."""
+"""The reference's backward steps (see `pipeline`): d_x is the gradient of the loss with respect to what step x gives.
+
+Three steps end the way and give arrays by their public names: d_inputs, d_projection_parameters, d_score_parameters.
+A variant with another forward step keeps the definition's way backwards, at the stages that it gives: what the gradient
+needs from between two stages, the similarity or the merged heads, is computed anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.heads import merge_heads, split_heads, sum_kv_groups
-from mha_core.reference.forward import additive_hidden, dropout_factor, new_padding, similarity
+from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, unscaled
 from mha_core.reference.state import State, Step
+
+# From the output to the scores ----------------------------------------------------------------------
 
 
 def d_output(state: State) -> NDArray:
@@ -17,12 +25,14 @@ def d_output(state: State) -> NDArray:
     return state.inputs.cotangent  # type: ignore[return-value]  # run() asked for it
 
 
+def d_merged(state: State) -> NDArray:
+    """(B, Lq, H * dv)."""
+    return through_projection(state, "out_proj", state["d_output"])
+
+
 def d_heads(state: State) -> NDArray:
     """(B, H, Lq, dv)."""
-    gradient = state["d_output"]
-    if state.config.projections:
-        gradient = gradient @ state.parameters["out_proj.weight"]
-    return split_heads(gradient, state.config.num_heads)
+    return split_heads(state["d_merged"], state.config.num_heads)
 
 
 def d_kept_weights(state: State) -> NDArray:
@@ -59,21 +69,25 @@ def d_bias(state: State) -> NDArray | None:
     return gradient.sum(axis=broadcast, keepdims=True)
 
 
+# From the scores to queries and keys ----------------------------------------------------------------
+
+
 def d_similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): with respect to the scaled score function, before the softcap."""
+    """(B, H, Lq, Lk): through the softcap."""
     softcap = state.config.softcap
     if softcap is None:
         return state["d_scores"]
-    slope = 1.0 - np.tanh(similarity(state) / softcap) ** 2
+    similarity = unscaled(state) * state.config.softmax_scale
+    slope = 1.0 - np.tanh(similarity / softcap) ** 2
     # A score of an excluded key may be anything, even NaN.
     return np.where(state["allowed"], state["d_scores"] * slope, 0.0)
 
 
 def d_additive_hidden(state: State) -> NDArray | None:
-    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh."""
+    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh; None unless the score is additive."""
     if state.config.score != "additive":
         return None
-    slope = 1.0 - additive_hidden(state) ** 2
+    slope = 1.0 - state["additive_hidden"] ** 2
     return state["d_similarity"][..., None] * state.parameters["score.vector"] * slope
 
 
@@ -101,58 +115,86 @@ def d_score_parameters(state: State) -> dict[str, NDArray]:
     return {
         "score.query.weight": np.einsum("bhqs,bhqd->sd", inside.sum(axis=3), state["queries"]),
         "score.key.weight": np.einsum("bhks,bhkd->sd", inside.sum(axis=2), state.heads_of("keys")),
-        "score.vector": np.einsum("bhqk,bhqks->s", state["d_similarity"], additive_hidden(state)),
+        "score.vector": np.einsum("bhqk,bhqks->s", state["d_similarity"], state["additive_hidden"]),
     }
 
 
-def project_backward(state: State, projection: str, x: NDArray, gradient: NDArray) -> dict[str, NDArray]:
-    """Gradients of `project`: with respect to its input ("input"), its weight and its bias."""
+# Through the projections to the inputs --------------------------------------------------------------
+
+
+def d_q_proj(state: State) -> NDArray:
+    """(B, Lq, H * d)."""
+    return merge_heads(state["d_queries"])
+
+
+def d_k_proj(state: State) -> NDArray:
+    """(B, Lk - Lp, G * d): of the keys that are not of the past."""
+    return merge_heads(state["d_keys"][:, :, state.sizes.past_len :])
+
+
+def d_v_proj(state: State) -> NDArray:
+    """(B, Lk - Lp, G * dv): of the values that are not of the past."""
+    return merge_heads(state["d_values"][:, :, state.sizes.past_len :])
+
+
+def through_projection(state: State, projection: str, gradient: NDArray) -> NDArray:
+    """(B, L, out) -> (B, L, in): with respect to what was projected; as it is in a layer without projections."""
+    return gradient @ state.parameters[f"{projection}.weight"] if state.config.projections else gradient
+
+
+def d_query_inputs(state: State) -> NDArray:
+    """(B, Lq, Dq)."""
+    return through_projection(state, "q_proj", state["d_q_proj"])
+
+
+def d_key_inputs(state: State) -> NDArray:
+    """(B, Lk - Lp, Dk)."""
+    return through_projection(state, "k_proj", state["d_k_proj"])
+
+
+def d_value_inputs(state: State) -> NDArray:
+    """(B, Lk - Lp, Dv)."""
+    return through_projection(state, "v_proj", state["d_v_proj"])
+
+
+def d_projection_parameters(state: State) -> dict[str, NDArray]:
+    """The W and b of the four projections; empty in a layer without them."""
     if not state.config.projections:
-        return {"input": gradient}
-    gradients = {
-        "input": gradient @ state.parameters[f"{projection}.weight"],
-        f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x),
-    }
-    if f"{projection}.bias" in state.parameters:
-        gradients[f"{projection}.bias"] = gradient.sum(axis=(0, 1))
+        return {}
+    gradients = {}
+    for projection, (given, made) in PROJECTED.items():
+        gradient, x = state[f"d_{made}"], merge_heads(state["heads"]) if given == "merged" else state[given]
+        gradients[f"{projection}.weight"] = np.einsum("blo,bli->oi", gradient, x)
+        if f"{projection}.bias" in state.parameters:
+            gradients[f"{projection}.bias"] = gradient.sum(axis=(0, 1))
     return gradients
 
 
-def d_q_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "q_proj", state.inputs.queries, merge_heads(state["d_queries"]))
+def d_inputs(state: State) -> dict[str, NDArray]:
+    """The given queries, keys and values, in the shapes in which they are given, and those of the past if any.
 
-
-def d_k_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "k_proj", state["key_inputs"], merge_heads(new_part(state, "d_keys")))
-
-
-def d_v_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "v_proj", state["value_inputs"], merge_heads(new_part(state, "d_values")))
-
-
-def new_part(state: State, name: str) -> NDArray:
-    """`d_keys` or `d_values` without the past: (B, G, Lk - Lp, d or dv)."""
-    return state[name][:, :, state.sizes.past_len :]
-
-
-def d_past(state: State) -> dict[str, NDArray]:
-    """Gradients of past_keys and past_values, 0 where they are padding; empty without a past."""
-    if state.inputs.past_keys is None:
-        return {}
-    past_len = state.sizes.past_len
-    is_padding = state["padding"][:, None, :past_len, None]
-    return {
-        "past_keys": np.where(is_padding, 0.0, state["d_keys"][:, :, :past_len]),
-        "past_values": np.where(is_padding, 0.0, state["d_values"][:, :, :past_len]),
+    0 where they are padding, which was replaced by 0.
+    """
+    is_padding = new_padding(state)
+    gradients = {
+        "queries": state["d_query_inputs"],
+        "keys": np.where(is_padding, 0.0, state["d_key_inputs"]),
+        "values": np.where(is_padding, 0.0, state["d_value_inputs"]),
     }
-
-
-def d_out_proj(state: State) -> dict[str, NDArray]:
-    return project_backward(state, "out_proj", merge_heads(state["heads"]), state["d_output"])
+    if state.is_split:
+        shapes = state.config.head_shapes._asdict()
+        gradients = {name: split_heads(array, shapes[name][0]) for name, array in gradients.items()}
+    if state.inputs.past_keys is not None:
+        past_len = state.sizes.past_len
+        is_padding = state["padding"][:, None, :past_len, None]
+        gradients["past_keys"] = np.where(is_padding, 0.0, state["d_keys"][:, :, :past_len])
+        gradients["past_values"] = np.where(is_padding, 0.0, state["d_values"][:, :, :past_len])
+    return gradients
 
 
 BACKWARD: Mapping[str, Step] = {
     "d_output": d_output,
+    "d_merged": d_merged,
     "d_heads": d_heads,
     "d_kept_weights": d_kept_weights,
     "d_values": d_values,
@@ -167,27 +209,21 @@ BACKWARD: Mapping[str, Step] = {
     "d_q_proj": d_q_proj,
     "d_k_proj": d_k_proj,
     "d_v_proj": d_v_proj,
-    "d_out_proj": d_out_proj,
-    "d_past": d_past,
+    "d_query_inputs": d_query_inputs,
+    "d_key_inputs": d_key_inputs,
+    "d_value_inputs": d_value_inputs,
+    "d_projection_parameters": d_projection_parameters,
+    "d_inputs": d_inputs,
 }
 
 
-def collect_gradients(state: State) -> dict[str, NDArray]:
-    """The gradients that a Trace carries, by their public names, inputs first."""
-    by_projection = {name: dict(state[f"d_{name}"]) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
-    is_padding = new_padding(state)
-    gradients = {
-        "queries": by_projection["q_proj"].pop("input"),
-        "keys": np.where(is_padding, 0.0, by_projection["k_proj"].pop("input")),
-        "values": np.where(is_padding, 0.0, by_projection["v_proj"].pop("input")),
-    }
-    if state.is_split:
-        shapes = state.config.head_shapes._asdict()
-        gradients = {name: split_heads(array, shapes[name][0]) for name, array in gradients.items()}
-    gradients.update(state["d_past"])
-    by_projection["out_proj"].pop("input")  # d_heads has used it
-    if state["d_bias"] is not None:
-        gradients["bias"] = state["d_bias"]
-    for parameters in (*by_projection.values(), state["d_score_parameters"]):
-        gradients.update(parameters)
-    return gradients
+class ByStep(Protocol):
+    """What has something for each step, by the step's name."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def collect_gradients(steps: ByStep) -> dict[str, Any]:
+    """What backward steps gave, the arrays of a State for one, by the names of a Trace's gradients; inputs first."""
+    bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
+    return {**steps["d_inputs"], **bias, **steps["d_projection_parameters"], **steps["d_score_parameters"]}

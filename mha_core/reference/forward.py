@@ -1,4 +1,17 @@
-"""The reference's forward steps. A step reads the State and returns one array (see `pipeline`)."""
+"""The reference's forward steps, in their order. A step reads the State and returns one array (see `pipeline`).
+
+    allowed, padding                           which keys each query may attend to, which nobody may
+    query_inputs, key_inputs, value_inputs     what is projected: padding replaced by 0
+    q_proj, k_proj, v_proj                     x W^T + b
+    queries, new_keys, new_values              split into heads
+    keys, values                               those of the past in front
+    additive_hidden, unscaled, similarity      the score function, and scaled
+    capped, scores                             bounded by the softcap, plus the bias
+    weights, kept_weights                      softmax, dropout
+    heads, merged, output                      the weighted sum, merged heads, x W^T + b
+
+Positions that turn queries and keys would be steps between the split and the past.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +24,8 @@ from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference.state import State, Step
 
+# The mask and the inputs ----------------------------------------------------------------------------
+
 
 def allowed(state: State) -> NDArray:
     """Bool (B, H, Lq, Lk): may query i of head h attend to key j?"""
@@ -18,23 +33,39 @@ def allowed(state: State) -> NDArray:
 
 
 def padding(state: State) -> NDArray:
-    """Bool (B, Lk): keys that nobody can attend to."""
-    return padding_keys(state.inputs.mask, state.sizes)
+    """Bool (B, Lk): keys that nobody can attend to, by valid_lens or by `allowed`."""
+    return padding_keys(state.inputs.mask, state.sizes) & ~state["allowed"].any(axis=(1, 2))
+
+
+def query_inputs(state: State) -> NDArray:
+    """(B, Lq, Dq): the queries as they are given."""
+    return state.inputs.queries
 
 
 def key_inputs(state: State) -> NDArray:
-    """(B, Lk, Dk): the keys, 0 where they are padding."""
+    """(B, Lk - Lp, Dk): the keys as they are given, 0 where they are padding."""
     return np.where(new_padding(state), 0.0, state.inputs.keys)
 
 
 def value_inputs(state: State) -> NDArray:
-    """(B, Lk, Dv): the values, 0 where they are padding."""
+    """(B, Lk - Lp, Dv): the values as they are given, 0 where they are padding."""
     return np.where(new_padding(state), 0.0, state.inputs.values)
 
 
 def new_padding(state: State) -> NDArray:
     """Bool (B, Lk - Lp, 1): the padding among the keys that are not of the past."""
     return state["padding"][:, state.sizes.past_len :, None]
+
+
+# Projections and heads ------------------------------------------------------------------------------
+
+PROJECTED = {
+    "q_proj": ("query_inputs", "q_proj"),
+    "k_proj": ("key_inputs", "k_proj"),
+    "v_proj": ("value_inputs", "v_proj"),
+    "out_proj": ("merged", "output"),
+}
+"""Each projection -> the step that it is applied to, and the step that it gives."""
 
 
 def project(state: State, projection: str, x: NDArray) -> NDArray:
@@ -46,19 +77,34 @@ def project(state: State, projection: str, x: NDArray) -> NDArray:
     return projected if bias is None else projected + bias
 
 
+def q_proj(state: State) -> NDArray:
+    """(B, Lq, H * d)."""
+    return project(state, "q_proj", state["query_inputs"])
+
+
+def k_proj(state: State) -> NDArray:
+    """(B, Lk - Lp, G * d)."""
+    return project(state, "k_proj", state["key_inputs"])
+
+
+def v_proj(state: State) -> NDArray:
+    """(B, Lk - Lp, G * dv)."""
+    return project(state, "v_proj", state["value_inputs"])
+
+
 def queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
-    return split_heads(project(state, "q_proj", state.inputs.queries), state.config.num_heads)
+    return split_heads(state["q_proj"], state.config.num_heads)
 
 
 def new_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d)."""
-    return split_heads(project(state, "k_proj", state["key_inputs"]), state.config.num_kv_heads)
+    return split_heads(state["k_proj"], state.config.num_kv_heads)
 
 
 def new_values(state: State) -> NDArray:
     """(B, G, Lk - Lp, dv)."""
-    return split_heads(project(state, "v_proj", state["value_inputs"]), state.config.num_kv_heads)
+    return split_heads(state["v_proj"], state.config.num_kv_heads)
 
 
 def keys(state: State) -> NDArray:
@@ -79,17 +125,33 @@ def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
     return np.concatenate([np.where(is_padding, 0.0, past), new], axis=2)
 
 
-def scores(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the score function, capped, plus the additive bias."""
-    capped = cap(state, similarity(state))
-    return capped if state.inputs.mask.bias is None else capped + additive_bias(state.inputs.mask)
+# Scores ---------------------------------------------------------------------------------------------
+
+
+def additive_hidden(state: State) -> NDArray | None:
+    """(B, H, Lq, Lk, S): tanh(A q + C k); None unless the score is additive."""
+    if state.config.score != "additive":
+        return None
+    from_query = state["queries"] @ state.parameters["score.query.weight"].T
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
+    return np.tanh(from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
+def unscaled(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the score function: queries times keys, or the vector times what is hidden."""
+    if state.config.score == "additive":
+        return state["additive_hidden"] @ state.parameters["score.vector"]
+    return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2)
 
 
 def similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the score function, scaled."""
-    if state.config.score == "additive":
-        return additive_hidden(state) @ state.parameters["score.vector"]
-    return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2) * state.config.softmax_scale
+    """(B, H, Lq, Lk): the score function, scaled; the scale is 1 unless the score is "scaled_dot"."""
+    return state["unscaled"] * state.config.softmax_scale
+
+
+def capped(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the similarity within the softcap."""
+    return cap(state, state["similarity"])
 
 
 def cap(state: State, x: NDArray) -> NDArray:
@@ -98,21 +160,27 @@ def cap(state: State, x: NDArray) -> NDArray:
     return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
-def additive_hidden(state: State) -> NDArray:
-    """(B, H, Lq, Lk, S): tanh(A q + C k)."""
-    from_query = state["queries"] @ state.parameters["score.query.weight"].T
-    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
-    return np.tanh(from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
+def scores(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the capped similarity, plus the additive bias."""
+    return state["capped"] if state.inputs.mask.bias is None else state["capped"] + additive_bias(state.inputs.mask)
+
+
+# Weights and output ---------------------------------------------------------------------------------
 
 
 def weights(state: State) -> NDArray:
-    """(B, H, Lq, Lk): softmax over the allowed keys, 0 elsewhere; all 0 where no key is allowed."""
-    is_empty = ~state["allowed"].any(axis=-1, keepdims=True)
-    open_scores = np.where(state["allowed"], state["scores"], -np.inf)
+    """(B, H, Lq, Lk): the attention weights."""
+    return softmax(state["scores"], state["allowed"])
+
+
+def softmax(scores: NDArray, allowed: NDArray) -> NDArray:
+    """Softmax over the allowed keys, the last axis; 0 elsewhere, and all 0 where no key is allowed."""
+    is_empty = ~allowed.any(axis=-1, keepdims=True)
+    open_scores = np.where(allowed, scores, -np.inf)
     highest = open_scores.max(axis=-1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(open_scores - np.where(is_empty, 0.0, highest))
     total = exponentials.sum(axis=-1, keepdims=True)
-    return np.where(state["allowed"], exponentials / np.where(is_empty, 1.0, total), 0.0)
+    return np.where(allowed, exponentials / np.where(is_empty, 1.0, total), 0.0)
 
 
 def kept_weights(state: State) -> NDArray:
@@ -121,35 +189,67 @@ def kept_weights(state: State) -> NDArray:
 
 
 def dropout_factor(state: State) -> NDArray | float:
-    """What dropout multiplies each weight by: 0, or 1 / (1 - p); 1 without a keep-mask."""
+    """What dropout multiplies each attention weight by: 0, or 1 / (1 - p); 1 without a keep-mask."""
     if state.inputs.dropout_keep is None:
         return 1.0
     return state.inputs.dropout_keep / (1.0 - state.config.dropout)
 
 
 def heads(state: State) -> NDArray:
-    """(B, H, Lq, dv)."""
+    """(B, H, Lq, dv): the values, weighted and summed."""
     return state["kept_weights"] @ state.heads_of("values")
+
+
+def merged(state: State) -> NDArray:
+    """(B, Lq, H * dv)."""
+    return merge_heads(state["heads"])
 
 
 def output(state: State) -> NDArray:
     """(B, Lq, Do)."""
-    return project(state, "out_proj", merge_heads(state["heads"]))
+    return project(state, "out_proj", state["merged"])
 
 
 FORWARD: Mapping[str, Step] = {
     "allowed": allowed,
     "padding": padding,
+    "query_inputs": query_inputs,
     "key_inputs": key_inputs,
     "value_inputs": value_inputs,
+    "q_proj": q_proj,
+    "k_proj": k_proj,
+    "v_proj": v_proj,
     "queries": queries,
     "new_keys": new_keys,
     "new_values": new_values,
     "keys": keys,
     "values": values,
+    "additive_hidden": additive_hidden,
+    "unscaled": unscaled,
+    "similarity": similarity,
+    "capped": capped,
     "scores": scores,
     "weights": weights,
     "kept_weights": kept_weights,
     "heads": heads,
+    "merged": merged,
     "output": output,
 }
+
+PART_OF: Mapping[str, str] = {
+    "query_inputs": "queries",
+    "q_proj": "queries",
+    "key_inputs": "keys",
+    "k_proj": "keys",
+    "new_keys": "keys",
+    "value_inputs": "values",
+    "v_proj": "values",
+    "new_values": "values",
+    "additive_hidden": "scores",
+    "unscaled": "scores",
+    "similarity": "scores",
+    "capped": "scores",
+    "kept_weights": "heads",
+    "merged": "output",
+}
+"""Each step that the forward direction needs for one stage alone -> that stage."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply
 from mha_core.heads import sum_kv_groups
 from mha_core.reference import backward
-from mha_core.reference.forward import additive_hidden, dropout_factor
+from mha_core.reference.forward import dropout_factor
 from mha_core.reference.state import State, Step
 
 SOFTMAX_FIX = "dS = P * (dP - rowsum(P * dP)), over the allowed keys."
@@ -166,7 +166,7 @@ def _slope_of_output(state: State) -> NDArray | None:
     """1 - tanh instead of 1 - tanh^2."""
     if state.config.score != "additive":
         return None
-    return state["d_similarity"][..., None] * state.parameters["score.vector"] * (1.0 - additive_hidden(state))
+    return state["d_similarity"][..., None] * state.parameters["score.vector"] * (1.0 - state["additive_hidden"])
 
 
 def _score_parameters(change: Callable[[State, dict[str, NDArray]], dict[str, NDArray]]) -> Mapping[str, Step]:

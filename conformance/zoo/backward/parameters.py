@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,14 @@ from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply
 from conformance.zoo.forward.heads import interleaved, merge_interleaved
-from mha_core.heads import merge_heads, sum_kv_groups
+from mha_core.heads import sum_kv_groups
 from mha_core.reference import backward
-from mha_core.reference.backward import new_part
+from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
 
 BIAS_FIX = "Sum the scores' gradient over every axis along which the bias was broadcast."
 SUM_FIX = "Sum the gradient of a weight or bias over batch and positions; average nothing."
 PATH_FIX = "Let the gradient through: no detach or stop_gradient on this path."
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 Gradients = dict[str, NDArray]
 
@@ -118,61 +118,66 @@ MASK_BIAS = (
 # Weights and biases of the projections ------------------------------------------------------------
 
 
-def _projections(change: Callable[[State, str, Gradients], Gradients], *names: str) -> Mapping[str, Step]:
-    """`change(state, projection, gradients)` on what these projections' steps give; all if none is named."""
+def _projections(change: Callable[[State, Gradients], Gradients]) -> Mapping[str, Step]:
+    """`change(state, right ones)` in place of some gradients of the projections' parameters."""
 
-    def step_of(name: str) -> Step:
-        right = backward.BACKWARD[f"d_{name}"]
+    def step(state: State) -> Gradients:
+        right = backward.d_projection_parameters(state)
+        return {**right, **change(state, right)} if right else right
 
-        def step(state: State) -> Gradients:
-            gradients = right(state)
-            return {**gradients, **change(state, name, gradients)}
-
-        return step
-
-    return {f"d_{name}": step_of(name) for name in names or PROJECTIONS}
+    return {"d_projection_parameters": step}
 
 
-def _scaled(ending: str, factor: Callable[[State, str], float]) -> Callable[[State, str, Gradients], Gradients]:
-    """The arrays whose name ends like this, times a factor."""
+def _scaled(ending: str, factor: Callable[[State, str], float]) -> Callable[[State, Gradients], Gradients]:
+    """The arrays whose name ends like this, times `factor(state, name)`."""
 
-    def change(state: State, projection: str, gradients: Gradients) -> Gradients:
-        return {name: array * factor(state, projection) for name, array in gradients.items() if name.endswith(ending)}
+    def change(state: State, right: Gradients) -> Gradients:
+        return {name: array * factor(state, name) for name, array in right.items() if name.endswith(ending)}
 
     return change
 
 
-def _per_item(state: State, projection: str) -> float:
+def _per_item(state: State, name: str) -> float:
     return 1.0 / max(state.sizes.batch, 1)
 
 
-def _per_row(state: State, projection: str) -> float:
-    length = state.sizes.query_len if projection in ("q_proj", "out_proj") else state.sizes.key_len
+def _per_row(state: State, name: str) -> float:
+    length = state.sizes.query_len if name.startswith(("q_proj", "out_proj")) else state.sizes.key_len
     return 1.0 / max(state.sizes.batch * length, 1)
 
 
-def _from_unmasked_inputs(state: State, projection: str, gradients: Gradients) -> Gradients:
-    gradient = merge_heads(new_part(state, "d_keys" if projection == "k_proj" else "d_values"))
-    x = state.inputs.keys if projection == "k_proj" else state.inputs.values
-    return {f"{projection}.weight": np.einsum("blo,bli->oi", gradient, x)}
+def _nothing(state: State, name: str) -> float:
+    return 0.0
 
 
-def _weight_of_merged(merge: Callable[[NDArray], NDArray]) -> Callable[[State, str, Gradients], Gradients]:
-    def change(state: State, projection: str, gradients: Gradients) -> Gradients:
-        return {"out_proj.weight": np.einsum("blo,bli->oi", state["d_output"], merge(state["heads"]))}
+def _from_unmasked_inputs(state: State, right: Gradients) -> Gradients:
+    return {
+        "k_proj.weight": np.einsum("blo,bli->oi", state["d_k_proj"], state.inputs.keys),
+        "v_proj.weight": np.einsum("blo,bli->oi", state["d_v_proj"], state.inputs.values),
+    }
 
-    return change
+
+def _output_weight_d_h(state: State, right: Gradients) -> Gradients:
+    return {"out_proj.weight": np.einsum("blo,bli->oi", state["d_output"], merge_interleaved(state["heads"]))}
 
 
-def _input_of_untransposed(state: State, projection: str, gradients: Gradients) -> Gradients:
-    weight = state.parameters[f"{projection}.weight"]
-    if weight.shape[0] != weight.shape[1]:
-        raise DoesNotApply(f"a weight can stay untransposed unnoticed only where it is square, not {weight.shape}")
-    if projection == "q_proj":
-        gradient = state["d_queries"]
-    else:
-        gradient = new_part(state, "d_keys" if projection == "k_proj" else "d_values")
-    return {"input": merge_heads(gradient) @ weight.T}
+def _heads_split_d_h(state: State) -> NDArray:
+    if not state.config.projections:
+        raise DoesNotApply("this layer has no out_proj.weight")
+    return interleaved(state["d_merged"], state.config.num_heads)
+
+
+def _untransposed(projection: str) -> Mapping[str, Step]:
+    """The gradient of what is projected, through the weight transposed once too often."""
+    given, made = PROJECTED[projection]
+
+    def step(state: State) -> NDArray:
+        weight = state.parameters[f"{projection}.weight"]
+        if weight.shape[0] != weight.shape[1]:
+            raise DoesNotApply(f"a weight can stay untransposed unnoticed only where it is square, not {weight.shape}")
+        return state[f"d_{made}"] @ weight.T
+
+    return {f"d_{given}": step}
 
 
 PARAMETERS = (
@@ -198,37 +203,37 @@ PARAMETERS = (
         "gradient-of-biases-missing",
         "Biases get no gradient.",
         PATH_FIX,
-        _projections(_scaled(".bias", lambda s, projection: 0.0)),
+        _projections(_scaled(".bias", _nothing)),
     ),
     _bug(
         "gradient-of-output-weight-missing",
         "The output projection's weight gets no gradient.",
         PATH_FIX,
-        _projections(_scaled(".weight", lambda s, projection: 0.0), "out_proj"),
+        _projections(_scaled("out_proj.weight", _nothing)),
     ),
     _bug(
         "gradient-of-output-weight-d-h",
         "The output weight's gradient has its heads merged as (d, h).",
         "Use the merged heads that the forward pass projected: (h, d).",
-        _projections(_weight_of_merged(merge_interleaved), "out_proj"),
+        _projections(_output_weight_d_h),
     ),
     _bug(
         "gradient-of-heads-split-d-h",
         "The output's gradient is split into heads as (d, h).",
         "Split it as the heads were merged: (h, d).",
-        {"d_heads": lambda s: interleaved(s["d_output"] @ s.parameters["out_proj.weight"], s.config.num_heads)},
+        {"d_heads": _heads_split_d_h},
     ),
     _bug(
         "gradient-of-inputs-weight-untransposed",
         "The gradient of an input multiplies by the weight transposed once too often.",
         "d_input = d_output @ weight, with the weight (out, in).",
-        _projections(_input_of_untransposed, "q_proj", "k_proj", "v_proj"),
+        {**_untransposed("q_proj"), **_untransposed("k_proj"), **_untransposed("v_proj")},
     ),
     _bug(
         "gradient-of-weights-reads-padding",
         "The gradients of key and value weights read padded inputs: 0 * NaN is NaN.",
         "Use the inputs with padding replaced by 0.",
-        _projections(_from_unmasked_inputs, "k_proj", "v_proj"),
+        _projections(_from_unmasked_inputs),
     ),
 )
 
@@ -244,8 +249,11 @@ def _leaking_values(state: State) -> NDArray:
     return sum_kv_groups(weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
 
 
-def _no_padding(state: State) -> NDArray:
-    return np.zeros_like(state["padding"])
+def _inputs_with_padding(state: State) -> Gradients:
+    """The gradients of the inputs, those of new keys and values not set to 0 where they are padding."""
+    unpadded = replace(state, arrays={**state.arrays, "padding": np.zeros_like(state["padding"])})
+    leaking = backward.d_inputs(unpadded)
+    return {**backward.d_inputs(state), "keys": leaking["keys"], "values": leaking["values"]}
 
 
 def _cotangent(factor: Callable[[State], Any]) -> Mapping[str, Step]:
@@ -262,7 +270,7 @@ FLOW = (
         "gradient-leaks-to-padding",
         "Excluded values get a gradient, padding too.",
         "Use the weights that the forward pass used: 0 where a key is excluded.",
-        {"d_values": _leaking_values, "padding": _no_padding},
+        {"d_values": _leaking_values, "d_inputs": _inputs_with_padding},
     ),
     _bug(
         "gradient-twice",

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug
-from conformance.zoo.forward.scores import bias_of
 from mha_core import AttentionMask
 from mha_core.call.blocks import Reach, query_blocks, reach
-from mha_core.call.masks import allowed_keys
+from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.call.sizes import CallSizes
 from mha_core.reference import forward
 from mha_core.reference.state import State, Step
@@ -197,10 +196,12 @@ def _rows_of_first_query(sizes: CallSizes) -> NDArray:
 
 
 def _bias_of_first_query(state: State) -> NDArray:
-    bias = bias_of(state)
-    if np.ndim(bias) == 4 and np.shape(bias)[2] > 1:
-        bias = np.asarray(bias)[:, :, _rows_of_first_query(state.sizes)]
-    return forward.cap(state, forward.similarity(state)) + bias
+    if state.inputs.mask.bias is None:
+        return forward.scores(state)
+    bias = additive_bias(state.inputs.mask)
+    if bias.shape[2] > 1:
+        bias = bias[:, :, _rows_of_first_query(state.sizes)]
+    return state["capped"] + bias
 
 
 def _allowed_of_first_query(state: State) -> NDArray:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug, DoesNotApply
-from conformance.zoo.forward.scores import bias_of
-from mha_core.call.masks import allowed_keys
+from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.reference import backward, forward
 from mha_core.reference.forward import cap
 from mha_core.reference.state import State, Step
@@ -23,32 +22,26 @@ SPLIT_FIX = "Heads that are given split are (B, H, L, d)."
 # The softcap --------------------------------------------------------------------------------------
 
 
-def _capped(scores: Callable[[State, float], NDArray]) -> Mapping[str, Step]:
-    """`scores(state, softcap)` in layers that have a softcap."""
+def _capped(cap: Callable[[State, NDArray, float], NDArray]) -> Mapping[str, Step]:
+    """`cap(state, similarity, softcap)` in layers that have a softcap."""
 
-    def step(state: State) -> NDArray:
-        softcap = state.config.softcap
-        return forward.scores(state) if softcap is None else scores(state, softcap)
+    def capped(state: State) -> NDArray:
+        softcap, similarity = state.config.softcap, state["similarity"]
+        return similarity if softcap is None else cap(state, similarity, softcap)
 
-    return {"scores": step}
-
-
-def _after_bias(state: State, softcap: float) -> NDArray:
-    return cap(state, forward.similarity(state) + bias_of(state))
+    return {"capped": capped}
 
 
-def _clipped(state: State, softcap: float) -> NDArray:
-    return np.clip(forward.similarity(state), -softcap, softcap) + bias_of(state)
+def _after_bias(state: State) -> NDArray:
+    """The softcap on what has the bias already."""
+    if state.inputs.mask.bias is None:
+        return forward.scores(state)
+    return cap(state, state["similarity"] + additive_bias(state.inputs.mask))
 
 
-def _rational(state: State, softcap: float) -> NDArray:
-    similarity = forward.similarity(state)
-    return similarity / (1.0 + np.abs(similarity) / softcap) + bias_of(state)
-
-
-def _before_scale(state: State, softcap: float) -> NDArray:
+def _before_scale(state: State, similarity: NDArray, softcap: float) -> NDArray:
     scale = state.config.softmax_scale
-    return cap(state, forward.similarity(state) / scale) * scale + bias_of(state)
+    return cap(state, similarity / scale) * scale
 
 
 def _without_slope(state: State) -> NDArray:
@@ -60,21 +53,27 @@ def _cap_bug(id: str, sentence: str, forward: Mapping[str, Step], seen_in: str =
 
 
 SOFTCAP = (
+    _cap_bug("softcap-ignored", "The softcap is not applied.", _capped(lambda s, x, c: x)),
+    _cap_bug("softcap-after-bias", "The softcap bounds the bias too.", {"scores": _after_bias}),
     _cap_bug(
-        "softcap-ignored", "The softcap is not applied.", _capped(lambda s, c: forward.similarity(s) + bias_of(s))
+        "softcap-clip",
+        "The score is cut off at the softcap instead of bent.",
+        _capped(lambda s, x, c: np.clip(x, -c, c)),
     ),
-    _cap_bug("softcap-after-bias", "The softcap bounds the bias too.", _capped(_after_bias)),
-    _cap_bug("softcap-clip", "The score is cut off at the softcap instead of bent.", _capped(_clipped)),
-    _cap_bug("softcap-rational", "The softcap bends by x / (1 + |x| / c) instead of tanh.", _capped(_rational)),
+    _cap_bug(
+        "softcap-rational",
+        "The softcap bends by x / (1 + |x| / c) instead of tanh.",
+        _capped(lambda s, x, c: x / (1.0 + np.abs(x) / c)),
+    ),
     _cap_bug(
         "softcap-without-factor",
         "The score is tanh(x / c), without the factor c.",
-        _capped(lambda s, c: np.tanh(forward.similarity(s) / c) + bias_of(s)),
+        _capped(lambda s, x, c: np.tanh(x / c)),
     ),
     _cap_bug(
         "softcap-not-divided",
         "The score is c * tanh(x), with x not divided by c.",
-        _capped(lambda s, c: c * np.tanh(forward.similarity(s)) + bias_of(s)),
+        _capped(lambda s, x, c: c * np.tanh(x)),
     ),
     _cap_bug("softcap-before-scale", "The softcap is applied before the scale.", _capped(_before_scale)),
     Bug(
@@ -115,6 +114,11 @@ def _positions_of_new_keys(state: State) -> NDArray:
 
 def _past_unmasked(state: State, past: NDArray, new: NDArray) -> NDArray:
     return np.concatenate([past, new], axis=2)
+
+
+def _without_past(state: State) -> dict[str, NDArray]:
+    gradients = backward.d_inputs(state)
+    return {name: np.zeros_like(x) if name.startswith("past_") else x for name, x in gradients.items()}
 
 
 PAST = (
@@ -159,7 +163,7 @@ PAST = (
         "The keys and values of the past get no gradient.",
         "gradients",
         "Give the first Lp rows of the gradients of keys and values to the past.",
-        backward={"d_past": lambda s: {name: np.zeros_like(array) for name, array in backward.d_past(s).items()}},
+        backward={"d_inputs": _without_past},
     ),
 )
 

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug, DoesNotApply
-from conformance.zoo.forward.scores import bias_of
-from mha_core.heads import merge_heads
+from mha_core.heads import merge_heads, repeat_kv_heads
 from mha_core.reference import forward
-from mha_core.reference.forward import cap, project
 from mha_core.reference.state import State, Step
 
 SPLIT_FIX = "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3): channel h * d + i is element i of head h."
@@ -27,9 +25,9 @@ Split = Callable[[NDArray, int], NDArray]
 def _split_with(split: Split) -> Mapping[str, Step]:
     """`split(projected (B, L, H * d), H)` for queries, keys and values."""
     return {
-        "queries": lambda s: split(project(s, "q_proj", s.inputs.queries), s.config.num_heads),
-        "new_keys": lambda s: split(project(s, "k_proj", s["key_inputs"]), s.config.num_kv_heads),
-        "new_values": lambda s: split(project(s, "v_proj", s["value_inputs"]), s.config.num_kv_heads),
+        "queries": lambda s: split(s["q_proj"], s.config.num_heads),
+        "new_keys": lambda s: split(s["k_proj"], s.config.num_kv_heads),
+        "new_values": lambda s: split(s["v_proj"], s.config.num_kv_heads),
     }
 
 
@@ -43,9 +41,9 @@ def _reshaped(x: NDArray, num_heads: int) -> NDArray:
     return x.reshape(batch, num_heads, length, width // num_heads)
 
 
-def _output_of(merge: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
-    """`merge(heads (B, H, Lq, dv))` before the output projection, forward and in its gradient."""
-    return {"output": lambda s: project(s, "out_proj", merge(s["heads"]))}
+def _merged_by(merge: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
+    """`merge(heads (B, H, Lq, dv))` before the output projection."""
+    return {"merged": lambda s: merge(s["heads"])}
 
 
 def merge_interleaved(heads: NDArray) -> NDArray:
@@ -88,14 +86,14 @@ SPLIT_AND_MERGE = (
         "Heads are merged as (d, h) instead of (h, d).",
         "output",
         MERGE_FIX,
-        forward=_output_of(merge_interleaved),
+        forward=_merged_by(merge_interleaved),
     ),
     Bug(
         "merge-without-transpose",
         "Heads are merged by a reshape to (B, L, H * dv), without a transpose: positions and heads mix.",
         "output",
         MERGE_FIX,
-        forward=_output_of(_merge_reshaped),
+        forward=_merged_by(_merge_reshaped),
         seen_in="pytorch/opacus#825",
     ),
     Bug(
@@ -103,21 +101,21 @@ SPLIT_AND_MERGE = (
         "Heads are merged in reversed order.",
         "output",
         MERGE_FIX,
-        forward=_output_of(lambda heads: merge_heads(heads[:, ::-1])),
+        forward=_merged_by(lambda heads: merge_heads(heads[:, ::-1])),
     ),
     Bug(
         "merge-batch-of-heads",
         "Heads folded into the batch as (B, H) are unfolded as (H, B).",
         "output",
         "Unfold in the order in which they were folded: reshape(B, H, L, dv).",
-        forward=_output_of(_merge_batch_last),
+        forward=_merged_by(_merge_batch_last),
     ),
     Bug(
         "heads-averaged",
         "Heads are averaged before the output projection instead of concatenated.",
         "output",
         MERGE_FIX,
-        forward=_output_of(_mean),
+        forward=_merged_by(_mean),
     ),
 )
 
@@ -164,20 +162,19 @@ WEIGHTED_SUM = (
 
 
 def _read_by(read: Callable[[State, NDArray], NDArray], keys: bool = True, values: bool = True) -> Mapping[str, Step]:
-    """`read(state, stage (B, G, L, d))` as the heads that query heads read, (B, H, L, d), forward and backward."""
+    """`read(state, stage (B, G, L, d))` as the heads that query heads read, (B, H, L, d)."""
 
-    def scores(state: State) -> NDArray:
+    def unscaled(state: State) -> NDArray:
         if state.config.num_heads == state.config.num_kv_heads or state.config.score == "additive":
-            return forward.scores(state)
-        product = state["queries"] @ read(state, state["keys"]).swapaxes(-1, -2)
-        return cap(state, product * state.config.softmax_scale) + bias_of(state)
+            return forward.unscaled(state)
+        return state["queries"] @ read(state, state["keys"]).swapaxes(-1, -2)
 
     def heads(state: State) -> NDArray:
         if state.config.num_heads == state.config.num_kv_heads:
             return forward.heads(state)
         return state["kept_weights"] @ read(state, state["values"])
 
-    return {**({"scores": scores} if keys else {}), **({"heads": heads} if values else {})}
+    return {**({"unscaled": unscaled} if keys else {}), **({"heads": heads} if values else {})}
 
 
 def _tiled(state: State, x: NDArray) -> NDArray:
@@ -193,11 +190,7 @@ def _averaged(state: State, x: NDArray) -> NDArray:
 
 
 def _next(state: State, x: NDArray) -> NDArray:
-    return np.roll(state_repeated(state, x), 1, axis=1)
-
-
-def state_repeated(state: State, x: NDArray) -> NDArray:
-    return x.repeat(state.config.num_heads // x.shape[1], axis=1)
+    return np.roll(repeat_kv_heads(x, state.config.num_heads), 1, axis=1)
 
 
 GROUPS = (

@@ -20,21 +20,13 @@ ALLOWED_FIX = "allowed broadcasts to (B, H, Lq, Lk); True means that the query m
 AND_FIX = "Combine all sources of the mask with AND."
 
 
-def _attended(rule: Callable[[State], NDArray]) -> Mapping[str, Step]:
-    """The steps with the mask `rule(state)`, bool (B, H, Lq, Lk).
-
-    Padding that the wrong mask lets in is not replaced by 0 either: such a layer attends to what stands there.
-    """
-
-    def padding(state: State) -> NDArray:
-        return forward.padding(state) & ~state["allowed"].any(axis=(1, 2))
-
-    return {"allowed": rule, "padding": padding}
-
-
 def _other_mask(change: Callable[[State, AttentionMask], AttentionMask]) -> Mapping[str, Step]:
-    """The steps as if the caller had given `change(state, mask)`."""
-    return _attended(lambda state: allowed_keys(change(state, state.inputs.mask), state.sizes, state.config.num_heads))
+    """The mask as if the caller had given `change(state, mask)`. Padding that it lets in is attended to as it is."""
+
+    def allowed(state: State) -> NDArray:
+        return allowed_keys(change(state, state.inputs.mask), state.sizes, state.config.num_heads)
+
+    return {"allowed": allowed}
 
 
 # Lengths ------------------------------------------------------------------------------------------
@@ -135,7 +127,7 @@ LENGTHS = (
         "Lengths are tiled where folding heads into the batch needs each one repeated.",
         "weights",
         "Repeat each length num_heads times (repeat_interleave, numpy.repeat); do not tile.",
-        _attended(_lens_tiled),
+        {"allowed": _lens_tiled},
         "line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
     ),
     _bug(
@@ -153,7 +145,11 @@ LENGTHS = (
         _lens(lambda s, lens: lens.max(axis=1, initial=0) if lens.ndim == 2 else lens),
     ),
     _bug(
-        "lens-on-queries", "Lengths exclude queries as well as keys.", "weights", LENS_FIX, _attended(_lens_on_queries)
+        "lens-on-queries",
+        "Lengths exclude queries as well as keys.",
+        "weights",
+        LENS_FIX,
+        {"allowed": _lens_on_queries},
     ),
 )
 
@@ -190,7 +186,7 @@ ALLOWED = (
         "The mask is read the wrong way round: it excludes what it should let through.",
         "weights",
         "True means that the query may attend to the key, in the whole mask.",
-        _attended(lambda s: ~forward.allowed(s)),
+        {"allowed": lambda s: ~forward.allowed(s)},
         "rasbt/LLMs-from-scratch#1061",
     ),
     _bug(
@@ -198,14 +194,14 @@ ALLOWED = (
         "The whole mask is ignored.",
         "weights",
         "Exclude the keys that the mask does not allow.",
-        _attended(lambda s: np.ones_like(forward.allowed(s))),
+        {"allowed": lambda s: np.ones_like(forward.allowed(s))},
     ),
     _bug(
         "mask-transposed",
         "The mask's rows and columns are exchanged.",
         "keys",
         "The mask is (B, H, Lq, Lk): queries first.",
-        _attended(_mask_transposed),
+        {"allowed": _mask_transposed},
     ),
     _bug(
         "allowed-inverted",
@@ -220,7 +216,7 @@ ALLOWED = (
         "Every head gets the mask of head 0.",
         "weights",
         ALLOWED_FIX,
-        _attended(lambda s: np.broadcast_to(forward.allowed(s)[:, :1], forward.allowed(s).shape)),
+        {"allowed": lambda s: np.broadcast_to(forward.allowed(s)[:, :1], forward.allowed(s).shape)},
     ),
     _bug(
         "allowed-of-first-item",
@@ -278,7 +274,7 @@ SEVERAL = (
         "A key that one source of the mask allows is let in, whatever the others say.",
         "weights",
         AND_FIX,
-        _attended(_any_source),
+        {"allowed": _any_source},
     ),
     _bug(
         "causal-dropped-with-padding",

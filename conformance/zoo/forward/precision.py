@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug
-from mha_core.call.masks import additive_bias
 from mha_core.dtypes import round_to
-from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
+from mha_core.heads import repeat_kv_heads
 from mha_core.reference import forward
+from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
 
 SOFTMAX_FIX = "Run the softmax in at least float32, and never in less than the input's precision."
@@ -57,30 +57,27 @@ def _kept_weights_in(dtype: str) -> Step:
     return lambda state: _narrow(forward.kept_weights(state), dtype)
 
 
-def _projection(name: str, x: str, num_heads: str, form: str) -> Step:
-    """queries, keys or values, with the factors of the product rounded to `form`."""
+def _projected_in(projection: str, form: str) -> Mapping[str, Step]:
+    """The projection with the factors of the product rounded to `form`."""
+    given, made = PROJECTED[projection]
 
-    def stage(state: State) -> NDArray:
-        given = state.inputs.queries if x == "queries" else state[x]
-        product = _narrow(given, form) @ _narrow(state.parameters[f"{name}.weight"], form).T
-        product = product + state.parameters.get(f"{name}.bias", 0.0)
-        return split_heads(product, getattr(state.config, num_heads))
+    def step(state: State) -> NDArray:
+        product = _narrow(state[given], form) @ _narrow(state.parameters[f"{projection}.weight"], form).T
+        return product + state.parameters.get(f"{projection}.bias", 0.0)
 
-    return stage
+    return {made: step}
 
 
-def _scores_in(form: str) -> Step:
-    """A dot-product score, with its factors rounded."""
+def _unscaled_in(form: str) -> Step:
+    """A dot product, with its factors rounded."""
 
-    def scores(state: State) -> NDArray:
+    def unscaled(state: State) -> NDArray:
         if state.config.score == "additive":
-            return forward.scores(state)
+            return forward.unscaled(state)
         keys = repeat_kv_heads(_narrow(state["keys"], form), state.config.num_heads)
-        product = _narrow(state["queries"], form) @ keys.swapaxes(-1, -2) * state.config.softmax_scale
-        product = forward.cap(state, product)
-        return product if state.inputs.mask.bias is None else product + additive_bias(state.inputs.mask)
+        return _narrow(state["queries"], form) @ keys.swapaxes(-1, -2)
 
-    return scores
+    return unscaled
 
 
 def _heads_in(form: str) -> Step:
@@ -90,23 +87,9 @@ def _heads_in(form: str) -> Step:
     return heads
 
 
-def _output_in(form: str) -> Step:
-    def output(state: State) -> NDArray:
-        product = _narrow(merge_heads(state["heads"]), form) @ _narrow(state.parameters["out_proj.weight"], form).T
-        return product + state.parameters.get("out_proj.bias", 0.0)
-
-    return output
-
-
 def _products_in(form: str) -> Mapping[str, Step]:
-    return {
-        "queries": _projection("q_proj", "queries", "num_heads", form),
-        "new_keys": _projection("k_proj", "key_inputs", "num_kv_heads", form),
-        "new_values": _projection("v_proj", "value_inputs", "num_kv_heads", form),
-        "scores": _scores_in(form),
-        "heads": _heads_in(form),
-        "output": _output_in(form),
-    }
+    projections = {made: step for name in PROJECTED for made, step in _projected_in(name, form).items()}
+    return {**projections, "unscaled": _unscaled_in(form), "heads": _heads_in(form)}
 
 
 BUGS = (
@@ -145,7 +128,7 @@ BUGS = (
         "The product of queries and keys is formed in bfloat16.",
         "scores",
         PRODUCT_FIX,
-        forward={"scores": _scores_in("bfloat16")},
+        forward={"unscaled": _unscaled_in("bfloat16")},
     ),
     Bug(
         "products-in-bfloat16",

@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core.heads import merge_heads, split_heads
 from mha_core.reference import forward
-from mha_core.reference.forward import project
+from mha_core.reference.forward import PROJECTED, project
 from mha_core.reference.state import State, Step
 
 STAGE_OF = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "output"}
-STEP_OF = {**STAGE_OF, "k_proj": "new_keys", "v_proj": "new_values"}
+PACKED = ("q_proj", "k_proj", "v_proj")
 WEIGHT_FIX = "A weight is (out, in): compute x @ weight.T."
 INPUT_FIX = "Project queries from the query input, keys from the key input, values from the value input."
 PADDING_FIX = "Replace padded rows of the key and value inputs by 0 before the projection; 0 * NaN is NaN."
 
 
-def input_of(state: State, projection: str) -> NDArray:
-    """(B, L, in): what the projection is applied to."""
-    if projection == "q_proj":
-        return state.inputs.queries
-    if projection == "out_proj":
-        return merge_heads(state["heads"])
-    return state["key_inputs" if projection == "k_proj" else "value_inputs"]
+Parameter = Callable[[State, NDArray], NDArray | float]
 
 
-def as_stage(state: State, projection: str, projected: NDArray) -> NDArray:
-    """(B, L, out) in the shape of the projection's stage."""
-    if projection == "out_proj":
+def projected_with(
+    projection: str, *, weight: Parameter | None = None, bias: Parameter | None = None
+) -> dict[str, Step]:
+    """The projection with the weight `weight(state, right one)`, the bias `bias(state, right one, else 0)`, or both."""
+    given, made = PROJECTED[projection]
+
+    def step(state: State) -> NDArray:
+        w: Any = state.parameters[f"{projection}.weight"]
+        b: Any = state.parameters.get(f"{projection}.bias", 0.0)
+        w, b = w if weight is None else weight(state, w), b if bias is None else bias(state, b)
+        projected: NDArray = state[given] @ w.T + b
         return projected
-    return split_heads(projected, state.config.num_heads if projection == "q_proj" else state.config.num_kv_heads)
+
+    return {made: step}
 
 
-def bias_of(state: State, projection: str) -> NDArray | float:
-    return state.parameters.get(f"{projection}.bias", 0.0)
-
-
-def _with_weight(projection: str, change: Callable[[State, NDArray], NDArray]) -> Mapping[str, Step]:
-    """The projection's stage with the weight `change(state, weight)`."""
-
-    def stage(state: State) -> NDArray:
-        weight = change(state, state.parameters[f"{projection}.weight"])
-        return as_stage(state, projection, input_of(state, projection) @ weight.T + bias_of(state, projection))
-
-    return {STEP_OF[projection]: stage}
-
-
-def _with_bias(projection: str, change: Callable[[State], NDArray | float]) -> Mapping[str, Step]:
-    """The projection's stage with the bias `change(state)`."""
-
-    def stage(state: State) -> NDArray:
-        product = input_of(state, projection) @ state.parameters[f"{projection}.weight"].T
-        return as_stage(state, projection, product + change(state))
-
-    return {STEP_OF[projection]: stage}
+def _of_all(parts: Iterable[Mapping[str, Step]]) -> dict[str, Step]:
+    """The steps of several projections together."""
+    return {name: step for steps in parts for name, step in steps.items()}
 
 
 def _same_shape(what: str, a: NDArray, b: NDArray) -> None:
@@ -90,20 +74,21 @@ def _weight_of(projection: str) -> Callable[[State, NDArray], NDArray]:
 def _packed(order: Callable[[NDArray, int], NDArray]) -> Mapping[str, Step]:
     """Queries, keys and values from one packed weight (3 * H * d, D), taken apart by `order(packed, H)`."""
 
-    def part(position: int, projection: str) -> Step:
-        def stage(state: State) -> NDArray:
-            names = ("q_proj", "k_proj", "v_proj")
-            weights = [state.parameters[f"{name}.weight"] for name in names]
-            for weight in weights[1:]:
-                _same_shape("packed weights", weights[0], weight)
-            weight = order(np.concatenate(weights), state.config.num_heads)[position]
-            biases = [np.broadcast_to(bias_of(state, name), weights[0].shape[:1]) for name in names]
-            bias = order(np.concatenate(biases)[:, None], state.config.num_heads)[position][:, 0]
-            return as_stage(state, projection, input_of(state, projection) @ weight.T + bias)
+    def part(position: int, projection: str) -> Mapping[str, Step]:
+        def weight(state: State, right: NDArray) -> NDArray:
+            weights = [state.parameters[f"{name}.weight"] for name in PACKED]
+            for other in weights[1:]:
+                _same_shape("packed weights", weights[0], other)
+            return order(np.concatenate(weights), state.config.num_heads)[position]
 
-        return stage
+        def bias(state: State, right: NDArray) -> NDArray:
+            width = state.parameters["q_proj.weight"].shape[0]
+            biases = [np.broadcast_to(state.parameters.get(f"{name}.bias", 0.0), (width,)) for name in PACKED]
+            return order(np.concatenate(biases)[:, None], state.config.num_heads)[position][:, 0]
 
-    return {STEP_OF[name]: part(i, name) for i, name in enumerate(("q_proj", "k_proj", "v_proj"))}
+        return projected_with(projection, weight=weight, bias=bias)
+
+    return _of_all(part(position, projection) for position, projection in enumerate(PACKED))
 
 
 def _per_head(packed: NDArray, num_heads: int) -> NDArray:
@@ -122,7 +107,7 @@ WEIGHTS = (
             f"The weight of {name} is transposed.",
             stage,
             WEIGHT_FIX,
-            forward=_with_weight(name, _transposed),
+            forward=projected_with(name, weight=_transposed),
             seen_in="keras-team/keras#18488",
         )
         for name, stage in STAGE_OF.items()
@@ -132,21 +117,27 @@ WEIGHTS = (
         "The memory of every (out, in) weight is read as (in, out): reshaped where a transposition is due.",
         "queries",
         WEIGHT_FIX,
-        forward={stage: step for name in STAGE_OF for stage, step in _with_weight(name, _read_as_in_out).items()},
+        forward=_of_all(projected_with(name, weight=_read_as_in_out) for name in PROJECTED),
     ),
     Bug(
         "q-k-weights-exchanged",
         "The weights of queries and keys are exchanged.",
         "queries",
         "Load q_proj.weight into the query projection and k_proj.weight into the key projection.",
-        forward={**_with_weight("q_proj", _weight_of("k_proj")), **_with_weight("k_proj", _weight_of("q_proj"))},
+        forward={
+            **projected_with("q_proj", weight=_weight_of("k_proj")),
+            **projected_with("k_proj", weight=_weight_of("q_proj")),
+        },
     ),
     Bug(
         "k-v-weights-exchanged",
         "The weights of keys and values are exchanged.",
         "keys",
         "Load k_proj.weight into the key projection and v_proj.weight into the value projection.",
-        forward={**_with_weight("k_proj", _weight_of("v_proj")), **_with_weight("v_proj", _weight_of("k_proj"))},
+        forward={
+            **projected_with("k_proj", weight=_weight_of("v_proj")),
+            **projected_with("v_proj", weight=_weight_of("k_proj")),
+        },
     ),
     Bug(
         "packed-read-per-head",
@@ -169,13 +160,13 @@ WEIGHTS = (
 # Biases -------------------------------------------------------------------------------------------
 
 
-def _exchanged_bias(own: str, other: str) -> Callable[[State], NDArray | float]:
-    def change(state: State) -> NDArray | float:
-        names = (f"{own}.bias", f"{other}.bias")
-        if any(name not in state.parameters for name in names):
-            return bias_of(state, own)
-        _same_shape("biases", state.parameters[names[0]], state.parameters[names[1]])
-        return state.parameters[names[1]]
+def _bias_of(projection: str) -> Parameter:
+    def change(state: State, bias: NDArray) -> NDArray:
+        other = state.parameters.get(f"{projection}.bias")
+        if other is None or not np.ndim(bias):
+            return bias  # one of the two has none
+        _same_shape("biases", bias, other)
+        return other
 
     return change
 
@@ -187,7 +178,7 @@ BIASES = (
             f"The bias of {name} is not added.",
             stage,
             f"Add {name}.bias after the product.",
-            forward=_with_bias(name, lambda s: 0.0),
+            forward=projected_with(name, bias=lambda s, bias: 0.0),
         )
         for name, stage in STAGE_OF.items()
     ),
@@ -196,14 +187,14 @@ BIASES = (
         "The bias of out_proj is added twice.",
         "output",
         "Add out_proj.bias once.",
-        forward=_with_bias("out_proj", lambda s: 2.0 * bias_of(s, "out_proj")),
+        forward=projected_with("out_proj", bias=lambda s, bias: 2.0 * bias),
     ),
     Bug(
         "output-bias-per-head",
         "The bias of out_proj is added once per head.",
         "output",
         "Add out_proj.bias once, after the heads are summed.",
-        forward=_with_bias("out_proj", lambda s: s.config.num_heads * bias_of(s, "out_proj")),
+        forward=projected_with("out_proj", bias=lambda s, bias: s.config.num_heads * bias),
     ),
     Bug(
         "q-k-biases-exchanged",
@@ -211,8 +202,8 @@ BIASES = (
         "queries",
         "Load q_proj.bias into the query projection and k_proj.bias into the key projection.",
         forward={
-            **_with_bias("q_proj", _exchanged_bias("q_proj", "k_proj")),
-            **_with_bias("k_proj", _exchanged_bias("k_proj", "q_proj")),
+            **projected_with("q_proj", bias=_bias_of("k_proj")),
+            **projected_with("k_proj", bias=_bias_of("q_proj")),
         },
     ),
 )
@@ -223,17 +214,18 @@ BIASES = (
 
 def _from(projection: str, read: Callable[[State], NDArray]) -> Mapping[str, Step]:
     """The projection of another input."""
+    given, made = PROJECTED[projection]
 
-    def stage(state: State) -> NDArray:
+    def step(state: State) -> NDArray:
         x = read(state)
-        _same_shape("inputs", input_of(state, projection), x)
-        return as_stage(state, projection, project(state, projection, x))
+        _same_shape("inputs", state[given], x)
+        return project(state, projection, x)
 
-    return {STEP_OF[projection]: stage}
+    return {made: step}
 
 
 def _unprojected(state: State) -> NDArray:
-    merged = merge_heads(state["heads"])
+    merged: NDArray = state["merged"]
     if merged.shape[-1] != state.config.output_dim:
         raise DoesNotApply("heads can be returned unprojected unnoticed only where H * dv = Do")
     return merged

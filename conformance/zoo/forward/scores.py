@@ -19,25 +19,13 @@ BIAS_FIX = "Add the bias to the scaled scores, as it is, before the softmax."
 ADDITIVE_FIX = "score = vector . tanh(A query + C key), A = score.query.weight, C = score.key.weight."
 
 
-def similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): what the scale multiplies."""
-    return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2)
-
-
-def bias_of(state: State) -> NDArray | float:
-    """(B or 1, H or 1, Lq, Lk): the additive bias, 0 if there is none."""
-    return 0.0 if state.inputs.mask.bias is None else additive_bias(state.inputs.mask)
-
-
 def _scaled(scale: Callable[[State], float], affects: Callable[[AttentionConfig], bool]) -> Mapping[str, Step]:
-    """Another scale, in the layers that `affects` names; forward and backward."""
+    """Another scale, in the layers that `affects` names."""
 
-    def scores(state: State) -> NDArray:
-        if not affects(state.config):
-            return forward.scores(state)
-        return cap(state, similarity(state) * scale(state)) + bias_of(state)
+    def similarity(state: State) -> NDArray:
+        return state["unscaled"] * scale(state) if affects(state.config) else forward.similarity(state)
 
-    return {"scores": scores}
+    return {"similarity": similarity}
 
 
 def _default_scale(config: AttentionConfig) -> bool:
@@ -134,25 +122,25 @@ def transposed(mask: NDArray, scores: NDArray) -> NDArray:
 
 
 def _with_bias(combine: Callable[[State, NDArray, NDArray], NDArray]) -> Mapping[str, Step]:
-    """`combine(state, scores without bias, bias)` in place of their sum."""
+    """`combine(state, capped similarity, bias)` in place of their sum."""
 
     def scores(state: State) -> NDArray:
         if state.inputs.mask.bias is None:
             return forward.scores(state)
-        bias = additive_bias(state.inputs.mask)
-        return combine(state, forward.scores(state) - bias, bias)
+        return combine(state, state["capped"], additive_bias(state.inputs.mask))
 
     return {"scores": scores}
 
 
-def _scores_before_scale(state: State) -> NDArray:
-    if state.inputs.mask.bias is None or state.config.score == "additive":
+def _scores_before_scale(state: State, capped: NDArray, bias: NDArray) -> NDArray:
+    if state.config.score == "additive":
         return forward.scores(state)
-    return cap(state, (similarity(state) + bias_of(state)) * state.config.softmax_scale)
+    return cap(state, (state["unscaled"] + bias) * state.config.softmax_scale)
 
 
 def _weights_plus_bias(state: State) -> NDArray:
-    return forward.weights(state) + np.where(state["allowed"], bias_of(state), 0.0)
+    bias = 0.0 if state.inputs.mask.bias is None else additive_bias(state.inputs.mask)
+    return forward.weights(state) + np.where(state["allowed"], bias, 0.0)
 
 
 def _bias_bug(id: str, sentence: str, forward: Mapping[str, Step], seen_in: str = "") -> Bug:
@@ -160,38 +148,38 @@ def _bias_bug(id: str, sentence: str, forward: Mapping[str, Step], seen_in: str 
 
 
 BIAS = (
-    _bias_bug("bias-dropped", "The additive bias is not added.", _with_bias(lambda s, scores, bias: scores)),
+    _bias_bug("bias-dropped", "The additive bias is not added.", _with_bias(lambda s, capped, bias: capped)),
     _bias_bug(
         "bias-scaled",
         "The additive bias is added before the scale, so it is scaled too.",
-        {"scores": _scores_before_scale},
+        _with_bias(_scores_before_scale),
     ),
-    _bias_bug("bias-subtracted", "The additive bias is subtracted.", _with_bias(lambda s, scores, bias: scores - bias)),
+    _bias_bug("bias-subtracted", "The additive bias is subtracted.", _with_bias(lambda s, capped, bias: capped - bias)),
     _bias_bug(
-        "bias-twice", "The additive bias is added twice.", _with_bias(lambda s, scores, bias: scores + 2.0 * bias)
+        "bias-twice", "The additive bias is added twice.", _with_bias(lambda s, capped, bias: capped + 2.0 * bias)
     ),
     _bias_bug(
-        "bias-multiplied", "The additive bias multiplies the scores.", _with_bias(lambda s, scores, bias: scores * bias)
+        "bias-multiplied", "The additive bias multiplies the scores.", _with_bias(lambda s, capped, bias: capped * bias)
     ),
     _bias_bug(
         "bias-shared-by-heads",
         "Every head gets the additive bias of head 0.",
-        _with_bias(lambda s, scores, bias: scores + bias[:, :1]),
+        _with_bias(lambda s, capped, bias: capped + bias[:, :1]),
     ),
     _bias_bug(
         "bias-shared-by-items",
         "Every batch item gets the additive bias of item 0.",
-        _with_bias(lambda s, scores, bias: scores + bias[:1]),
+        _with_bias(lambda s, capped, bias: capped + bias[:1]),
     ),
     _bias_bug(
         "bias-transposed",
         "The additive bias's rows and columns are exchanged.",
-        _with_bias(lambda s, scores, bias: scores + transposed(bias, scores)),
+        _with_bias(lambda s, capped, bias: capped + transposed(bias, capped)),
     ),
     _bias_bug(
         "bias-after-softmax",
         "The additive bias is added to the weights, after the softmax.",
-        {**_with_bias(lambda s, scores, bias: scores), "weights": _weights_plus_bias},
+        {**_with_bias(lambda s, capped, bias: capped), "weights": _weights_plus_bias},
     ),
 )
 
@@ -202,50 +190,47 @@ BIAS = (
 def _additive(score: Callable[[NDArray, NDArray, NDArray], NDArray], exchanged: bool = False) -> Mapping[str, Step]:
     """`score(A q, C k, vector)` in place of the additive one; `exchanged`: C q and A k."""
 
-    def scores(state: State) -> NDArray:
+    def unscaled(state: State) -> NDArray:
         if state.config.score != "additive":
-            return forward.scores(state)
+            return forward.unscaled(state)
         for_query, for_key = state.parameters["score.query.weight"], state.parameters["score.key.weight"]
         if exchanged:
             for_query, for_key = for_key, for_query
         from_query = (state["queries"] @ for_query.T)[:, :, :, None, :]
         from_key = (state.heads_of("keys") @ for_key.T)[:, :, None, :, :]
-        return cap(state, score(from_query, from_key, state.parameters["score.vector"])) + bias_of(state)
+        return score(from_query, from_key, state.parameters["score.vector"])
 
-    return {"scores": scores}
+    return {"unscaled": unscaled}
 
 
 def _additive_scaled(state: State) -> NDArray:
-    if state.config.score != "additive":
-        return forward.scores(state)
-    return (forward.scores(state) - bias_of(state)) * state.config.head_dim**-0.5 + bias_of(state)
+    capped = forward.capped(state)
+    return capped * state.config.head_dim**-0.5 if state.config.score == "additive" else capped
 
 
 def _cosine(state: State) -> NDArray:
     if state.config.score == "additive":
-        return forward.scores(state)
+        return forward.unscaled(state)
     lengths = (
         np.linalg.norm(state["queries"], axis=-1)[:, :, :, None]
         * np.linalg.norm(state.heads_of("keys"), axis=-1)[:, :, None]
     )
-    return cap(state, similarity(state) / lengths * state.config.softmax_scale) + bias_of(state)
+    return forward.unscaled(state) / lengths
 
 
 def _transposed(state: State) -> NDArray:
     if state.sizes.query_len != state.sizes.key_len:
         raise DoesNotApply("scores can be transposed unnoticed only where Lq = Lk")
-    if state.config.score == "additive":
-        return forward.scores(state)
-    return cap(state, similarity(state).swapaxes(-1, -2) * state.config.softmax_scale) + bias_of(state)
+    right = forward.unscaled(state)
+    return right if state.config.score == "additive" else right.swapaxes(-1, -2)
 
 
 def _keys_reshaped(state: State) -> NDArray:
     if state.config.score == "additive":
-        return forward.scores(state)
+        return forward.unscaled(state)
     keys = state.heads_of("keys")
     batch, num_heads, length, head_dim = keys.shape
-    product = state["queries"] @ keys.reshape(batch, num_heads, head_dim, length)
-    return cap(state, product * state.config.softmax_scale) + bias_of(state)
+    return state["queries"] @ keys.reshape(batch, num_heads, head_dim, length)
 
 
 def _function_bug(id: str, sentence: str, fix: str, forward: Mapping[str, Step]) -> Bug:
@@ -293,25 +278,25 @@ FUNCTION = (
         "additive-scaled",
         "The additive score is divided by sqrt(head_dim).",
         ADDITIVE_FIX,
-        {"scores": _additive_scaled},
+        {"capped": _additive_scaled},
     ),
     _function_bug(
         "scores-cosine",
         "Queries and keys are normalised to length 1 before their product.",
         "Use the queries and keys as the projections give them.",
-        {"scores": _cosine},
+        {"unscaled": _cosine},
     ),
     _function_bug(
         "scores-transposed",
         "The scores are keys @ queries^T: row and column are exchanged.",
         "Compute queries @ keys^T, (B, H, Lq, Lk).",
-        {"scores": _transposed},
+        {"unscaled": _transposed},
     ),
     _function_bug(
         "keys-reshaped-not-transposed",
         "Keys are reshaped to (d, Lk) instead of transposed before the product.",
         "Exchange the last two axes of the keys: keys.swapaxes(-1, -2).",
-        {"scores": _keys_reshaped},
+        {"unscaled": _keys_reshaped},
     ),
 )
 

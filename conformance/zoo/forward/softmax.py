@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug
 from mha_core.reference import forward
+from mha_core.reference.forward import softmax
 from mha_core.reference.state import State, Step
 
 AXIS_FIX = "Take the softmax over the keys, the last axis of (B, H, Lq, Lk)."
@@ -20,7 +21,7 @@ MAXIMUM_FIX = "Subtract from each row the maximum of its own allowed scores."
 DENOMINATOR_FIX = "Divide the exponentials by their own sum, and nothing else."
 
 
-def _softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
+def _plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
     """Over any axes; NaN where all scores are -inf, as plain implementations give."""
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
@@ -47,7 +48,7 @@ def _bug(id: str, sentence: str, fix: str, step: Step, seen_in: str = "", stage:
 
 
 def _over(axis: int | tuple[int, ...]) -> Step:
-    return lambda state: _only_allowed(state, _softmax(_open_scores(state), axis))
+    return lambda state: _only_allowed(state, _plain_softmax(_open_scores(state), axis))
 
 
 AXIS = (
@@ -65,18 +66,18 @@ def _filled(fill: float, *, repaired: bool) -> Step:
     """`fill` in place of excluded scores; `repaired`: and 0 in rows without a key."""
 
     def weights(state: State) -> NDArray:
-        found = _softmax(_open_scores(state, fill))
+        found = _plain_softmax(_open_scores(state, fill))
         return np.where(_has_key(state), found, 0.0) if repaired else found
 
     return weights
 
 
 def _added(fill: float) -> Step:
-    return lambda state: _softmax(state["scores"] + np.where(state["allowed"], 0.0, fill))
+    return lambda state: _plain_softmax(state["scores"] + np.where(state["allowed"], 0.0, fill))
 
 
 def _after_softmax(state: State) -> NDArray:
-    return _only_allowed(state, _softmax(state["scores"]))
+    return _only_allowed(state, _plain_softmax(state["scores"]))
 
 
 def _after_softmax_renormalised(state: State) -> NDArray:
@@ -188,7 +189,7 @@ EMPTY_ROWS = (
         "empty-row-attends-all",
         "A row without an allowed key attends to all keys by their scores.",
         EMPTY_FIX,
-        _in_empty_rows(lambda s: _softmax(s["scores"])),
+        _in_empty_rows(lambda s: _plain_softmax(s["scores"])),
     ),
     _bug(
         "empty-row-attends-first",
@@ -237,22 +238,13 @@ def _over_total(total: Callable[[NDArray], NDArray]) -> Step:
     return weights
 
 
-def _right(state: State, scores: NDArray) -> NDArray:
-    """The definition's softmax of other scores."""
-    known = state.arrays["scores"]
-    state.arrays["scores"] = scores
-    try:
-        return forward.weights(state)
-    finally:
-        state.arrays["scores"] = known
-
-
 def _on_scores(change: Callable[[NDArray], NDArray]) -> Step:
-    return lambda state: _right(state, change(state["scores"]))
+    """The definition's softmax of other scores."""
+    return lambda state: softmax(change(state["scores"]), state["allowed"])
 
 
 def _twice(state: State) -> NDArray:
-    return _right(state, forward.weights(state))
+    return softmax(forward.weights(state), state["allowed"])
 
 
 NORMALISATION = (

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from conformance import zoo
 from conformance.cases.table import all_cases
+from conformance.discovery import members
 from conformance.runner import run_case
+from conformance.zoo import backward
 from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, DoesNotApply, compatible, pipelines
 from conformance.zoo.kill import SMALLEST_SET, first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
@@ -43,12 +47,71 @@ def test_there_are_enough_and_all_say_what_they_are():
         assert bug.stage in (*STAGES, GRADIENTS), bug.id
 
 
+def test_a_new_module_is_found_and_comes_last(tmp_path, monkeypatch):
+    """Beside those of the folder, which are in the order that it gives."""
+    harmless = 'BUGS = (Bug("harmless", "Nothing.", "weights", "Nothing.", forward={"weights": lambda state: 1.0}),)'
+    (tmp_path / "another.py").write_text(f"from conformance.zoo.bug import Bug\n\n{harmless}\n")
+    monkeypatch.setattr(backward, "__path__", [*backward.__path__, str(tmp_path)])
+    try:
+        assert [bug.id for bug in all_bugs.__wrapped__()] == [*BY_ID, "harmless"]
+    finally:
+        sys.modules.pop("conformance.zoo.backward.another", None)
+        vars(backward).pop("another", None)
+
+
+@pytest.mark.parametrize("package", [zoo, *members(zoo, folders=True)], ids=lambda package: package.__name__)
+def test_an_order_names_what_there_is(package):
+    assert set(package.ORDER) == {
+        module.__name__.rpartition(".")[2] for module in members(package, folders=package is zoo)
+    }
+
+
 def test_each_replaces_steps_that_exist():
     for bug in all_bugs():
         assert bug.steps, bug.id
         assert set(bug.forward) <= set(FORWARD), bug.id
-        assert set(bug.backward) <= {*BACKWARD, "padding"}, bug.id  # whose gradients are set to 0 at the end
+        assert set(bug.backward) <= set(BACKWARD), bug.id
         assert (bug.stage == GRADIENTS) == (not bug.forward), bug.id
+
+
+SEVERAL = {
+    "one mistake in each projection": """
+        weights-read-as-in-out packed-read-per-head packed-read-per-channel gradient-of-inputs-weight-untransposed
+        """,
+    "two projections exchange something": """
+        q-k-weights-exchanged k-v-weights-exchanged q-k-biases-exchanged keys-and-values-exchanged
+        """,
+    "every product, in another format": "products-in-bfloat16 products-in-tf32",
+    "one mistake in the split of queries, keys and values": "split-d-h split-without-transpose",
+    "the same for keys as for values": """
+        padding-not-zeroed past-dropped past-behind past-reversed past-not-padded
+        groups-tiled groups-first-only groups-averaged groups-off-by-one
+        gradient-of-group-averaged gradient-of-group-first gradient-of-group-last
+        """,
+    "the same for the gradients of queries and keys": "gradient-without-scale gradient-scaled-twice",
+    "an operation left out in one place and done in another": """
+        bias-after-softmax dropout-on-scores dropout-as-exclusion dropout-in-returned-weights
+        """,
+    "recomputed once, used for two gradients": """
+        gradient-recomputed-unnormalised gradient-recomputed-without-mask gradient-recomputed-without-bias
+        gradient-dropout-drawn-again
+        """,
+    "excluded values get a gradient, and it is not set to 0 in padding": "gradient-leaks-to-padding",
+}
+"""The bugs that are wrong in several steps, by why they are."""
+
+
+def test_each_replaces_one_step_unless_it_is_listed():
+    """A bug is one wrong step. One that needs several is a decision, made here."""
+    several = {bug.id for bug in all_bugs() if len(bug.steps) > 1}
+    assert several == {id for ids in SEVERAL.values() for id in ids.split()}
+    assert len(several) == 35
+
+
+def test_no_bug_replaces_a_step_by_what_it_is():
+    for bug in all_bugs():
+        for name, step in {**bug.forward, **bug.backward}.items():
+            assert step not in (FORWARD.get(name), BACKWARD.get(name)), bug.id
 
 
 def test_every_bug_is_killed_except_the_equivalent_ones(table):
@@ -90,9 +153,9 @@ def _split(group, case):
     parts = []
     for bug in group:
         mine = _fingerprint(bug, case)
-        for known, members in parts:
+        for known, alike in parts:
             if known.shape == mine.shape and np.allclose(known, mine, rtol=1e-9, atol=0.0, equal_nan=True):
-                members.append(bug)
+                alike.append(bug)
                 break
         else:
             parts.append((mine, [bug]))
@@ -180,13 +243,14 @@ def test_two_bugs_compose():
 
 
 def test_two_bugs_in_one_step_do_not_compose():
-    a, b = BY_ID["scale-missing"], BY_ID["bias-dropped"]
+    a, b = BY_ID["scale-missing"], BY_ID["scale-twice"]
     assert not compatible(a, b)
+    assert compatible(a, BY_ID["bias-dropped"])
     with pytest.raises(
-        SpecError, match="'scale-missing' and 'bias-dropped' can't be made at once: both replace scores"
+        SpecError, match="'scale-missing' and 'scale-twice' can't be made at once: both replace similarity"
     ):
         pipelines(a, b)
-    with pytest.raises(SpecError, match="both replace scores"):
+    with pytest.raises(SpecError, match="both replace similarity"):
         BuggySubject(a, b)
 
 

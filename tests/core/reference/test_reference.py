@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import all_cases
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
-from mha_core.reference import backward, forward
+from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.reference import FORWARD, backward, forward
 from mha_core.reference import pipeline as reference
+from mha_core.reference.forward import PART_OF
 from tests.core.reference.loop_reference import loop_output
 
 CASES = {case.id: case for case in all_cases()}
@@ -130,3 +131,45 @@ def test_wrong_cotangent_is_refused():
     x = np.random.default_rng(0).normal(size=(2, 3, 6))
     with pytest.raises(SpecError, match=r"cotangent must be .* shape \(2, 3, 6\)"):
         reference.run(config, init_weights(config, 0), AttentionInputs(x, x, x, cotangent=x[:1]))
+
+
+class Reading(dict):
+    """Arrays of a State that remember which of them were read."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = set()
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def reads_of_forward_steps():
+    """Step -> the steps that it reads in any case."""
+    found = {name: set() for name in FORWARD}
+    for case in CASES.values():
+        if case.expensive:
+            continue
+        problem = case.build()
+        state = reference.run_state(problem.config, problem.weights, problem.inputs, forward={}, backward={})
+        state.arrays = Reading()
+        with np.errstate(all="ignore"):
+            for name, step in FORWARD.items():
+                state.arrays.read = set()
+                state.arrays[name] = step(state)
+                found[name] |= state.arrays.read
+    return found
+
+
+def test_the_table_of_steps_that_serve_one_stage_alone_is_what_the_steps_read():
+    reads = reads_of_forward_steps()
+
+    def stages_of(step):
+        """The stages that this step reaches without passing through another one."""
+        if step in STAGES:
+            return {step}
+        return {stage for name, read in reads.items() if step in read for stage in stages_of(name)}
+
+    alone = {name: stages for name in FORWARD if name not in STAGES and len(stages := stages_of(name)) == 1}
+    assert {name: {stage} for name, stage in PART_OF.items()} == alone

@@ -1,0 +1,138 @@
+"""How far softmax and weighted sum can be off: the bounds of the steps `weights` and `heads`.
+
+A weight is wrong in two ways: by itself (the error of its score and of its exponential), and together with its whole
+row (the error of the sum that the row is divided by). The second is a factor of the weighted sum; of the first, only
+what moves the sum away from its own value counts. docs/bounds.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.steps import Bounds
+from mha_core.reference.state import State
+
+QUOTIENT_ROUNDINGS = 2
+"""Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
+
+SMALL_GROWTH = 1.0
+"""Up to here an exponential's error is told by expm1, which is exact for small ones; above, by logarithms."""
+
+
+class Growth(NamedTuple):
+    """How much each weight of a row can be off by itself, and how much all of them together.
+
+    Attributes:
+        own: (B, H, Lq, Lk), a factor of at most e^own: the error of the score, of its way into the exponential (the
+            maximum subtracted; in base 2, times log2(e), which is itself rounded), and of the exponential.
+        shared: (B, H, Lq, 1), a factor of 1 + shared: the error of the sum that a row is divided by; and of its
+            logarithm and the maximum, where weights are exp(score - logsumexp).
+    """
+
+    own: NDArray
+    shared: NDArray
+
+
+def growth(b: Bounds) -> Growth:
+    """The errors of the weights, as the scores' bound tells them."""
+    state, r, scores = b.state, b.rounding, b["scores"]
+    p, allowed = r.precision, state["allowed"]
+    blocks = p.key_blocks(state.sizes.key_len)
+    highest = _row_maximum(scores.v, allowed)
+    distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
+    furthest = np.where(allowed, scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    distance += scores.e + furthest
+    # The maximum subtracted, log2(e) rounded, and times log2(e): before the maximum is subtracted, or after.
+    steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
+    exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if blocks > 1 else 1.0)
+    exponential = -blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
+    own = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
+    n = max(state.sizes.key_len, 1)
+    # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
+    logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
+    return Growth(own, r.gamma(n + 2 * blocks, p.us) + np.expm1(np.minimum(logsumexp, 1.0)))
+
+
+def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
+    highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    return np.where(np.isneginf(highest), 0.0, highest)
+
+
+def _extremes(state: State, r: Rounding, own: NDArray) -> tuple[NDArray, NDArray]:
+    """The least and the most that each weight can be, where a row's errors are so large that any key may win."""
+    allowed, scores = state["allowed"], state["scores"]
+    distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
+    least = np.exp(distance - own - _logsumexp(distance + own))
+    most = np.exp(distance + own - _logsumexp(distance - own))
+    return least, np.minimum(most, r.within(1.0, 1.0))
+
+
+def _logsumexp(x: NDArray) -> NDArray:
+    highest = x.max(axis=-1, keepdims=True, initial=-np.inf)
+    highest = np.where(np.isneginf(highest), 0.0, highest)
+    return highest + np.log(np.exp(x - highest).sum(axis=-1, keepdims=True))
+
+
+def weights(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk)."""
+    state, r, (own, shared) = b.state, b.rounding, b.once(growth)
+    right = state["weights"]
+    up, down = np.exp(own), np.exp(-own)
+    most = (right * up).sum(axis=-1, keepdims=True)
+    least = (right * down).sum(axis=-1, keepdims=True)
+    rho = shared + _own_roundings(state, r)
+    upper = right * up * (1.0 + rho) / np.where(least > 0.0, least, 1.0)
+    lower = right * down * (1.0 - rho) / np.where(most > 0.0, most, 1.0)
+    e = np.maximum(upper - right, right - lower)
+    if (own > SMALL_GROWTH).any():
+        least, most = _extremes(state, r, own)
+        extreme = np.maximum(most * (1.0 + rho) - right, right - least * (1.0 - rho))
+        e = np.where(_any_key(own), np.where(state["allowed"], extreme, 0.0), e)
+    return r.store(Bounded(right, e))
+
+
+def _any_key(own: NDArray) -> NDArray:
+    """Bool (B, H, Lq, 1): the rows with errors so large that any key may win."""
+    return (own > SMALL_GROWTH).any(axis=-1, keepdims=True)
+
+
+def heads(b: Bounds) -> Bounded:
+    """(B, H, Lq, dv).
+
+    Errors of the weights cancel where the values are alike, hence |v_j - o|; what all weights of a row share is a
+    factor of the whole sum.
+    """
+    state, r = b.state, b.rounding
+    values = b.heads_of("values")
+    if state.inputs.dropout_keep is not None:
+        return r.product(b["kept_weights"], values, state["heads"])
+    weights, (own, shared) = b["weights"], b.once(growth)
+    least = (weights.v * np.exp(-own)).sum(axis=-1, keepdims=True)
+    share = weights.v * np.expm1(own) / np.where(least > 0.0, least, 1.0)
+    if (own > SMALL_GROWTH).any():
+        most = np.where(state["allowed"], _extremes(state, r, own)[1], 0.0)
+        share = np.where(_any_key(own), most, share)
+    spread = values.v[:, :, None] - state["heads"][:, :, :, None]  # (B, H, Lq, Lk, dv)
+    moved = r.carried(share[:, :, :, None, :], spread)[:, :, :, 0]
+    if r.probabilistic:
+        # A wrong scale, or query, moves a row's scores together: up above their mean, and down below it.
+        mean = (weights.v * state["scores"]).sum(axis=-1, keepdims=True, where=state["allowed"])
+        tilted = np.where(state["scores"] < mean, -share, share)
+        moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
+    # However wrong the weights, a head stays among the values that it may attend to.
+    furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
+    moved = np.minimum(moved, r.within(furthest, 2.0 * furthest))
+    factor = shared * (np.abs(state["heads"]) + moved)
+    rounded = _own_roundings(state, r) + 2.0 * r.unit(r.precision.u)
+    stored = Bounded(weights.v, rounded * weights.most + r.precision.tau)
+    return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
+
+
+def _own_roundings(state: State, r: Rounding) -> float:
+    """What a weight is off by itself after its exponential: its quotient, and an online softmax's rescaling."""
+    blocks = r.precision.key_blocks(state.sizes.key_len)
+    return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * blocks, r.precision.us))
