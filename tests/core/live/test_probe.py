@@ -46,6 +46,8 @@ def in_dtype(config, weights, dtype):
 def rounding(step, dtype):
     def rounded(state):
         array = step(state)
+        if array is None:  # what is hidden in another score
+            return None
         return round_to(array, dtype).astype(np.float64) if array.dtype.kind == "f" else array
 
     return rounded
