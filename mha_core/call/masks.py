@@ -121,7 +121,9 @@ class AttentionMask:
         (2, 0)
         """
         left, right = self.window or (None, None)
-        return left, 0 if self.causal else right
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
 
     @property
     def has_sources(self) -> bool:
