@@ -23,6 +23,12 @@ from mha_core.files.writing import write_whole
 Weights = Mapping[str, NDArray]
 """Canonical name -> array."""
 
+NAMES = (
+    *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
+    *("score.query.weight", "score.key.weight", "score.vector"),
+)
+"""Every canonical name there is; `weight_shapes` has those of one config."""
+
 METADATA_KEY = "mha_config"
 """Metadata key of a safetensors file under which the config stands, as JSON."""
 

@@ -22,6 +22,7 @@ from conformance.subjects.subject import Subject
 from mha_core import STAGES, SpecError
 from mha_core.backend import Run
 from mha_core.errors import one_line
+from mha_core.stages import is_gradient
 
 ARRAYS = (*STAGES, "gradients")
 """What ratios are gathered by."""
@@ -184,9 +185,8 @@ class Figures:
         if self._measured == (outcome.dtype, outcome.case):
             return
         self._measured = (outcome.dtype, outcome.case)
-        arrays = [(name, name, array) for name, array in wanted.trace.stages()]
-        arrays += [("gradients", f"gradients.{name}", array) for name, array in (wanted.trace.gradients or {}).items()]
-        for kind, name, array in arrays:
+        for name, array in wanted.trace.arrays().items():
+            kind = "gradients" if is_gradient(name) else name
             counts = wanted.where if name == "scores" else np.ones(array.shape, dtype=bool)
             largest = np.abs(array[counts]).max(initial=0.0)
             if largest > 0.0:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
+from mha_core.call.call import FLOATS
+from mha_core.config import PROJECTIONS
 from mha_core.dtypes import check_dtype
 from mha_core.heads import split_heads
 from mha_core.reference import pipeline as reference
@@ -150,7 +152,7 @@ def _config(rng: Rng) -> AttentionConfig:
         heads,
         heads,
         num_kv_heads=int(rng.choice(groups)),
-        bias={name: bool(rng.random() < 0.6) for name in ("q_proj", "k_proj", "v_proj", "out_proj")},
+        bias={name: bool(rng.random() < 0.6) for name in PROJECTIONS},
         score=score,  # type: ignore[arg-type]  # one of the three
         dropout=float(rng.choice([0.0, 0.1, 0.5], p=[0.85, 0.1, 0.05])),
         **widths,
@@ -314,7 +316,7 @@ def _largest(problem: Problem) -> float:
 def _shrunk(problem: Problem) -> Problem:
     """Half of every input; the additive bias too, which alone could overflow."""
     i = problem.inputs
-    arrays = {name: getattr(i, name) for name in ("queries", "keys", "values", "cotangent", "past_keys", "past_values")}
+    arrays = {name: getattr(i, name) for name in (*FLOATS, "cotangent")}
     half = replace(
         i,
         mask=i.mask.map_arrays(lambda name, array: 0.5 * array if name == "bias" else array),

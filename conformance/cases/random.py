@@ -21,6 +21,7 @@ from conformance.cases.case import Case
 from conformance.cases.decoding import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.config import PROJECTIONS
 from mha_core.files.outside import parse_json_object
 
 Choose = Callable[[str, Sequence[Any]], Any]
@@ -226,7 +227,7 @@ def _config(choose: Choose) -> AttentionConfig:
         key_dim=choose("Dk", _SIZES),
         value_dim=choose("Dv", _SIZES),
         output_dim=choose("Do", _SIZES),
-        bias={name: choose(f"{name}.bias", (False, True)) for name in ("q_proj", "k_proj", "v_proj", "out_proj")},
+        bias={name: choose(f"{name}.bias", (False, True)) for name in PROJECTIONS},
         score=score,
         scale=choose("scale", (None, None, 0.5, 3.0, -1.0)) if score == "scaled_dot" else None,
         score_dim=choose("S", _SIZES) if score == "additive" else None,

@@ -9,7 +9,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-EVERYTHING, EVERY_GRADIENT = "*", "gradients.*"
+from mha_core.stages import GRADIENT, is_gradient
+
+EVERYTHING, EVERY_GRADIENT = "*", f"{GRADIENT}*"
 """Entries of `arrays` that stand for every stage and gradient, and for every gradient."""
 
 
@@ -82,8 +84,9 @@ class Deviation:
 
     def covers(self, array: str) -> bool:
         """Whether this stage or "gradients.NAME" is among its arrays."""
-        is_gradient = array.startswith("gradients.")
-        return array in self.arrays or EVERYTHING in self.arrays or (is_gradient and EVERY_GRADIENT in self.arrays)
+        if array in self.arrays or EVERYTHING in self.arrays:
+            return True
+        return is_gradient(array) and EVERY_GRADIENT in self.arrays
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as a dict of JSON values."""

@@ -12,10 +12,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from conformance.deviations.entry import EVERY_GRADIENT, EVERYTHING, Deviation
 from mha_core import STAGES, SpecError
-from mha_core.config import PROJECTIONS
+from mha_core.call.call import LEAVES
 from mha_core.dtypes import DTYPES
 from mha_core.files.outside import parse_toml
 from mha_core.reference.rules import RULES
+from mha_core.stages import GRADIENT
+from mha_core.weights import NAMES
 
 TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
 """Fields that every entry has, besides `versions`."""
@@ -23,12 +25,8 @@ TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
 PLACES = ("cases", "dtypes", "arrays")
 """Fields for the cases that show it; an entry that no case shows has `probe` in their place."""
 
-GRADIENTS = (
-    *("queries", "keys", "values", "past_keys", "past_values", "bias"),
-    *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
-    *("score.query.weight", "score.key.weight", "score.vector"),
-)
-"""The names of inputs and weights, after which gradients are named."""
+GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
+"""Every gradient that a Trace can have, as `Trace.arrays` names it."""
 
 SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """package.module:name."""
@@ -109,7 +107,7 @@ def _places(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     choices: dict[str, Collection[str]] = {
         "cases": _case_ids(),
         "dtypes": DTYPES,
-        "arrays": (*STAGES, *(f"gradients.{name}" for name in GRADIENTS), EVERYTHING, EVERY_GRADIENT),
+        "arrays": (*STAGES, *GRADIENTS, EVERYTHING, EVERY_GRADIENT),
     }
     hints = {"cases": "`mha cases` lists them", "arrays": "stages, gradients.NAME, gradients.*, or *"}
     return {

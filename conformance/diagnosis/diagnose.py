@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence, is_of_float32
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
-from conformance.diagnosis.observations import Observation, Runs, arrays_of
+from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
@@ -146,7 +146,7 @@ def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation],
             left_out[case.id] = str(reason)
             continue
         mismatches = _mismatches(trace, wanted, subject.dtype)
-        observations.append(Observation(case, wanted, arrays_of(trace), mismatches))
+        observations.append(Observation(case, wanted, trace.arrays(), mismatches))
     return observations, left_out
 
 

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
-from conformance.diagnosis.observations import Observation, Runs, arrays_of
+from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.expected import expected
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State
+from mha_core.stages import is_gradient
 
 SLACK = 100.0
 """Factor on the bound for hypotheses, because a bug changes the numbers from which the bound was computed."""
@@ -82,7 +83,7 @@ class Evidence:
         if self.inside is None:
             return tuple(mismatch.stage for mismatch in observation.mismatches)
         if observation.case.id not in self._wrong:
-            right = arrays_of(observation.wanted.trace)
+            right = observation.wanted.trace.arrays()
             self._wrong[observation.case.id] = tuple(
                 name for name, array in observation.arrays.items() if not self.close(observation, name, right[name])
             )
@@ -113,7 +114,7 @@ class Evidence:
             return 0.0 if wrong else 1.0  # where a bug can't be made, a right answer says nothing against it
         if len(observation.arrays) == 1:
             return 0.0
-        gradients = [name for name in observation.arrays if name.startswith("gradients.")]
+        gradients = [name for name in observation.arrays if is_gradient(name)]
         if not wrong:
             decisive = ["output", *gradients]
         elif "output" in wrong:

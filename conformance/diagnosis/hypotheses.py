@@ -12,7 +12,7 @@ from itertools import combinations
 from math import ceil
 
 from conformance.diagnosis.evidence import Evidence, Miss
-from conformance.diagnosis.observations import Observation, arrays_of
+from conformance.diagnosis.observations import Observation
 from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES
 
@@ -165,7 +165,7 @@ class Search:
     def _changed(self, bug: Bug, index: int) -> bool:
         observation = self.observations[index]
         arrays = self.evidence.runs.arrays(observation, (bug,))
-        return not self.evidence.alike(observation, arrays, arrays_of(observation.wanted.trace))
+        return not self.evidence.alike(observation, arrays, observation.wanted.trace.arrays())
 
     # Those that explain the most ---------------------------------------------------------------------
 

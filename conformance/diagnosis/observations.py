@@ -15,9 +15,11 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from conformance.zoo.rerun import rerun
-from mha_core import AttentionInputs, Trace
+from mha_core import AttentionInputs
+from mha_core.call.call import FLOATS
 from mha_core.reference import pipeline as reference
 from mha_core.reference.state import State
+from mha_core.stages import is_gradient
 
 ROOM = 2**28
 """Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
@@ -39,16 +41,10 @@ class Observation:
         Layers that agree in ordinary cases often differ in these.
         """
         inputs = self.wanted.problem.inputs
-        given = (inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values)
-        if not self.wanted.where.size or not all(np.isfinite(one).all() for one in given if one is not None):
+        given = [array for name, array in inputs.leaves().items() if name in FLOATS]
+        if not self.wanted.where.size or not all(np.isfinite(array).all() for array in given):
             return 2
         return 0 if self.wanted.where.any(axis=-1).all() else 1
-
-
-def arrays_of(trace: Trace) -> dict[str, NDArray]:
-    """Everything that a trace shows, by stage or "gradients.NAME"."""
-    gradients = {f"gradients.{name}": array for name, array in (trace.gradients or {}).items()}
-    return {**dict(trace.stages()), **gradients}
 
 
 def _bytes_of(state: State) -> int:
@@ -74,7 +70,7 @@ class Runs:
 
         Only the results of single bugs are kept: there are too many sets of several.
         """
-        with_gradients = any(name.startswith("gradients.") for name in observation.arrays)
+        with_gradients = any(map(is_gradient, observation.arrays))
         if len(bugs) > 1:
             alone = [self.arrays(observation, (bug,)) for bug in bugs]
             # Bugs that leave a case as it is one by one do so together: each has steps of its own.
@@ -95,14 +91,14 @@ class Runs:
         try:
             if right is None:
                 state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
-                return arrays_of(reference.trace_of(state))
+                return reference.trace_of(state).arrays()
             replaced = {name for bug in bugs for name in bug.steps}
             state, changed = rerun(right[0], forward, replaced)
             if inputs.cotangent is not None:
                 state, changed = rerun(state, backward, replaced, changed=changed)
         except DoesNotApply:
             return None
-        return arrays_of(reference.trace_of(state)) if changed else right[1]
+        return reference.trace_of(state).arrays() if changed else right[1]
 
     def _right_run(self, problem: Problem, inputs: AttentionInputs) -> tuple[State, dict[str, NDArray]] | None:
         """The State of the reference without a bug, and its arrays; None where there is no room for it."""
@@ -112,5 +108,5 @@ class Runs:
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
-            self._right[key] = (state, arrays_of(reference.trace_of(state))) if fits else None
+            self._right[key] = (state, reference.trace_of(state).arrays()) if fits else None
         return self._right[key]

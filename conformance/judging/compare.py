@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mha_core import Trace
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import shown
+from mha_core.stages import is_gradient
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[t
     pairs = [(name, array, getattr(expected, name)) for name, array in actual.stages()]
     if expected.gradients is None or actual.gradients is None:
         return pairs
-    for name, wanted in expected.gradients.items():
-        full_name = f"gradients.{name}"
-        if name in actual.gradients:
-            pairs.append((full_name, actual.gradients[name], wanted))
-        else:
-            mismatches.append(Mismatch(full_name, f"{full_name} is missing"))
+    given = actual.arrays()
+    for name, wanted in expected.arrays().items():
+        if is_gradient(name) and name in given:
+            pairs.append((name, given[name], wanted))
+        elif is_gradient(name):
+            mismatches.append(Mismatch(name, f"{name} is missing"))
     return pairs
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mha_core import STAGES
+from mha_core.config import PROJECTIONS
+from mha_core.stages import GRADIENT, is_gradient
 
 STATUSES = {
     "equal": ("✓", "equal"),
@@ -24,7 +26,7 @@ STATUSES = {
 HEAT_STEPS = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)
 """Upper ends of the colour steps of error / allowed error. The first is exactly 0; ratios above 1 are wrong."""
 
-GRADIENT_GROUPS = ("inputs", "q_proj", "k_proj", "v_proj", "out_proj", "score")
+GRADIENT_GROUPS = ("inputs", *PROJECTIONS, "score")
 GRADIENT_LABELS = ("queries", "keys", "values", "weight", "bias", "query.weight", "key.weight", "vector")
 """The order of gradients in a heat map: by group, then by label. Others come after them, by name."""
 
@@ -255,11 +257,11 @@ def groups_of(results: Sequence[ResultView], entries: Sequence[Mapping[str, Any]
 
 def quantities_of(names: Iterable[str]) -> list[Quantity]:
     """Every stage, and the gradients among `names`: of the inputs first, then by projection."""
-    gradients = {name.removeprefix("gradients.") for name in names if name.startswith("gradients.")}
+    gradients = {name.removeprefix(GRADIENT) for name in names if is_gradient(name)}
     found = []
     for name in gradients:
         group, dot, label = name.partition(".")
-        found.append(Quantity(f"gradients.{name}", group if dot else "inputs", label if dot else name))
+        found.append(Quantity(f"{GRADIENT}{name}", group if dot else "inputs", label if dot else name))
     return [Quantity(stage, "stages", stage) for stage in STAGES] + sorted(found, key=_gradient_order)
 
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 import mha_core
 from conformance.cases.problem import Problem
-from conformance.subjects.handout import GRADIENTS_OF_INPUTS, Handout, input_arrays, with_arrays
+from conformance.subjects.handout import Handout, input_arrays, with_arrays
 from conformance.subjects.in_time import TookTooLong, in_time
 from conformance.subjects.surroundings import kept_surroundings
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
+from mha_core.call.call import LEAVES
 from mha_core.errors import LONGEST_MESSAGE, one_line, shown
-from mha_core.stages import stage_shapes
+from mha_core.stages import GRADIENT, stage_shapes
 
 
 class CannotExpress(Exception):
@@ -149,10 +150,9 @@ def shapes_of(
 ) -> dict[str, tuple[int, ...]]:
     """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
     sizes = inputs.check(config)
-    arrays = {**{name: array for name, array in input_arrays(inputs).items() if name in GRADIENTS_OF_INPUTS}, **weights}
     return {
         **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
-        **{f"gradients.{name}": array.shape for name, array in arrays.items()},
+        **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
     }
 
 
@@ -198,9 +198,9 @@ def _as_gradients(
         return None
     if not isinstance(gradients, Mapping):
         raise SubjectFailed(f"gradients is {_a(gradients)}; it must be a dict by name")
-    gradients = _by_known_name("gradients", gradients, (*GRADIENTS_OF_INPUTS, *weight_names))
+    gradients = _by_known_name("gradients", gradients, (*LEAVES, *weight_names))
     # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
-    named = {name: (f"gradients.{name}", value) for name, value in gradients.items() if value is not None}
+    named = {name: (f"{GRADIENT}{name}", value) for name, value in gradients.items() if value is not None}
     return {name: as_array(full, value, shapes.get(full)) for name, (full, value) in named.items()}
 
 

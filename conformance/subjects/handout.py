@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,7 @@ def copy_in_layout(array: NDArray) -> NDArray:
     return copy
 
 
-GRADIENTS_OF_INPUTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
-"""The inputs of a call that have gradients."""
-
-OWN_ARRAYS = ("queries", "keys", "values", "dropout_keep", "cotangent", "past_keys", "past_values")
+OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name != "mask")
 """The arrays of AttentionInputs; the others are its mask's."""
 
 

@@ -10,19 +10,12 @@ from numpy.typing import NDArray
 
 from mha.formats.checkpoint import Checkpoint
 from mha_core import AttentionConfig, SpecError, check_weights, weight_shapes
-from mha_core.config import PROJECTIONS
 from mha_core.dtypes import round_to
 from mha_core.features import plain_fields
 from mha_core.layouts import Layout
-from mha_core.weights import Weights
+from mha_core.weights import NAMES, Weights
 
 Arrays = Mapping[str, NDArray]
-
-CANONICAL = (
-    *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
-    *("score.query.weight", "score.key.weight", "score.vector"),
-)
-"""Every name that canonical weights can have: one that a layer's config does not have is refused."""
 
 
 def read_layer(
@@ -44,7 +37,8 @@ def read_layer(
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
     if config is not None and layout.name == "canonical":
         start = f"{prefix}." if prefix else ""
-        every = {**dict.fromkeys(weight_shapes(config)), **dict.fromkeys(CANONICAL)}
+        # One that the layer's config does not have is refused below, not passed over.
+        every = {**dict.fromkeys(weight_shapes(config)), **dict.fromkeys(NAMES)}
         names = {name: start + name for name in every if start + name in checkpoint.entries}
     else:
         names = layout.names_of(prefix, checkpoint.entries)

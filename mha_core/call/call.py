@@ -23,6 +23,9 @@ Widths = tuple[Dim, Dim, Dim]
 FLOATS = ("queries", "keys", "values", "past_keys", "past_values")
 """The fields of a Call that hold floats of the layer's dtype."""
 
+LEAVES = (*FLOATS, "bias")
+"""What of a call has a gradient, where it is given: its floats, and the additive bias of its mask."""
+
 
 @dataclass(frozen=True, eq=False)
 class Call(Generic[Array]):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.arguments import settled
-from mha_core.call.call import FLOATS, Call, LayerSpec
+from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
@@ -80,7 +80,7 @@ class AttentionInputs:
         >>> list(AttentionInputs(x, x, x).leaves())
         ['queries', 'keys', 'values']
         """
-        given = {**{name: getattr(self, name) for name in FLOATS}, "bias": self.mask.bias}
+        given = {name: self.mask.bias if name == "bias" else getattr(self, name) for name in LEAVES}
         return {name: array for name, array in given.items() if array is not None}
 
     def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:

@@ -15,6 +15,7 @@ from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.weights import from_weights
 from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task, unable
 from mha.bench.workload import Answer
+from mha_core.config import PROJECTIONS
 
 Forward = Callable[[Any], Any]
 
@@ -125,7 +126,7 @@ def _batch_dot(task: Task) -> Prepared:
         raise CannotRun("without a past and grouped heads it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
-    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+    for name in PROJECTIONS:
         rows, columns = workload.weights[f"{name}.weight"].shape
         layers[name] = mx.gluon.nn.Dense(rows, in_units=columns, flatten=False, dtype=task.dtype)
         for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):

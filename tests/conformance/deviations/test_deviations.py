@@ -281,7 +281,7 @@ def test_an_entry_reads_back_as_it_was_written():
 
 
 def test_gradients_are_named_as_the_suite_names_them():
-    named = {name for case in select(()) for name in case.build().weights if not case.expensive}
+    named = {f"gradients.{name}" for case in select(()) for name in case.build().weights if not case.expensive}
     assert named <= set(GRADIENTS)
 
 
