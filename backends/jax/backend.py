@@ -12,22 +12,26 @@ from jax import Array
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.weights import Variables, from_weights, to_canonical
-from mha_core.backend import Backend, Run
+from mha_core.backend import BLOCK, Backend, Run
+from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.call.results import exposed
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
-
-FLOATS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
-"""The arguments that gradients are taken of."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "compiled": {"method": "stages"},
     "eager": {"method": "stages"},
     "fast": {"method": "attend"},
-    "blocks": {"method": "attend", "query_block": 2},
+    "blocks": {"method": "attend", "query_block": BLOCK},
 }
 """What each path calls."""
+
+Arrays = dict[str, Array]
+Rules = tuple[tuple[str, Any], ...]
+"""The fields of a mask that are no arrays: they are static, so that a program is compiled for each."""
 
 # Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
 # its fusions and the library calls in it are the same.
@@ -58,58 +62,52 @@ class JaxBackend(Backend):
             layer, variables = from_weights(config, weights, dtype=jax_dtype)
 
         def compute(
-            variables: Variables,
-            floats: dict[str, Any],
-            others: dict[str, Any],
-            cotangent: Array | None,
-            options: tuple[tuple[str, Any], ...],
-        ) -> tuple[dict[str, Array], Any]:
-            """What the path exposes; with a cotangent also the gradients of `variables` and `floats`."""
+            variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
+        ) -> tuple[Arrays, Any]:
+            """What the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
 
-            def forward(variables: Variables, floats: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
-                result: Any = layer.apply(variables, **floats, **others, **dict(options), **METHODS[path])
-                exposed = result._asdict()
-                exposed.pop("present", None)
-                return result.output, exposed
+            def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
+                call = _put_together({**leaves, **others}, rules)
+                made: Any = layer.apply(variables, call, deterministic=not training, **METHODS[path])
+                return made.output, exposed(made)
 
             if cotangent is None:
-                return forward(variables, floats)[1], None
-            _, pull_back, stages = jax.vjp(forward, variables, floats, has_aux=True)
+                return forward(variables, leaves)[1], None
+            _, pull_back, stages = jax.vjp(forward, variables, leaves, has_aux=True)
             return stages, pull_back(cotangent)
 
         if path != "eager":
             compiler_options = COMPILER_OPTIONS.get(jax_device.platform)
-            compute = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
+            compute = jax.jit(compute, static_argnames=("rules", "training"), compiler_options=compiler_options)
 
         def run(inputs: AttentionInputs) -> Trace:
-            options: dict[str, Any] = {"deterministic": inputs.dropout_keep is None}
-            floats, others = {}, {}
             with framework.scope(dtype, jax_device):
-                arguments = {
-                    "queries": inputs.queries,
-                    "keys": inputs.keys,
-                    "values": inputs.values,
-                    "dropout_keep": inputs.dropout_keep,
-                    "past_keys": inputs.past_keys,
-                    "past_values": inputs.past_values,
-                    **vars(inputs.mask),
-                }
-                for name, value in arguments.items():
-                    if name in FLOATS and value is not None:
-                        floats[name] = to_array(name, value.astype(jax_dtype))
-                    elif hasattr(value, "shape"):
-                        others[name] = to_array(name, value)
-                    else:
-                        options[name] = value
+                leaves = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.leaves().items()}
+                others, rules = _taken_apart(inputs.call_with(leaves, to_array), leaves)
                 cotangent = None
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
-                stages, gradients = compute(variables, floats, others, cotangent, tuple(options.items()))
-            arrays: Any = {name: to_numpy(stage) for name, stage in stages.items()}
-            if gradients is None:
-                return Trace(**arrays)
-            d_variables, d_floats = gradients
-            by_name = {name: to_numpy(gradient) for name, gradient in d_floats.items()}
-            return Trace(**arrays, gradients={**by_name, **to_canonical(d_variables["params"])})
+                stages, found = compute(variables, leaves, others, rules, inputs.is_training, cotangent)
+            gradients = None
+            if found is not None:
+                d_variables, d_leaves = found
+                by_name = {name: to_numpy(gradient) for name, gradient in d_leaves.items()}
+                gradients = {**by_name, **to_canonical(d_variables["params"])}
+            return Trace(**{name: to_numpy(stage) for name, stage in stages.items()}, gradients=gradients)
 
         return run
+
+
+def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
+    """What `jax.jit` takes of a call: its arrays other than the leaves, and the rest of its mask, which is static."""
+    given = {**vars(call.mask), "dropout_keep": call.dropout_keep}
+    others = {name: value for name, value in given.items() if isinstance(value, Array) and name not in leaves}
+    rules = tuple((name, value) for name, value in vars(call.mask).items() if not isinstance(value, Array))
+    return others, rules
+
+
+def _put_together(arrays: Arrays, rules: Rules) -> Call[Array]:
+    """The call of which these are all arrays, and the rest of its mask."""
+    of_call = {name: arrays[name] for name in (*FLOATS, "dropout_keep") if name in arrays}
+    of_mask: dict[str, Any] = {name: array for name, array in arrays.items() if name not in of_call}
+    return Call(**of_call, mask=AttentionMask(**of_mask, **dict(rules)))

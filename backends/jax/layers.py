@@ -12,27 +12,28 @@ from flax.typing import Dtype, PrecisionLike
 from jax import Array
 from jax.typing import ArrayLike
 
-from backends.jax.fast.attend import Attended, attend_in_blocks
+from backends.jax.fast.attend import attend_in_blocks
 from backends.jax.ops.additive import AdditiveScore
 from backends.jax.ops.attention import (
-    Stages,
+    Score,
     add_bias,
     after_past,
     cap,
     dot_score,
     drop,
-    joined,
     masked_softmax,
+    parts_of,
     weighted_sum,
-    with_past,
     zero_padding,
 )
-from backends.jax.ops.framework import as_jax, check_fields, in_width, layer_dtype
+from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
-from backends.jax.ops.masks import Mask, Widths, Window, build_mask, sources_of
-from mha_core.call.arguments import settled
+from backends.jax.ops.masks import Mask, Window, build_mask, placed
+from mha_core.call.blocks import Operands
+from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
+from mha_core.call.results import Attended, Stages, returned
 from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
 from mha_core.weights import weight_shapes
 
@@ -92,80 +93,74 @@ class MultiHeadAttention(nn.Module):
         """The config with the widths that the parameters have. SpecError before `init` decided them."""
         return self._config.with_widths(*self._widths(variables))
 
-    def stages(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: ArrayLike | None = None,
-        *,
-        allowed: ArrayLike | None = None,
-        bias: ArrayLike | None = None,
-        causal: bool = False,
-        query_offset: int | ArrayLike = 0,
-        window: Window | None = None,
-        dropout_keep: ArrayLike | None = None,
-        past_keys: Array | None = None,
-        past_values: Array | None = None,
-        deterministic: bool = True,
-    ) -> Stages:
-        """All seven stages of one call: `layer.apply(variables, ..., method="stages")`, as for `__call__`."""
+    def setup(self) -> None:
         config = self._config
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        past_keys, past_values = past = as_jax("past_keys", past_keys), as_jax("past_values", past_values)
-        mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
-        k, v = after_past(past_keys, k, mask), after_past(past_values, v, mask)  # (B, G, Lk, d), (B, G, Lk, dv)
-        scores = add_bias(cap(self._score(q, k), config.softcap), mask)  # (B, H, Lq, Lk)
+        settings = self.dtype, self.param_dtype, self.precision
+        if config.projections:
+            self.q_proj = nn.Dense(config.num_heads * config.head_dim, config.bias.q_proj, *settings)
+            self.k_proj = nn.Dense(config.num_kv_heads * config.head_dim, config.bias.k_proj, *settings)
+            self.v_proj = nn.Dense(config.num_kv_heads * config.value_head_dim, config.bias.v_proj, *settings)
+            self.out_proj = nn.Dense(config.output_dim, config.bias.out_proj, *settings)
+        else:
+            unchanged: Any = _unchanged
+            self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
+        # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
+        if config.score_dim is not None:
+            self.additive = AdditiveScore(config.score_dim, *settings, name="score")
+        self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
+
+    def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
+        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv), split into heads."""
+        config = self._config
+        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
+        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
+        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        return queries, keys, values
+
+    def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
+        """All seven stages of one call: `layer.apply(variables, call, method="stages")`."""
+        config, training = self._config, not deterministic
+        call = self._placed(call, training)
+        mask = build_mask(call, self._spec())
+        queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
+        keys = after_past(call.past_keys, new_keys, mask)  # (B, G, Lk, d)
+        values = after_past(call.past_values, new_values, mask)  # (B, G, Lk, dv)
+        similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
+        scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
-        kept = drop(weights, mask, self._part("Dropout_0"), deterministic)  # (B, H, Lq, Lk)
-        heads = weighted_sum(kept, v, self.precision)  # (B, H, Lq, dv)
-        output = self._project("out_proj", merge_heads(heads))  # (B, Lq, Do)
-        return Stages(q, k, v, scores, weights, heads, output)
+        kept = drop(weights, mask, self.dropout_layer, training)  # (B, H, Lq, Lk)
+        heads = weighted_sum(kept, values, precision=self.precision)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Stages(queries, keys, values, scores, weights, heads, output)
 
     def attend(
         self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: ArrayLike | None = None,
+        call: Call[Any],
         *,
-        allowed: ArrayLike | None = None,
-        bias: ArrayLike | None = None,
-        causal: bool = False,
-        query_offset: int | ArrayLike = 0,
-        window: Window | None = None,
-        dropout_keep: ArrayLike | None = None,
-        past_keys: Array | None = None,
-        past_values: Array | None = None,
         deterministic: bool = True,
         return_present: bool = False,
         query_block: int | None = None,
-    ) -> Attended:
-        """The output without the stages before it, block by block: what `__call__` does if weights aren't asked for.
+    ) -> Attended[Array]:
+        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
-        The arguments are those of `__call__`. `query_block` is how many queries to compute at once; None leaves
-        it to a rule.
+        Args:
+            call, deterministic: as for `stages`.
+            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            query_block: queries that are computed at once. None: as many as the budget has room for.
         """
-        config = self._config
         query_block = None if query_block is None else check_size("query_block", query_block)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        past_keys, past_values = past = as_jax("past_keys", past_keys), as_jax("past_values", past_values)
-        mask, q, k, v = self._project_and_split(queries, keys, values, sources, dropout_keep, *past, deterministic)
-        parts_k, parts_v = with_past(past_keys, k, mask), with_past(past_values, v, mask)  # one after the other
-        present = (joined(parts_k), joined(parts_v)) if return_present else None  # (B, G, Lk, d), (B, G, Lk, dv)
-        if present is not None:
-            parts_k, parts_v = present[:1], present[1:]
+        training = not deterministic
+        call = self._placed(call, training)
+        mask = build_mask(call, self._spec())
+        queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
+        keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
+        values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
+        operands = self._operands(queries, keys, values)
         heads = attend_in_blocks(
-            *self._compared(q, parts_k),
-            parts_v,
-            mask,
-            self._part("Dropout_0"),
-            deterministic,
-            softcap=config.softcap,
-            precision=self.precision,
-            query_block=query_block,
+            operands, self._score(), mask, self.dropout_layer, training, query_block, precision=self.precision
         )  # (B, H, Lq, dv)
-        return Attended(self._project("out_proj", merge_heads(heads)), present)  # (B, Lq, Do)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Attended(output, (keys[0], values[0]) if return_present else None)
 
     def __call__(
         self,
@@ -207,82 +202,54 @@ class MultiHeadAttention(nn.Module):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        sources: dict[str, Any] = {
-            "valid_lens": valid_lens,
-            "allowed": allowed,
-            "bias": bias,
-            "causal": causal,
-            "query_offset": query_offset,
-            "window": window,
-            "dropout_keep": dropout_keep,
-            "past_keys": past_keys,
-            "past_values": past_values,
-            "deterministic": deterministic,
-        }
-        if not return_weights:
-            attended = self.attend(queries, keys, values, **sources, return_present=return_present)
-            return attended if return_present else attended.output
-        stages = self.stages(queries, keys, values, **sources)
-        present = [(stages.keys, stages.values)] if return_present else []
-        return (stages.output, stages.weights, *present)
-
-    def _project_and_split(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        sources: AttentionMask,
-        dropout_keep: ArrayLike | None,
-        past_keys: Array | None,
-        past_values: Array | None,
-        deterministic: bool,
-    ) -> tuple[Mask, Array, Array, Array]:
-        """Check the call; the mask, queries (B, H, Lq, d), and the new keys (B, G, L, d) and values (B, G, L, dv)."""
-        config = self._config
-        queries, keys, values = as_jax("queries", queries), as_jax("keys", keys), as_jax("values", values)
-        keep = as_jax("dropout_keep", settled("dropout_keep", dropout_keep))
-        check_dropout_keep(keep, training=not deterministic)
-        mask = build_mask(
-            *(queries, keys, values, sources_of(queries, sources), keep, past_keys, past_values),
-            num_heads=config.num_heads,
-            widths=self._widths(self.variables),
-            head_shapes=config.head_shapes,
-            split=not config.projections,
-            dtype=layer_dtype(self) if weight_shapes(config) else None,
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+        made = (
+            self.stages(call, deterministic=deterministic)
+            if return_weights
+            else self.attend(call, deterministic=deterministic, return_present=return_present)
         )
-        q = split_heads(self._project("q_proj", queries), config.num_heads)
-        k = split_heads(self._project("k_proj", zero_padding(keys, mask)), config.num_kv_heads)
-        v = split_heads(self._project("v_proj", zero_padding(values, mask)), config.num_kv_heads)
-        return mask, q, k, v
+        return returned(made, return_weights=return_weights, return_present=return_present)
 
-    @nn.compact
-    def _part(self, name: str) -> Any:
-        """The submodule of this name: a projection, the additive score, or dropout."""
-        if name == "Dropout_0":
-            return nn.Dropout(self.dropout, name=name)
-        settings = self.dtype, self.param_dtype, self.precision
-        if name == "score" and self._config.score_dim is not None:
-            return AdditiveScore(self._config.score_dim, *settings, name=name)
-        width, use_bias = weight_shapes(self._config)[f"{name}.weight"][0], getattr(self._config.bias, name)
-        return nn.Dense(width, use_bias, *settings, name=name)
+    def _placed(self, call: Call[Any], training: bool) -> Call[Any]:
+        """The call in arrays of JAX; SpecError for a keep-mask outside training."""
+        call = placed(call, self)
+        check_dropout_keep(call.dropout_keep, training=training)
+        return call
 
-    def _project(self, name: str, x: Array) -> Array:
-        return self._part(name)(x) if self._config.projections else x
+    def _spec(self) -> LayerSpec:
+        """What a call has to fit: the config, with the widths and the dtype that the parameters have."""
+        dtype = layer_dtype(self) if weight_shapes(self._config) else None
+        return LayerSpec.of(self._config, widths=self._widths(self.variables), dtype=dtype)
 
-    def _score(self, queries: Array, keys: Array) -> Array:
+    def _similarity(self, queries: Array, keys: Array) -> Array:
+        """(B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)."""
         if self._config.score == "additive":
-            return self._part("score")(queries, keys)
-        return dot_score(queries, keys, self._config.softmax_scale, self.precision)
+            return self.additive(queries, keys)
+        return dot_score(queries, keys, self._config.softmax_scale, precision=self.precision)
 
-    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
-        """What the score compares: queries, keys in parts, and the vector of the additive score."""
+    def _operands(self, queries: Array, keys: tuple[Array, ...], values: tuple[Array, ...]) -> Operands[Array]:
+        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
         if self._config.score == "additive":
-            return self._part("score").parts(queries, keys)
-        return queries * self._config.softmax_scale, keys, None
+            return Operands(self.additive.query(queries), tuple(map(self.additive.key, keys)), values)
+        return Operands(queries, keys, values)
+
+    def _score(self) -> Score:
+        """How the fast path scores what `_operands` gives it."""
+        vector = self.additive.vector if self._config.score == "additive" else None
+        return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
+        """(Dq, Dk, Dv); None where the first call will decide."""
         if not self._config.projections:
             return self._config.query_dim, self._config.key_dim, self._config.value_dim
-        declared = {"q_proj": self.query_dim, "k_proj": self.key_dim, "v_proj": self.value_dim}
-        query_dim, key_dim, value_dim = (in_width(width, variables, name) for name, width in declared.items())
-        return query_dim, key_dim, value_dim
+        return (
+            in_width(self.query_dim, variables, "q_proj"),
+            in_width(self.key_dim, variables, "k_proj"),
+            in_width(self.value_dim, variables, "v_proj"),
+        )
+
+
+def _unchanged(x: Array) -> Array:
+    """What stands in place of a projection in a layer without them."""
+    return x

@@ -15,12 +15,13 @@ from jax.typing import ArrayLike
 
 from backends.jax.fast.attend import attend_in_blocks
 from backends.jax.ops.additive import AdditiveScore
-from backends.jax.ops.attention import add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
-from backends.jax.ops.framework import as_jax, check_fields, in_width, layer_dtype
-from backends.jax.ops.masks import Widths, Window, build_mask, sources_of
-from mha_core.call.arguments import settled
+from backends.jax.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.jax.ops.framework import check_fields, in_width, layer_dtype
+from backends.jax.ops.masks import Window, build_mask, placed
+from mha_core.call.blocks import Operands
+from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
-from mha_core.call.masks import AttentionMask, keep_for_one_head
+from mha_core.call.masks import AttentionMask
 from mha_core.config import check_dropout, check_size
 
 
@@ -32,15 +33,20 @@ class _AttentionWithoutHeads(nn.Module):
         check_dropout(self.dropout)
         super().__post_init__()
 
-    def _score(self, queries: Array, keys: Array) -> Array:
+    def _similarity(self, queries: Array, keys: Array) -> Array:
         """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
         raise NotImplementedError  # each subclass has its own
 
-    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
-        """What the score compares: queries, keys in parts, and the vector of the additive score."""
+    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
+        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        raise NotImplementedError  # each subclass has its own
+
+    def _score(self, queries: Array) -> Score:
+        """How the fast path scores what `_operands` gives it."""
         raise NotImplementedError  # each subclass has its own
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
+        """(Dq, Dk, Dv); None where any will do, or the first call will decide."""
         return None, None, None
 
     @nn.compact
@@ -68,25 +74,22 @@ class _AttentionWithoutHeads(nn.Module):
         Returns:
             The output (B, Lq, Dv), or the pair (output, weights).
         """
-        queries, keys, values = as_jax("queries", queries), as_jax("keys", keys), as_jax("values", values)
-        sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        sources = sources_of(queries, sources).for_one_head(lambda array: array[:, None])
-        keep = as_jax("dropout_keep", settled("dropout_keep", dropout_keep))
-        keep = keep_for_one_head(keep, lambda array: array[:, None])
-        check_dropout_keep(keep, training=not deterministic)
-        widths, dtype = self._widths(self.variables), layer_dtype(self)
-        mask = build_mask(queries, keys, values, sources, keep, num_heads=1, widths=widths, dtype=dtype)
-        keys, values = zero_padding(keys, mask), zero_padding(values, mask)
-        queries, keys, values = promote_dtype(queries, keys, values, dtype=self.dtype)
-        q, k, v = queries[:, None], keys[:, None], values[:, None]  # one head
-        dropout = nn.Dropout(self.dropout)
+        given = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        call = placed(Call(queries, keys, values, given, dropout_keep), self).for_one_head(lambda x: x[:, None])
+        training = not deterministic
+        check_dropout_keep(call.dropout_keep, training=training)
+        mask = build_mask(call, LayerSpec(widths=self._widths(self.variables), dtype=layer_dtype(self)))
+        inputs = call.queries, zero_padding(call.keys, mask), zero_padding(call.values, mask)
+        q, k, v = (x[:, None] for x in promote_dtype(*inputs, dtype=self.dtype))  # one head
+        dropout = nn.Dropout(self.dropout, name="Dropout_0")
         if not return_weights:
-            compared = self._compared(q, (k,))
-            heads = attend_in_blocks(*compared, (v,), mask, dropout, deterministic, precision=self.precision)
+            operands, score = self._operands(q, k, v), self._score(q)
+            heads = attend_in_blocks(operands, score, mask, dropout, training, precision=self.precision)
             return heads[:, 0]
-        scores = add_bias(self._score(q, k), mask)  # (B, 1, Lq, Lk)
+        scores = add_bias(self._similarity(q, k), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
-        heads = weighted_sum(drop(weights, mask, dropout, deterministic), v, self.precision)  # (B, 1, Lq, Dv)
+        kept = drop(weights, mask, dropout, training)  # (B, 1, Lq, Lk)
+        heads = weighted_sum(kept, v, precision=self.precision)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
 
 
@@ -111,14 +114,18 @@ class DotProductAttention(_AttentionWithoutHeads):
     dtype: Dtype | None = None
     precision: PrecisionLike = "highest"
 
-    def _score(self, queries: Array, keys: Array) -> Array:
-        return dot_score(queries, keys, self._scale(queries, keys), self.precision)
-
-    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
-        return queries * self._scale(queries, keys[0]), keys, None
-
-    def _scale(self, queries: Array, keys: Array) -> float:
+    def _similarity(self, queries: Array, keys: Array) -> Array:
         check_same_width(queries.shape[-1], keys.shape[-1])
+        return dot_score(queries, keys, self._scale(queries), precision=self.precision)
+
+    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
+        check_same_width(queries.shape[-1], keys.shape[-1])
+        return Operands(queries, (keys,), (values,))
+
+    def _score(self, queries: Array) -> Score:
+        return Score(self._scale(queries))
+
+    def _scale(self, queries: Array) -> float:
         return queries.shape[-1] ** -0.5 if self.scaled else 1.0
 
 
@@ -152,14 +159,17 @@ class AdditiveAttention(_AttentionWithoutHeads):
         check_size("score_dim", self.score_dim)
         super().__post_init__()
 
-    def _score(self, queries: Array, keys: Array) -> Array:
-        return self._additive()(queries, keys)
+    def setup(self) -> None:
+        self.score = AdditiveScore(self.score_dim, self.dtype, self.param_dtype, self.precision)
 
-    def _compared(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array | None]:
-        return self._additive().parts(queries, keys)
+    def _similarity(self, queries: Array, keys: Array) -> Array:
+        return self.score(queries, keys)
 
-    def _additive(self) -> AdditiveScore:
-        return AdditiveScore(self.score_dim, self.dtype, self.param_dtype, self.precision, name="score")
+    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
+        return Operands(self.score.query(queries), (self.score.key(keys),), (values,))
+
+    def _score(self, queries: Array) -> Score:
+        return Score(vector=self.score.vector)
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         query_dim = in_width(self.query_dim, variables, "score", "query")

@@ -127,14 +127,17 @@ class JaxDriver(Driver):
 
         if layer["variables"] is None:
             layer["variables"] = layer["module"].init(jax.random.key(0), *arrays)
-        return self._ask("__call__", layer, arrays, training, keywords)
+        return self._apply("__call__", layer, arrays, training, keywords)
 
     def _ask(self, method, layer, arrays, training, keywords):
+        call, options = as_call(arrays, keywords)
+        return self._apply(method, layer, [call], training, options)
+
+    def _apply(self, method, layer, arguments, training, keywords):
         import jax
 
-        rngs = {"dropout": jax.random.key(1)}
-        keywords["deterministic"] = not training
-        return layer["module"].apply(layer["variables"], *arrays, **keywords, rngs=rngs, method=method)
+        keywords = {**keywords, "deterministic": not training, "rngs": {"dropout": jax.random.key(1)}}
+        return layer["module"].apply(layer["variables"], *arguments, **keywords, method=method)
 
     def weights(self, layer):
         return self.to_weights(layer["variables"])

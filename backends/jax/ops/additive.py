@@ -12,23 +12,22 @@ from backends.jax.ops.attention import additive_score
 
 
 class AdditiveScore(nn.Module):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
+    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk).
+
+    Its parts are `query` (A), `key` (C), and `vector` (w) in the dtype of what they give.
+    """
 
     score_dim: int
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
 
-    def __call__(self, queries: Array, keys: Array) -> Array:
-        queries, (keys,), vector = self.parts(queries, (keys,))
-        return additive_score(queries, keys, vector, self.precision)
-
-    @nn.compact
-    def parts(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...], Array]:
-        """A q, C k of each part of the keys, and w."""
-        settings = (False, self.dtype, self.param_dtype, self.precision)
-        query, key = (nn.Dense(self.score_dim, *settings, name=name) for name in ("query", "key"))
+    def setup(self) -> None:
+        self.query = nn.Dense(self.score_dim, False, self.dtype, self.param_dtype, self.precision)
+        self.key = nn.Dense(self.score_dim, False, self.dtype, self.param_dtype, self.precision)
         init = nn.initializers.lecun_normal()  # as nn.Dense(1) draws its kernel
-        vector = self.param("vector", lambda rng: init(rng, (self.score_dim, 1), self.param_dtype)[:, 0])
-        queries, *others = promote_dtype(query(queries), *map(key, keys), vector, dtype=self.dtype)
-        return queries, tuple(others[:-1]), others[-1]
+        drawn = self.param("vector", lambda rng: init(rng, (self.score_dim, 1), self.param_dtype)[:, 0])
+        (self.vector,) = promote_dtype(drawn, dtype=self.dtype)
+
+    def __call__(self, queries: Array, keys: Array) -> Array:
+        return additive_score(self.query(queries), self.key(keys), self.vector, precision=self.precision)

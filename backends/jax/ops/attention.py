@@ -17,16 +17,17 @@ from backends.jax.ops.heads import repeat_kv_heads
 from backends.jax.ops.masks import Mask, additive_bias, allowed_keys
 
 
-class Stages(NamedTuple):
-    """The seven stages of one call, as JAX arrays."""
+class Score(NamedTuple):
+    """How queries are scored against keys, where that is done block by block.
 
-    queries: Array
-    keys: Array
-    values: Array
-    scores: Array
-    weights: Array
-    heads: Array
-    output: Array
+    scale: the factor of a dot product.
+    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    softcap: c of `cap`; None without one.
+    """
+
+    scale: float = 1.0
+    vector: Array | None = None
+    softcap: float | None = None
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
@@ -34,22 +35,23 @@ def zero_padding(x: Array, mask: Mask) -> Array:
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
-def with_past(past: Array | None, new: Array, mask: Mask) -> tuple[Array, ...]:
-    """The keys or values of the past, 0 where nobody can attend to them, if there is one; and the new ones."""
+def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
+    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    return parts_of(past, new, mask, join=True)[0]
+
+
+def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
+    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
         past = _zero_rows(past, mask.past_padding)
-    return past.astype(new.dtype), new
-
-
-def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
-    """(B, G, Lk, width): the keys or values of the past, and then the new ones."""
-    return joined(with_past(past, new, mask))
+    parts = past.astype(new.dtype), new
+    return (joined(parts),) if join else parts
 
 
 def joined(parts: tuple[Array, ...]) -> Array:
-    """(B, G, Lk, width) of the parts that stand one after the other."""
+    """(B, G, Lk, width) of the parts that stand one after the other; a single one as it is."""
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 
@@ -58,21 +60,21 @@ def _zero_rows(x: Array, padding: Array) -> Array:
     return jnp.where(padding[..., None] if x.ndim == 3 else padding[:, None, :, None], 0.0, x)
 
 
-def dot_score(queries: Array, keys: Array, scale: float, precision: PrecisionLike = "highest") -> Array:
+def dot_score(queries: Array, keys: Array, scale: float, *, precision: PrecisionLike = "highest") -> Array:
     """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1), precision=precision)
 
 
-def additive_score(queries: Array, keys: Array, vector: Array, precision: PrecisionLike = "highest") -> Array:
-    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+def additive_score(queries: Array, keys: Array, vector: Array, *, precision: PrecisionLike = "highest") -> Array:
+    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
 
 
-def cap(scores: Array, softcap: float | None) -> Array:
-    """(B, H, Lq, Lk): c * tanh(scores / c), of a softcap c."""
-    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+def cap(similarity: Array, softcap: float | None) -> Array:
+    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    return similarity if softcap is None else softcap * jnp.tanh(similarity / softcap)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:
@@ -89,22 +91,24 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
     """
     if scores.shape[-1] == 0:  # the maximum of no keys is an error
         return scores
-    allowed = allowed_keys(mask, jnp.arange(scores.shape[-1]))
-    has_key = allowed.any(axis=-1, keepdims=True)
+    allowed = allowed_keys(mask)
     # In at least float32: half precision is too coarse for a sum of exponentials.
     exact = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    if allowed is None:
+        return jax.nn.softmax(exact, axis=-1).astype(scores.dtype)
+    has_key = allowed.any(axis=-1, keepdims=True)
     exact = jnp.where(has_key, jnp.where(allowed, exact, -jnp.inf), 0.0)
     return jnp.where(allowed, jax.nn.softmax(exact, axis=-1), 0.0).astype(scores.dtype)
 
 
-def drop(weights: Array, mask: Mask, dropout: nn.Dropout, deterministic: bool) -> Array:
-    """(B, H, Lq, Lk): the weights after dropout, with the mask's keep-mask if it has one."""
+def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Array:
+    """(B, H, Lq, Lk): the weights after the layer `dropout`, with the mask's keep-mask if it has one."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout.rate)
-    return dropout(weights, deterministic=deterministic)
+    return dropout(weights, deterministic=not training)
 
 
-def weighted_sum(weights: Array, values: Array, precision: PrecisionLike = "highest") -> Array:
+def weighted_sum(weights: Array, values: Array, *, precision: PrecisionLike = "highest") -> Array:
     """(B, H, Lq, dv), in the dtype of the values, which a wider additive bias does not change."""
     values = repeat_kv_heads(values, weights.shape[1])
     return jnp.matmul(weights.astype(values.dtype), values, precision=precision)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from flax import struct
+from jax import Array, lax
 
 from backends.jax.ops.framework import as_jax, check_enabled, describe, has_values, numbers
+from mha_core.call.blocks import Block
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import LONGEST, OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.sizes import CallSizes
-from mha_core.heads import HeadShapes
 
 Window = tuple[int | None, int | None]
-Widths = tuple[int | None, int | None, int | None]
 
 
-class Mask(NamedTuple):
-    """What the sources of a mask come to; None where there is nothing of a kind.
+class Mask(struct.PyTreeNode):
+    """Which keys each query may attend to, in JAX: of a whole call, or of a `Block`; None: nothing of this kind.
 
-    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
+    key_len: Lk, of the past and the new keys; static, where the rest are leaves of a pytree.
+    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
         and window leave to a query. `first` is None where it is 0 for all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
@@ -32,6 +34,7 @@ class Mask(NamedTuple):
         past, that nobody can attend to.
     """
 
+    key_len: int = struct.field(pytree_node=False)
     first: Array | None = None
     stop: Array | None = None
     allowed: Array | None = None
@@ -40,81 +43,46 @@ class Mask(NamedTuple):
     padding: Array | None = None
     past_padding: Array | None = None
 
-    @property
-    def excludes(self) -> bool:
-        """Whether it has any source; without one, every query may attend to every key."""
-        return any(source is not None for source in self[:4])
 
+def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
+    """The call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
-def allowed_keys(mask: Mask, keys: Array) -> Array:
-    """Bool, broadcastable to (..., Lq, Lk): all sources combined, of the keys at these positions (Lk,).
+    The mask's integers of NumPy stay what they are until `build_mask` has looked at them: JAX might not hold them.
+    What `check_call` refuses, and what JAX would take in a narrower dtype, stays, too.
 
-    The mask's arrays are those of all queries and keys, or of one block of them.
+    Args:
+        call: as it was given.
+        layer: not looked at here: JAX itself moves new arrays to where the layer's parameters are.
     """
-    allowed = jnp.ones(keys.shape, dtype=bool) if mask.allowed is None else mask.allowed
-    if mask.bias is not None:
-        allowed = allowed & ~jnp.isneginf(mask.bias)
-    if mask.stop is not None:
-        allowed = allowed & (keys < mask.stop)
-    if mask.first is not None:
-        allowed = allowed & (keys >= mask.first)
-    return allowed
-
-
-def has_key(mask: Mask, allowed: Array) -> Array:
-    """Bool, broadcastable to (..., Lq, 1): whether a query has any key, where `allowed_keys` gave this."""
-    if mask.allowed is not None or mask.bias is not None or mask.stop is None:
-        return allowed.any(axis=-1, keepdims=True)
-    return mask.stop > (0 if mask.first is None else mask.first)
-
-
-def additive_bias(mask: Mask) -> Array | None:
-    """The bias to add to the scores: 0 where it only excludes."""
-    return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
-
-
-def sources_of(queries: Any, mask: AttentionMask) -> AttentionMask:
-    """The mask with arrays of JAX in place of lists, numbers and NumPy's arrays.
-
-    Integers of NumPy stay what they are until `build_mask` has looked at them: JAX might not hold them.
-    """
-    if isinstance(getattr(queries, "dtype", None), np.dtype):
-        mask = mask.with_bias_in(queries.dtype.name, lambda array, dtype: as_jax("bias", array, dtype))
-    return mask.map_arrays(
+    call = call.map(as_jax)
+    mask = call.mask
+    if isinstance(getattr(call.queries, "dtype", None), np.dtype):
+        mask = mask.with_bias_in(call.queries.dtype.name, lambda array, dtype: as_jax("bias", array, dtype))
+    mask = mask.map_arrays(
         lambda name, array: (
             array if isinstance(array, np.ndarray) and name in ("valid_lens", "query_offset") else as_jax(name, array)
         )
     )
+    return replace(call, mask=mask)
 
 
-def build_mask(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    mask: AttentionMask,
-    dropout_keep: Any,
-    past_keys: Array | None = None,
-    past_values: Array | None = None,
-    *,
-    num_heads: int,
-    widths: Widths = (None, None, None),
-    head_shapes: HeadShapes | None = None,
-    split: bool = False,
-    dtype: str | None = None,
-) -> Mask:
-    """Check the whole call (SpecError), then put the sources of its mask in the shapes that they have in `Mask`.
+def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
+    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
 
-    All arrays have been through `as_jax`, but for those of the mask's integers, which may be NumPy's.
-    `head_shapes` and `split` are those of `mha_core.call.checks.check_call`; `dtype` is that of the layer's
-    parameters, None if it has none or casts to a dtype of its own.
+    Args:
+        call: as `placed` gives it.
+        spec: what it has to fit.
+
+    Raises:
+        SpecError: naming the first argument that does not fit.
     """
-    call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
-    sizes = check_call(call, LayerSpec(num_heads, widths, head_shapes, split, dtype), describe)
-    lens, offset = mask.valid_lens, mask.query_offset
+    sizes = check_call(call, spec, describe)
+    mask, lens, offset = call.mask, call.mask.valid_lens, call.mask.query_offset
     known_lens = np.asarray(lens) if lens is not None and has_values(lens) else None
     known_offset = offset if isinstance(offset, int) else numbers(offset)
     check_numbers(known_lens, known_offset, sizes.key_len)
-    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+    for name in ("queries", "keys", "values"):
+        array = getattr(call, name)
         if isinstance(array, np.ndarray):
             check_enabled(name, array.dtype)
 
@@ -123,16 +91,87 @@ def build_mask(
         valid_lens=None if lens is None else _within(lens, (0, sizes.key_len), known_lens is not None),
         query_offset=_within(offset, OFFSETS, known_offset is not None),
     )
-    first, stop = _reach(mask, sizes)
-    padding = _padding(mask, sizes)
-    past_padding = None
+    first, stop = _interval(mask, sizes)
+    padding, past_padding = _padding(mask, sizes), None
     if padding is not None and sizes.past_len:
-        padding = jnp.broadcast_to(padding, (padding.shape[0], sizes.key_len))
-        padding, past_padding = padding[:, sizes.past_len :], padding[:, : sizes.past_len]
-    return Mask(first, stop, _as_rank_4(mask.allowed), _as_rank_4(mask.bias), dropout_keep, padding, past_padding)
+        padding, past_padding = _split_at(padding, sizes)
+    return Mask(
+        sizes.key_len,
+        first,
+        stop,
+        allowed=_as_rank_4(mask.allowed),
+        bias=_as_rank_4(mask.bias),
+        keep=call.dropout_keep,
+        padding=padding,
+        past_padding=past_padding,
+    )
 
 
-def _reach(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array | None]:
+def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
+    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    mask = part_of(mask, block)
+    allowed = mask.allowed
+    if mask.bias is not None:
+        allowed = _both(allowed, ~jnp.isneginf(mask.bias))
+    if mask.stop is not None:
+        allowed = _both(allowed, jnp.arange(mask.key_len) < mask.stop)
+    if mask.first is not None:
+        allowed = _both(allowed, jnp.arange(mask.key_len) >= mask.first)
+    return allowed
+
+
+def has_key(mask: Mask, allowed: Array) -> Array:
+    """Bool, broadcastable to (B, H, Lq, 1): whether a query has any key, where `allowed_keys` gave `allowed`."""
+    if mask.allowed is not None or mask.bias is not None or mask.stop is None:
+        return allowed.any(axis=-1, keepdims=True)
+    return mask.stop > (0 if mask.first is None else mask.first)
+
+
+def additive_bias(mask: Mask) -> Array | None:
+    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
+
+
+def part_of(mask: Mask, block: Block | None) -> Mask:
+    """The mask of a block, None for everything, without what `zero_padding` needs of the whole."""
+    if block is None:
+        return mask
+    first, stop, allowed, bias, keep = (
+        None if source is None else cut(source, block._replace(keys=slice(None)))
+        for source in (mask.first, mask.stop, mask.allowed, mask.bias, mask.keep)
+    )
+    rows = Mask(mask.key_len, first, stop, allowed, bias, keep)
+    return with_keys(rows, block.keys.start, block.keys.stop - block.keys.start)
+
+
+def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
+    """The mask of the `key_len` keys from `start` on, which may be traced, unlike the end of a slice.
+
+    Its arrays may have any number of axes before that of the keys.
+    """
+    if key_len == mask.key_len:
+        return mask
+    return Mask(
+        key_len,
+        None if mask.first is None else mask.first - start,
+        None if mask.stop is None else mask.stop - start,
+        allowed=None if mask.allowed is None else cut_keys(mask.allowed, start, key_len),
+        bias=None if mask.bias is None else cut_keys(mask.bias, start, key_len),
+        keep=None if mask.keep is None else cut_keys(mask.keep, start, key_len),
+    )
+
+
+def cut(array: Array, block: Block) -> Array:
+    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
+
+
+def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
+    """The part of an array (..., Lk) or (..., 1) that belongs to the `key_len` keys from `start` on."""
+    return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
+
+
+def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array | None]:
     """`Mask.first` and `Mask.stop`.
 
     Where JAX has no int64, an offset and a reach may come to more than int32 holds: their sums stop at its ends,
@@ -149,7 +188,8 @@ def _reach(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array |
         offset = jnp.asarray(mask.query_offset, dtype=int).reshape(-1, 1, 1, 1)
         query = jnp.arange(sizes.query_len)[:, None]
         if right is not None:
-            stop = jnp.minimum(stop, _plus(_plus(_plus(offset, right), 1), query))
+            reached = _plus(_plus(_plus(offset, right), 1), query)
+            stop = jnp.maximum(jnp.minimum(stop, reached), 0)  # so that `with_keys` may subtract from it
         if left is not None:
             first = jnp.maximum(_plus(_minus(offset, left), query), 0)
     return first, stop
@@ -167,10 +207,12 @@ def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
 
 
 def _plus(position: Array, more: Any) -> Array:
+    """The sum, or the largest integer of 32 bits."""
     return jnp.minimum(position, LONGEST - more) + more
 
 
 def _minus(position: Array, less: int) -> Array:
+    """The difference, or the smallest integer of 32 bits."""
     return jnp.maximum(position, less - LONGEST - 1) - less
 
 
@@ -185,6 +227,17 @@ def _padding(mask: AttentionMask, sizes: CallSizes) -> Array | None:
         unused = ~_as_rank_4(mask.allowed).any(axis=(1, 2))
         padding = unused if padding is None else padding | unused
     return padding
+
+
+def _split_at(padding: Array, sizes: CallSizes) -> tuple[Array, Array]:
+    """(1 or B, 1 or Lk) as that of the new keys and that of the past."""
+    if padding.shape[1] == 1:
+        return padding, padding
+    return padding[:, sizes.past_len :], padding[:, : sizes.past_len]
+
+
+def _both(one: Array | None, other: Array) -> Array:
+    return other if one is None else one & other
 
 
 def _as_rank_4(array: Any) -> Any:

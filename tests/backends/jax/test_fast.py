@@ -12,7 +12,10 @@ import pytest
 
 from backends.jax import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from backends.jax.backend import COMPILER_OPTIONS
-from backends.jax.fast import attend as fast
+from backends.jax.fast import block
+from mha_core import AttentionMask
+from mha_core.call.call import Call
+from tests.backends.drivers import as_call
 
 B, G, R, LQ, LK = 2, 2, 3, 7, 11
 compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS["cpu"])  # in a third of the time
@@ -22,7 +25,7 @@ CLOSE = {"rtol": 3e-5, "atol": 3e-6}  # float32, of numbers around 1
 @pytest.fixture
 def short_steps(monkeypatch):
     """Leave keys out in small calls too."""
-    monkeypatch.setattr(fast, "SMALLEST_STEP", 1)
+    monkeypatch.setattr(block, "SMALLEST_STEP", 1)
 
 
 def normal(seed, *shape):
@@ -57,11 +60,14 @@ def calls(names, *, query_block, **static):
     if "past_keys" in names:
         arrays[1:] = (array[:, : LK - 4] for array in arrays[1:])
 
+    def of(arrays, given):
+        return as_call(arrays, {**given, **static})[0]
+
     def stages(variables, arrays, given):
-        return layer.apply(variables, *arrays, **given, **static, method="stages").output
+        return layer.apply(variables, of(arrays, given), method="stages").output
 
     def attend(variables, arrays, given):
-        return layer.apply(variables, *arrays, **given, **static, query_block=query_block, method="attend").output
+        return layer.apply(variables, of(arrays, given), query_block=query_block, method="attend").output
 
     return stages, attend, (variables, arrays, given)
 
@@ -151,10 +157,14 @@ def test_layers_without_heads_take_it_too(layer):
 def test_keys_beyond_the_reach_of_a_whole_block_are_not_touched(short_steps, mask, unused):
     layer, variables, (queries, keys, values) = layer_and_arrays()
     spoilt = values.at[:, unused].set(jnp.nan)
-    attend = partial(layer.apply, variables, queries, keys, **mask, method="attend")
-    clean, found = (attend(values, query_block=3).output for values in (values, spoilt))
+
+    def attend(values, query_block):
+        call = Call(queries, keys, values, AttentionMask(**mask))
+        return layer.apply(variables, call, query_block=query_block, method="attend").output
+
+    clean, found = (attend(values, query_block=3) for values in (values, spoilt))
     np.testing.assert_array_equal(found[:, :3], clean[:, :3])
-    together = attend(spoilt, query_block=LQ).output  # of one block with all queries, some reach them
+    together = attend(spoilt, query_block=LQ)  # of one block with all queries, some reach them
     assert jnp.isnan(together).any() == (mask.get("causal", False))
 
 
@@ -204,8 +214,8 @@ def dropping(query_block, seed):
 
     def call(values):
         rngs = {"dropout": jax.random.key(seed)}
-        arguments = {"deterministic": False, "query_block": query_block, "rngs": rngs, "method": "attend"}
-        return layer.apply({}, queries, values, values, **arguments).output
+        options = {"deterministic": False, "query_block": query_block, "rngs": rngs, "method": "attend"}
+        return layer.apply({}, Call(queries, values, values), **options).output
 
     return call, values
 
@@ -266,7 +276,8 @@ def test_scanned_and_rematerialised_layers():
 
 def test_bfloat16_inside_of_float32_parameters():
     layer, variables, arrays = layer_and_arrays(dtype=jnp.bfloat16)
-    wanted = layer.apply(variables, *arrays, causal=True, method="stages").output
-    found = layer.apply(variables, *arrays, causal=True, method="attend", query_block=2).output
+    call = Call(*arrays, AttentionMask(causal=True))
+    wanted = layer.apply(variables, call, method="stages").output
+    found = layer.apply(variables, call, method="attend", query_block=2).output
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), atol=0.05)

@@ -24,6 +24,7 @@ from backends.jax import (
 from backends.jax.backend import JaxBackend
 from backends.jax.ops import framework
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.call.call import Call
 from mha_core.reference import pipeline as reference
 
 B, H, LQ, LK = 2, 3, 5, 7
@@ -218,7 +219,7 @@ def test_dropout_differs_by_item_head_and_query():
     variables = layer.init(jax.random.key(0), x, x, x)
     ones = jax.tree.map(jnp.ones_like, variables)
     keys = jnp.ones((B, LK, 12))
-    stages = layer.apply(ones, x, keys, keys, deterministic=False, rngs=DROPOUT, method="stages")
+    stages = layer.apply(ones, Call(x, keys, keys), deterministic=False, rngs=DROPOUT, method="stages")
     kept = stages.heads[..., 0] / 12.0  # (B, H, LQ), multiples of 1 / LK / 0.6
     counts = np.asarray(kept) * LK * 0.6
     np.testing.assert_allclose(counts, counts.round(), atol=1e-4)
@@ -291,7 +292,8 @@ def test_computation_dtype_and_parameter_dtype_are_linen_fields():
     layer = MultiHeadAttention(12, H, dtype=jnp.bfloat16, bias=True)
     variables = layer.init(jax.random.key(0), *inputs())
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    stages = layer.apply(variables, *inputs(), bias=np.full((LQ, LK), -1e9, np.float32), method="stages")
+    call = Call(*inputs(), AttentionMask(bias=np.full((LQ, LK), -1e9, np.float32)))
+    stages = layer.apply(variables, call, method="stages")
     assert {stages.queries.dtype, stages.heads.dtype, stages.output.dtype} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(stages.weights.sum(axis=-1), 1.0, atol=1e-2)
     with pytest.raises(SpecError, match=r"queries must have the dtype of the layer, float32\. Got bfloat16"):
@@ -338,12 +340,10 @@ def test_no_global_state_is_changed_by_importing_or_running():
 def test_the_backend_computes_what_a_users_jit_computes(layer_and_variables):
     """The contract compiles with less effort; that must not be a different computation."""
     layer, variables = layer_and_variables
-    masks = mask_arrays()
+    mask = AttentionMask(**mask_arrays(), causal=True)
     arrays = [np.asarray(array) for array in inputs()]
-    trace = JaxBackend().prepare(CONFIG, WEIGHTS, dtype="float32")(
-        AttentionInputs(*arrays, mask=AttentionMask(**masks, causal=True))
-    )
-    stages = jax.jit(lambda v, *x: layer.apply(v, *x, **masks, causal=True, method="stages"))(variables, *inputs())
+    trace = JaxBackend().prepare(CONFIG, WEIGHTS, dtype="float32")(AttentionInputs(*arrays, mask=mask))
+    stages = jax.jit(lambda v, *x: layer.apply(v, Call(*x, mask), method="stages"))(variables, *inputs())
     for name, stage in stages._asdict().items():
         np.testing.assert_allclose(getattr(trace, name), stage, rtol=1e-6, atol=1e-6, err_msg=name)
 

@@ -1,0 +1,223 @@
+"""One block of queries: its heads by way of all its scores, and their derivatives, which keep no scores.
+
+Every array of a block has the axes (B, G, R, Lq, ...), each of its full size or 1: R = H / G are the query heads
+that share a key head, so nothing is repeated for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.typing import PrecisionLike
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from backends.jax.ops.attention import cap
+from backends.jax.ops.masks import Mask, additive_bias, allowed_keys, cut_keys, has_key, with_keys
+
+KEY_STEPS = 4
+"""Into how many parts the keys are cut, of which a block leaves out those at both ends that no query may attend to."""
+
+SMALLEST_STEP = 64
+"""Keys below which leaving a part of them out gains nothing."""
+
+
+class Static(NamedTuple):
+    """What is the same for all blocks of a call, and no array, so that a program may depend on it.
+
+    softcap, precision: as in the layer.
+    rate: of dropout; 0 outside training.
+    """
+
+    softcap: float | None
+    rate: float
+    precision: PrecisionLike
+
+
+class Floats(NamedTuple):
+    """The arrays that can have gradients, of a call or of a part of one; or the tangents of each of them.
+
+    queries: (B, G, R, Lq, d), scaled.
+    keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), in parts that stand one after the other.
+    vector: (1, 1, 1, 1, S), of the additive score; None for a dot product.
+    bias: (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk), that of the mask; None without one.
+    """
+
+    queries: Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    vector: Array | None
+    bias: Array | None
+
+    def with_keys(self, start: Array, key_len: int) -> Floats:
+        """Those of the `key_len` keys from `start` on."""
+        keys, values, bias = jax.tree.map(lambda x: cut_keys(x, start, key_len), (self.keys, self.values, self.bias))
+        return self._replace(keys=keys, values=values, bias=bias)
+
+
+class Constants(NamedTuple):
+    """The arrays that have no gradients, of a call or of a part of one.
+
+    mask: without its bias; arrays (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
+    rng, number: what dropout draws from, and integers (B, G, 1, Lq, 1) that tell rows apart; None if it does not draw.
+    """
+
+    mask: Mask
+    rng: Array | None
+    number: Array | None
+
+    def with_keys(self, start: Array, key_len: int) -> Constants:
+        """Those of the `key_len` keys from `start` on."""
+        return self._replace(mask=with_keys(self.mask, start, key_len))
+
+
+def attend_block(static: Static, floats: Floats, constants: Constants) -> Array:
+    """The heads (B, G, R, Lq, dv) of a block."""
+    return _attend(static, floats, constants)[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attend(static: Static, floats: Floats, constants: Constants) -> tuple[Array, Array]:
+    """The heads (B, G, R, Lq, dv) of a block, and logsumexp (B, G, R, Lq, 1) of its scores, 0 in rows without a key."""
+    # The checkpoint keeps what depends on the mask alone inside the loops: JAX would compute it before them, for all.
+    return jax.checkpoint(partial(_within_reach, partial(_forward, static)))(floats, constants)
+
+
+@_attend.defjvp
+def _attend_jvp(
+    static: Static, primals: tuple[Floats, Constants], tangents: tuple[Floats, Constants]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Scores are computed once more, forwards and, as this is linear in the tangents, backwards: nothing is kept."""
+    (floats, constants), (moved, _) = primals, tangents
+    heads, logsumexp = _attend(static, floats, constants)
+
+    def tangent(floats: Floats, constants: Constants, moved: Floats, logsumexp: Array) -> tuple[Array, Array]:
+        return _within_reach(partial(_tangent, static, logsumexp), floats, constants, moved)
+
+    return (heads, logsumexp), jax.checkpoint(tangent)(floats, constants, moved, logsumexp)
+
+
+def _within_reach(
+    compute: Callable[..., tuple[Array, Array]], floats: Floats, constants: Constants, *moved: Floats
+) -> tuple[Array, Array]:
+    """`compute(floats, constants, *moved)`, without the keys at both ends that none of the queries may attend to.
+
+    Args:
+        compute: gives two arrays (B, G, R, Lq, ...).
+        floats, constants: of a block.
+        moved: the tangents of the floats, if `compute` takes them.
+    """
+    mask, key_len = constants.mask, constants.mask.key_len
+    step = -(-key_len // KEY_STEPS)
+    if mask.stop is None or len(floats.keys) > 1 or step < SMALLEST_STEP:
+        return compute(floats, constants, *moved)
+    first = 0 if mask.first is None else mask.first
+    start = jnp.where(first < mask.stop, first, key_len).min()
+    end = jnp.where(first < mask.stop, mask.stop, 0).max()
+
+    def compute_with(size: int, *given: Floats | Constants) -> tuple[Array, Array]:
+        begin = jnp.minimum(start, key_len - size)
+        return compute(*(one.with_keys(begin, size) for one in given))
+
+    sizes = (min(count * step, key_len) for count in range(KEY_STEPS + 1))
+    steps = -(-jnp.maximum(end - start, 0) // step)
+    return lax.switch(steps, [partial(compute_with, size) for size in sizes], floats, constants, *moved)
+
+
+def _forward(static: Static, floats: Floats, constants: Constants) -> tuple[Array, Array]:
+    """`_attend`, by way of all scores of the block."""
+    allowed, open_rows = _openness(floats, constants)
+    scores = _where(allowed, _scores(static, floats), -jnp.inf)
+    # Rows without a key are given a finite maximum and sum: no NaN that would have to be repaired.
+    highest = _where(open_rows, scores.max(axis=-1, keepdims=True, initial=-jnp.inf), 0.0)
+    exponentials = _where(allowed, jnp.exp(scores - highest), 0.0)
+    total = _where(open_rows, exponentials.sum(axis=-1, keepdims=True), 1.0)
+    kept = _kept(static, constants, scores.shape)
+    heads = _weighted_sum(static, exponentials, kept, floats.values) / total
+    return heads.astype(floats.values[0].dtype), highest + jnp.log(total)
+
+
+def _tangent(
+    static: Static, logsumexp: Array, floats: Floats, constants: Constants, moved: Floats
+) -> tuple[Array, Array]:
+    """The tangents of heads and logsumexp, linear in `moved`, the tangents of the floats."""
+    allowed, _ = _openness(floats, constants)
+    scores, moved_scores = jax.jvp(partial(_scores, static), (floats,), (moved,))
+    weights = _where(allowed, jnp.exp(_where(allowed, scores, -jnp.inf) - logsumexp), 0.0)
+    moved_weights = weights * _where(allowed, moved_scores, 0.0)
+    moved_sum = moved_weights.sum(axis=-1, keepdims=True)
+    moved_weights = _where(allowed, moved_weights - weights * moved_sum, 0.0)
+    kept = _kept(static, constants, scores.shape)
+    heads = _weighted_sum(static, moved_weights, kept, floats.values)
+    heads += _weighted_sum(static, weights, kept, moved.values)
+    return heads.astype(floats.values[0].dtype), moved_sum
+
+
+def _openness(floats: Floats, constants: Constants) -> tuple[Array | None, Array | None]:
+    """Which keys are allowed, and which rows have any; None, and no work, where all are."""
+    mask = constants.mask.replace(bias=floats.bias)
+    allowed = allowed_keys(mask)
+    return allowed, None if allowed is None else has_key(mask, allowed)
+
+
+def _where(condition: Array | None, x: Array, other: float) -> Array:
+    """`x` where the condition holds, which None does everywhere."""
+    return x if condition is None else jnp.where(condition, x, other)
+
+
+def _scores(static: Static, floats: Floats) -> Array:
+    """(B, G, R, Lq, Lk), in at least float32: half precision is too coarse for a sum of exponentials."""
+    queries, vector = floats.queries, floats.vector
+    parts = [_similarity(queries, part[:, :, 0, 0], vector, static.precision) for part in floats.keys]
+    scores = cap(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1), static.softcap)
+    bias = additive_bias(Mask(scores.shape[-1], bias=floats.bias))
+    return scores if bias is None else scores + bias.astype(scores.dtype)
+
+
+def _similarity(queries: Array, keys: Array, vector: Array | None, precision: PrecisionLike) -> Array:
+    """(B, G, R, Lq, Lk) of queries (B, G, R, Lq, d) and keys (B, G, d, Lk)."""
+    wide = jnp.promote_types(queries.dtype, jnp.float32)
+    if vector is not None:
+        hidden = jnp.tanh(queries[..., None, :] + keys.swapaxes(2, 3)[:, :, None, None])  # (B, G, R, Lq, Lk, S)
+        return jnp.matmul(hidden, vector.reshape(-1), precision=precision, preferred_element_type=wide)
+    batch, groups, shared, query_len, width = queries.shape
+    rows = queries.reshape(batch, groups, shared * query_len, width)
+    scores = _product(rows, keys, 0, precision, wide)
+    return scores.reshape(batch, groups, shared, query_len, -1)
+
+
+def _kept(static: Static, constants: Constants, shape: tuple[int, ...]) -> Array | None:
+    """Bool (B, G, R, Lq, Lk), the weights that dropout keeps; drawn once more, it is the same. None without dropout."""
+    if constants.rng is None or constants.number is None:
+        return constants.mask.keep
+    rng = jax.random.fold_in(constants.rng, constants.number.reshape(-1)[0])
+    return jax.random.bernoulli(rng, 1.0 - static.rate, shape)
+
+
+def _weighted_sum(static: Static, weights: Array, kept: Array | None, values: tuple[Array, ...]) -> Array:
+    """(B, G, R, Lq, dv) of weights (B, G, R, Lq, Lk), after dropout, and values (B, G, 1, 1, dv, Lk) in parts."""
+    weights = weights if kept is None else weights * kept / (1.0 - static.rate)
+    batch, groups, shared, query_len, key_len = weights.shape
+    rows = weights.reshape(batch, groups, shared * query_len, key_len)
+    heads: Any = 0.0
+    start = 0
+    for part in values:
+        of_part = lax.slice_in_dim(rows, start, start + part.shape[-1], axis=3).astype(part.dtype)
+        start += part.shape[-1]
+        heads += _product(of_part, part[:, :, 0, 0], 1, static.precision, weights.dtype)
+    return heads.reshape(batch, groups, shared, query_len, -1)
+
+
+def _product(a: Array, b: Array, axis: int, precision: PrecisionLike, dtype: DTypeLike) -> Array:
+    """The matrix products of a (B, G, n, m) and b, (B, G, m, l) for axis 0, (B, G, l, m) for axis 1.
+
+    Without the axes of a single item and head, XLA finds the better order of the products in the backward pass.
+    """
+    keywords: Any = {"precision": precision, "preferred_element_type": dtype}
+    if a.shape[:2] == (1, 1):
+        return lax.dot_general(a[0, 0], b[0, 0], (((1,), (axis,)), ((), ())), **keywords)[None, None]
+    return lax.dot_general(a, b, (((3,), (2 + axis,)), ((0, 1), (0, 1))), **keywords)
