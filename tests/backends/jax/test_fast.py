@@ -13,8 +13,10 @@ import pytest
 from backends.jax import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from backends.jax.backend import COMPILER_OPTIONS
 from backends.jax.fast import block
+from backends.jax.ops.masks import allowed_keys, build_mask
 from mha_core import AttentionMask
-from mha_core.call.call import Call
+from mha_core.call.blocks import Block
+from mha_core.call.call import Call, LayerSpec
 from tests.backends.drivers import as_call
 
 B, G, R, LQ, LK = 2, 2, 3, 7, 11
@@ -109,6 +111,21 @@ def test_blocks_give_the_output_and_the_gradients_of_the_stages(short_steps, nam
     wanted, found = (compiled(partial(gradients, call))(*arguments) for call in (stages, attend))
     assert_close(found, wanted)
     assert len(wanted[1]) == 11 + len({"bias", "past_keys", "past_values"} & set(names))
+
+
+@pytest.mark.parametrize("names", [(), ("valid_lens",), ("allowed", "bias"), ("valid_lens", "allowed", "bias")])
+@pytest.mark.parametrize("window", [None, (2, 1)])
+def test_the_mask_of_a_block_is_that_part_of_the_mask(names, window):
+    given = {name: array for name, array in sources().items() if name in names}
+    call, _ = as_call([normal(0, B, LQ, 2), *[normal(1, B, LK, 2)] * 2], {**given, "window": window, "query_offset": 3})
+    mask = build_mask(call, LayerSpec(num_heads=G * R))
+    whole, part = allowed_keys(mask), Block(slice(1, 2), slice(2, 5), slice(3, 7), slice(4, 9))
+    found = allowed_keys(mask, part)
+    if not names and window is None:
+        assert whole is found is None
+    else:
+        whole = np.broadcast_to(whole, (B, G * R, LQ, LK))[part]
+        np.testing.assert_array_equal(np.broadcast_to(found, whole.shape), whole)
 
 
 def test_forward_mode_and_second_derivatives(short_steps):
