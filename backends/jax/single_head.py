@@ -81,7 +81,7 @@ class _AttentionWithoutHeads(nn.Module):
         mask = build_mask(call, LayerSpec(widths=self._widths(self.variables), dtype=layer_dtype(self)))
         inputs = call.queries, zero_padding(call.keys, mask), zero_padding(call.values, mask)
         q, k, v = (x[:, None] for x in promote_dtype(*inputs, dtype=self.dtype))  # one head
-        dropout = nn.Dropout(self.dropout, name="Dropout_0")
+        dropout = nn.Dropout(self.dropout)
         if not return_weights:
             operands, score = self._operands(q, k, v), self._score(q)
             heads = attend_in_blocks(operands, score, mask, dropout, training, precision=self.precision)
