@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.bench.settings import Direction, Setting
+from mha_core.call.blocks import reach
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
+from mha_core.call.masks import AttentionMask, interval
+from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.reference.pipeline import run
@@ -133,20 +135,19 @@ def flops(workload: Workload, direction: Direction) -> int:
 def pairs(workload: Workload) -> int:
     """How many pairs of a query and a key that it may attend to there are, in all items."""
     setting = workload.setting
-    stop = np.full((setting.batch, setting.length), setting.key_len)
-    if workload.valid_lens is not None:
-        stop = np.minimum(stop, workload.valid_lens[:, None])
-    if setting.causal:
-        stop = np.minimum(stop, setting.past + np.arange(setting.length) + 1)
-    return int(stop.sum())
+    mask = AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past)
+    within = reach(mask, CallSizes(setting.batch, setting.length, setting.key_len))
+    keys = np.maximum(within.stop - within.first, 0)
+    return int(np.broadcast_to(keys, (setting.batch, setting.length)).sum())
 
 
 def _allowed(workload: Workload) -> NDArray[np.bool_] | None:
     """Causal mask of the checked queries, bool (1, 1, queries, Lk); None where the setting is not causal."""
     if not workload.setting.causal:
         return None
-    keys = np.arange(workload.setting.key_len)
-    return (keys <= workload.setting.past + workload.checked[:, None])[None, None]
+    _, stop = interval(AttentionMask(causal=True, query_offset=workload.setting.past), workload.setting.length)
+    assert stop is not None
+    return (np.arange(workload.setting.key_len) < stop[0, workload.checked, None])[None, None]
 
 
 def _distance(found: NDArray, wanted: NDArray) -> float:

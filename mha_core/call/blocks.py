@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.masks import AttentionMask
+from mha_core.call.masks import AttentionMask, interval
 from mha_core.call.sizes import CallSizes
 
 Array = TypeVar("Array")
@@ -124,13 +124,11 @@ def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
         lens = np.asarray(mask.valid_lens, dtype=np.int64)
         stop = np.minimum(stop, lens[:, None] if lens.ndim == 1 else lens)
     if mask.has_positions:
-        offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1)
-        position = offset + np.arange(sizes.query_len, dtype=np.int64)
-        left, right = mask.limits
-        if right is not None:
-            stop = np.minimum(stop, position + right + 1)
-        if left is not None:
-            first = np.maximum(first, position - left)
+        from_position, to_position = interval(mask, sizes.query_len)
+        if from_position is not None:
+            first = np.maximum(first, from_position)
+        if to_position is not None:
+            stop = np.minimum(stop, to_position)
     return Reach(first, np.maximum(stop, 0))
 
 

@@ -155,6 +155,20 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
     return combined
 
 
+def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """(first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
+
+    Integers (1 or B, Lq), below 0 and above Lk too: query i stands at position `query_offset` + i.
+
+    >>> interval(AttentionMask(window=(1, None), query_offset=3), query_len=2)
+    (array([[2, 3]]), None)
+    """
+    offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1)
+    position = offset + np.arange(query_len, dtype=np.int64)
+    left, right = mask.limits
+    return None if left is None else position - left, None if right is None else position + right + 1
+
+
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
     """The mask as `valid_lens`, or None if it leaves some query other keys than its first ones, or not all heads alike.
 
@@ -208,16 +222,14 @@ def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
 
 def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """Bool (1 or B, 1, Lq, Lk): the keys that `causal` and `window` allow."""
-    offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1, 1, 1)
-    position = offset + np.arange(sizes.query_len)[:, None]
-    ahead = np.arange(sizes.key_len) - position  # how far the key stands ahead of the query
-    reach = np.ones(ahead.shape, dtype=np.bool_)
-    left, right = mask.limits
-    if left is not None:
-        reach &= ahead >= -left
-    if right is not None:
-        reach &= ahead <= right
-    return reach
+    key = np.arange(sizes.key_len)
+    first, stop = (None if end is None else end[:, None, :, None] for end in interval(mask, sizes.query_len))
+    within = np.ones((1, 1, sizes.query_len, sizes.key_len), dtype=np.bool_)
+    if first is not None:
+        within = within & (key >= first)
+    if stop is not None:
+        within = within & (key < stop)
+    return within
 
 
 def _as_rank_4(array: NDArray) -> NDArray:
