@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
-from mha_core.dtypes import check_dtype, round_to
+from mha_core.dtypes import check_dtype
 from mha_core.errors import BackendError, BackendNotInstalled
 from mha_core.files.declared import declared
 from mha_core.files.shadow import OURS, foreign_file
 from mha_core.stages import Trace
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, rounded_weights
 
 ENTRY_POINT_GROUP = "mha.backends"
 
@@ -123,8 +123,7 @@ class Backend(ABC):
                 f"backend {self.name!r} does not compute in {dtype} on {device} "
                 f"(it does in: {', '.join(self.dtypes(device))})"
             )
-        rounded = {name: round_to(array, dtype) for name, array in check_weights(config, weights).items()}
-        run_rounded = self.build(config, check_weights(config, rounded), dtype, device, path)
+        run_rounded = self.build(config, rounded_weights(config, weights, dtype), dtype, device, path)
 
         def run(inputs: AttentionInputs) -> Trace:
             inputs.check(config)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import as_arrays, read_tensors, to_sealed
@@ -85,8 +87,21 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
     """Check weights, and return them in canonical order as read-only views; SpecError if they are wrong.
 
     Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
-    float32 or float16), of the right shape, and finite.
+    float32 or float16), of the right shape, and finite. Those of `rounded_weights` have been checked already.
     """
+    if isinstance(weights, CheckedWeights) and weights.config == config:
+        return dict(weights)
+    checked = {}
+    for name, shape in _shapes_of(config, weights).items():
+        array = _of_form(name, weights[name], shape)
+        _check_finite(name, array)
+        checked[name] = array.view()
+        checked[name].flags.writeable = False
+    return checked
+
+
+def _shapes_of(config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, tuple[int, ...]]:
+    """The shape that each array must have; SpecError if one is missing, or not of this config."""
     shapes = weight_shapes(config)
     missing = [name for name in shapes if name not in weights]
     if missing:
@@ -94,20 +109,65 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
     extra = [name for name in weights if name not in shapes]
     if extra:
         raise SpecError(f"weights hold {extra[0]!r}, which this config does not have (it has: {', '.join(shapes)})")
-    checked = {}
-    for name, shape in shapes.items():
-        array = np.asarray(weights[name])
-        if array.shape != shape:
-            raise SpecError(f"{name} must have shape {shape}. Got {array.shape}.")
-        if str(array.dtype) not in ("float64", "float32", "float16"):
-            raise SpecError(f"{name} must be float64, float32 or float16. Got {array.dtype}.")
-        if not np.isfinite(array).all():
-            index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise SpecError(f"{name} must be finite. Got {array[index]} at {index}.")
-        view = array.view()
-        view.flags.writeable = False
-        checked[name] = view
-    return checked
+    return shapes
+
+
+def _of_form(name: str, given: NDArray, shape: tuple[int, ...]) -> NDArray:
+    array = np.asarray(given)
+    if array.shape != shape:
+        raise SpecError(f"{name} must have shape {shape}. Got {array.shape}.")
+    if str(array.dtype) not in ("float64", "float32", "float16"):
+        raise SpecError(f"{name} must be float64, float32 or float16. Got {array.dtype}.")
+    return array
+
+
+def _check_finite(name: str, array: NDArray) -> None:
+    if not np.isfinite(array).all():
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise SpecError(f"{name} must be finite. Got {array[index]} at {index}.")
+
+
+class CheckedWeights(Mapping[str, NDArray]):
+    """Weights that fit `config` and will go on to: nobody else holds the arrays, and none can be written."""
+
+    def __init__(self, config: AttentionConfig, arrays: Mapping[str, NDArray]) -> None:
+        self.config = config
+        self._arrays = dict(arrays)
+
+    def __getitem__(self, name: str) -> NDArray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._arrays,)  # arrays out of a pickle can be written: they are to be checked again
+
+
+def rounded_weights(config: AttentionConfig, weights: Mapping[str, NDArray], dtype: str) -> CheckedWeights:
+    """Copies of the weights rounded to `dtype`, in canonical order; `check_weights` takes them at their word.
+
+    Raises:
+        SpecError: as `check_weights` for the weights, or for a number that is infinite in `dtype`.
+
+    >>> config = AttentionConfig(6, 2)
+    >>> weights = rounded_weights(config, init_weights(config, seed=0), "float32")
+    >>> weights["q_proj.weight"].dtype, weights["q_proj.weight"].flags.writeable
+    (dtype('float32'), False)
+    """
+    rounded = {}
+    try:
+        for name, shape in _shapes_of(config, weights).items():
+            rounded[name] = round_to(_of_form(name, weights[name], shape), dtype)
+            _check_finite(name, rounded[name])
+            rounded[name].flags.writeable = False
+    except SpecError:
+        check_weights(config, weights)  # of what was given, if that is wrong already
+        raise
+    return CheckedWeights(config, rounded)
 
 
 def common_dtype(weights: Weights) -> str:

@@ -10,33 +10,48 @@ from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import allowed_keys, padding_keys
-from mha_core.dtypes import round_to
-from mha_core.weights import Weights, check_weights
+from mha_core.call.sizes import CallSizes
+from mha_core.weights import Weights, check_weights, rounded_weights
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A config, weights and inputs; and, for trained weights, what the original implementation computed.
+    """A config, weights and inputs that fit it; and, for trained weights, what the original implementation computed.
 
-    `recorded` maps a stage to the array that the original implementation gave for these inputs.
+    They are checked here, once, and nowhere after: who has a Problem has one that fits.
+
+    Args:
+        config, weights, inputs: the layer and the call.
+        recorded: stage -> the array that the original implementation gave for these inputs.
+
+    Attributes:
+        sizes: B, Lq, Lk and Lp of the call.
+
+    Raises:
+        SpecError: the weights or the inputs do not fit the config.
     """
 
     config: AttentionConfig
     weights: Weights
     inputs: AttentionInputs
     recorded: Mapping[str, NDArray] = field(default_factory=dict)
+    sizes: CallSizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_weights(self.config, self.weights)
+        object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
         """The same problem with weights and inputs rounded to `dtype`, so that every subject and the
         reference start from the same numbers.
         """
-        weights = {name: round_to(array, dtype) for name, array in self.weights.items()}
-        return replace(self, weights=check_weights(self.config, weights), inputs=self.inputs.rounded(dtype))
+        weights = rounded_weights(self.config, self.weights, dtype)
+        return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
     def allowed(self) -> NDArray[np.bool_]:
         """Bool (B, H, Lq, Lk): which keys each query may attend to."""
-        return allowed_keys(self.inputs.mask, self.inputs.check(self.config), self.config.num_heads)
+        return allowed_keys(self.inputs.mask, self.sizes, self.config.num_heads)
 
     def padding(self) -> NDArray[np.bool_]:
         """Bool (B, Lk): which keys nobody may attend to."""
-        return padding_keys(self.inputs.mask, self.inputs.check(self.config))
+        return padding_keys(self.inputs.mask, self.sizes)

@@ -50,7 +50,7 @@ def repeats(session: Session, wanted: Expected) -> Iterator[Mismatch]:
 def asked_again(session: Session, wanted: Expected, call: str) -> Iterator[Mismatch]:
     """Ask a subject for `wanted` once more, and yield the mismatches; `call` describes this time in words."""
     try:
-        trace = session.answer(wanted.problem.inputs)
+        trace = session.answer(wanted.problem)
     except SubjectFailed as error:
         raise SubjectFailed(f"{call}: {error}") from error
     try:

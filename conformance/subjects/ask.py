@@ -25,6 +25,7 @@ from conformance.subjects.in_time import TookTooLong, in_time
 from conformance.subjects.surroundings import kept_surroundings
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
 from mha_core.call.call import LEAVES
+from mha_core.call.sizes import CallSizes
 from mha_core.errors import LONGEST_MESSAGE, one_line, shown
 from mha_core.stages import GRADIENT, stage_shapes
 
@@ -71,13 +72,14 @@ class Session:
         self._weights = Handout(problem.weights)
         self._run: Callable[[AttentionInputs], Any] | None = None
 
-    def answer(self, given: AttentionInputs | None = None) -> Trace:
-        """The layer's answer to these inputs (None: the problem's). The subject is prepared at the first call only."""
-        given = self.problem.inputs if given is None else given
+    def answer(self, problem: Problem | None = None) -> Trace:
+        """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
+        problem = self.problem if problem is None else problem
+        given = problem.inputs
         limit: float | None = getattr(self.subject, "time_limit", None)
         arrays = Handout(input_arrays(given))
         inputs = with_arrays(given, arrays.copies)
-        shapes = shapes_of(self.problem.config, self.problem.weights, given)
+        shapes = shapes_of(problem.config, problem.weights, given, problem.sizes)
 
         def work() -> Trace:
             # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
@@ -146,10 +148,9 @@ def _somebodys_own(work: Callable[[], Trace], limit: float) -> Trace:
 
 
 def shapes_of(
-    config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs
+    config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
 ) -> dict[str, tuple[int, ...]]:
     """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
-    sizes = inputs.check(config)
     return {
         **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
         **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},

@@ -107,7 +107,7 @@ class FunctionSubject:
             written = resolved.changed()
             if written:
                 raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}")
-            return as_trace(answer, weights, shapes_of(config, weights, inputs))
+            return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes))
 
         return run
 

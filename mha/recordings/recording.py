@@ -117,13 +117,19 @@ class Recording:
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
-        """Each call as a Case for `conformance.runner`: all calls, or only those in `dtype`."""
-        found = []
-        for name, call, problem in zip(self.names, self.calls, self.problems, strict=True):
-            layer = self.layers[call.layer]
-            if dtype is None or layer.dtype == dtype:
-                found.append(Case.of_problem(name, f"what {layer.kind} was asked", problem, "it was recorded"))
-        return found
+        """Each call as a Case for `conformance.runner`: all calls, or only those in `dtype`.
+
+        They are the same objects each time, so that what must come is computed once for all subjects.
+        """
+        layers = [self.layers[call.layer] for call in self.calls]
+        return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]
+
+    @cached_property
+    def _cases(self) -> tuple[Case, ...]:
+        return tuple(
+            Case.of_problem(name, f"what {self.layers[call.layer].kind} was asked", problem, "it was recorded")
+            for name, call, problem in zip(self.names, self.calls, self.problems, strict=True)
+        )
 
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
         """This recording with `intended` weights in place of the recorded ones.

@@ -44,6 +44,7 @@ def mha(installed, *arguments: object) -> subprocess.CompletedProcess[str]:
     return run(installed, "from mha.cli.main import main; main()", *arguments)
 
 
+@pytest.mark.timeout(900)  # all cases, on a machine that may be busy
 def test_it_is_listed_and_passes_every_case_with_gradients(installed):
     assert "einsum" in mha(installed, "backends").stdout
     checked = mha(installed, "check", "--backend", "einsum")
