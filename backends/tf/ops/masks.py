@@ -53,11 +53,6 @@ class Mask(NamedTuple):
     padding: tf.Tensor | None = None
     past_padding: tf.Tensor | None = None
 
-    @property
-    def excludes(self) -> bool:
-        """Whether any source can exclude a key."""
-        return any(source is not None for source in (self.first, self.allowed, self.bias))
-
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
     """The call with tensors in place of every list, number and array of NumPy; what `check_call` refuses stays.
