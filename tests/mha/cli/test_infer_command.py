@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from mha.cli.porter.infer import infer as command
 from mha.infer import Observed, infer, to_dict
 from mha_core import SpecError, load_weights
-from tests.mha.infer.test_infer import CONFIG, call, drawn, scrambled
+from tests.mha.infer.recorded_layers import CONFIG, call, drawn, scrambled
 
 
 @pytest.fixture

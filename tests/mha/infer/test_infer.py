@@ -1,70 +1,16 @@
 """Inferring an unknown mapping: every packing is recognised, and what can't be known is said."""
 
-from dataclasses import replace
-from itertools import count
-
 import numpy as np
 import pytest
 
 from conformance.cases.trained import trained_cases
-from mha.infer import Observed, describe, evidence, infer, inference, search, to_dict
+from mha.infer import Observed, describe, evidence, infer
 from mha.infer.hypotheses.candidates import Candidates
 from mha.infer.search import Search
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.layouts import LAYOUTS, get
 from mha_core.reference import pipeline as reference
-
-CONFIG = AttentionConfig(12, 3, bias=True)
-BARE = AttentionConfig(12, 3)
-
-
-def call(config, weights, *, lengths=(5, 5), mask=None, seed=1):
-    """One call: its inputs, by the names of a record, and its output."""
-    rng = np.random.default_rng(seed)
-    own = lengths[0] == lengths[1] and config.query_dim == config.key_dim == config.value_dim
-    queries = rng.normal(size=(2, lengths[0], config.query_dim))
-    keys = queries if own else rng.normal(size=(2, lengths[1], config.key_dim))
-    values = keys if config.value_dim == config.key_dim else rng.normal(size=(2, lengths[1], config.value_dim))
-    mask = mask or AttentionMask()
-    output = reference.run(config, weights, AttentionInputs(queries, keys, values, mask)).output
-    record = {"queries": queries, "output": output}
-    if keys is not queries:
-        record["keys"] = keys
-    if values is not keys:
-        record["values"] = values
-    return record
-
-
-def drawn(config, seed=0):
-    return init_weights(config, seed=seed, bias_scale=0.5)
-
-
-def scrambled(arrays, distractors=()):
-    """Under names that say nothing, in another order."""
-    numbers = count()
-    everything = [*arrays.values(), *distractors]
-    order = np.random.default_rng(7).permutation(len(everything))
-    return {f"blob_{next(numbers)}": np.ascontiguousarray(everything[i]) for i in order}
-
-
-def names_of(arrays, wanted):
-    return tuple(name for name, array in arrays.items() if np.array_equal(array, wanted))
-
-
-def norms(width, n=2, seed=5):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=width) for _ in range(n)]
-
-
-def assert_is(found, config, weights):
-    """The mapping is unique, and it is this layer; the key bias has no influence."""
-    assert found.verdict == "unique", describe(found)
-    got_config, got = found.weights()
-    assert (got_config.num_heads, got_config.num_kv_heads) == (config.num_heads, config.num_kv_heads)
-    assert got_config.softmax_scale == pytest.approx(config.softmax_scale, rel=1e-15)
-    for name, array in weights.items():
-        if name != "k_proj.bias":
-            np.testing.assert_array_equal(got[name], array, err_msg=name)
+from tests.mha.infer.recorded_layers import CONFIG, assert_is, call, drawn, norms, scrambled
 
 
 @pytest.mark.parametrize(
@@ -234,126 +180,3 @@ def test_the_sketch_alone_ranks_the_truth_first(lengths):
     assert first.bq.source.names == ("q_proj.bias",)
     assert max(hits.best)[0] > -1e-5
     assert sorted(hits.best)[-2][0] < -1e-2  # the next best is far behind
-
-
-# What can't be known ------------------------------------------------------------------------------
-
-
-def test_the_key_bias_is_undetermined_but_named():
-    config = AttentionConfig(12, 3, bias={"q_proj": True, "k_proj": True})
-    weights = drawn(config)
-    arrays = {**weights, **{f"norm{i}": norm for i, norm in enumerate(norms(12))}}
-    found = infer(arrays, call(config, weights))
-    assert found.key_bias[0].source.names == ("k_proj.bias",)
-    assert "undetermined by outputs, chosen by its name" in describe(found)
-    found = infer(scrambled(arrays), call(config, weights))
-    assert found.key_bias[0] is None
-    assert "k_proj.bias      undetermined by outputs: any of" in describe(found)
-
-
-def test_one_key_says_nothing_of_queries_and_keys():
-    weights = drawn(BARE)
-    found = infer(scrambled(weights), call(BARE, weights, lengths=(4, 1)), num_heads=3)
-    assert found.verdict == "ambiguous"
-    assert "has one key only" in describe(found)
-    with pytest.raises(SpecError, match="the mapping must be unique to be used. It is ambiguous; the report says why."):
-        found.weights()
-
-
-def test_one_row_is_told_from_its_biases():
-    weights = drawn(CONFIG)
-    record = {name: array[:1] for name, array in call(CONFIG, weights, lengths=(1, 6)).items()}
-    found = infer(scrambled(weights), record, num_heads=3)
-    assert_is(found, CONFIG, weights)
-    assert "one row of output" in describe(found)
-
-
-def test_what_is_similar_is_looked_at_where_rarer_tiers_are_not_searched(monkeypatch):
-    for module in (search, inference):
-        monkeypatch.setattr(module, "CHEAP", -1.0)
-    config = AttentionConfig(12, 3, query_dim=9, key_dim=7, value_dim=8, output_dim=11)
-    weights = drawn(config)
-    found = infer(scrambled(weights), call(config, weights, lengths=(4, 1)), num_heads=3)
-    assert found.verdict == "ambiguous"
-    assert len({fit.hypothesis.scale for fit in found.fits}) > 1
-
-
-@pytest.mark.parametrize("equal_keys", [False, True])
-def test_only_what_every_fitting_mapping_has_is_said_to_be_common(equal_keys):
-    """One key, or all alike: the layer fits, and so do others of one head; nothing said of all may be wrong of it."""
-    weights = drawn(CONFIG)
-    rng = np.random.default_rng(1)
-    keys = np.repeat(rng.normal(size=(2, 1, 12)), 5 if equal_keys else 1, axis=1)
-    queries = rng.normal(size=(2, 4, 12)) if equal_keys else keys
-    output = reference.run(CONFIG, weights, AttentionInputs(queries, keys, keys)).output
-    arrays = scrambled(get("torch-separate").write(CONFIG, weights), norms(12))
-    found = infer(arrays, {"queries": queries, "keys": keys, "output": output})
-    assert found.verdict == "ambiguous"
-    common = to_dict(found)["common"]
-    assert not {"heads", "scale", "q_proj.weight", "k_proj.weight"} & common.keys()
-    assert repr(names_of(arrays, weights["v_proj.weight"])[0]) in common["v_proj.weight"]
-    assert repr(names_of(arrays, weights["out_proj.weight"])[0]) in common["out_proj.weight"]
-    assert common.get("mask", "no mask") == "no mask"
-    assert f"What the {len(found.fits)} that were found have in common" in describe(found)
-    assert f"the {found.more:,} that come as close and were not judged" in describe(found)
-
-
-def test_that_time_ran_out_is_said_whatever_was_found():
-    weights = drawn(CONFIG)
-    arrays = scrambled(get("torch").write(CONFIG, weights))
-    found = replace(infer(arrays, call(CONFIG, weights), num_heads=3), exhausted=False)
-    assert found.verdict == "unique"
-    assert "stopped by the time limit before all were tried" in describe(found)
-
-
-def test_zero_queries_say_little():
-    weights = {**drawn(BARE), "q_proj.weight": np.zeros((12, 12))}
-    found = infer(scrambled(weights), call(BARE, weights))
-    assert found.verdict == "ambiguous"
-    assert found.more or len(found.fits) > 5
-    assert "All zeros" in describe(found)
-
-
-def test_the_key_bias_is_known_by_its_place_in_a_pack():
-    weights = drawn(CONFIG)
-    found = infer(scrambled(get("torch").write(CONFIG, weights), norms(12)), call(CONFIG, weights), num_heads=3)
-    np.testing.assert_array_equal(found.weights()[1]["k_proj.bias"], weights["k_proj.bias"])
-    assert "chosen by its place between the biases of queries and values" in describe(found)
-
-
-def test_equal_arrays_are_one():
-    weights = drawn(CONFIG)
-    arrays = {**scrambled(weights), "copy": np.array(weights["v_proj.weight"])}
-    found = infer(arrays, call(CONFIG, weights))
-    assert_is(found, CONFIG, weights)
-    assert "or the equal 'copy'" in describe(found)
-
-
-def test_another_layers_output_fits_nothing():
-    weights = drawn(CONFIG)
-    record = call(CONFIG, drawn(CONFIG, seed=9))
-    found = infer(scrambled(weights), record, num_heads=3)
-    assert found.verdict == "none"
-    assert "No mapping fits" in describe(found)
-    assert "The closest is off by" in describe(found)
-
-
-def test_a_missing_output_bias_is_named():
-    weights = drawn(CONFIG)
-    arrays = {name: array for name, array in weights.items() if name != "out_proj.bias"}
-    arrays = scrambled(arrays)
-    found = infer(arrays, call(CONFIG, weights), num_heads=3)
-    assert found.verdict == "none"
-    missing = weights["out_proj.weight"] @ weights["v_proj.bias"] + weights["out_proj.bias"]
-    assert found.closest.constant == pytest.approx(np.abs(missing).max())
-    assert found.closest.hypothesis.o.source.names == names_of(arrays, weights["out_proj.weight"])
-    assert "the output or value bias is not among the arrays" in describe(found)
-
-
-def test_numbers_that_are_off_by_more_than_the_bound_do_not_fit():
-    weights = drawn(CONFIG)
-    record = call(CONFIG, weights)
-    record["output"] = record["output"] + 1e-9 * np.sin(np.arange(record["output"].size)).reshape(2, 5, 12)
-    found = infer(scrambled(weights), record, num_heads=3)
-    assert found.verdict == "none"
-    assert found.closest.error < 2e-9

@@ -104,3 +104,19 @@ def save_encoder(folder: Any, name: str = "bert", **options: Any) -> Any:
     hf.BertTokenizer(vocab=vocabulary, model_max_length=9).save_pretrained(folder)
     model_of(name).save_pretrained(folder, **options)
     return folder
+
+
+EXPECTED_LAYERS = {
+    "bert": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
+    "bert-cross": [f"encoder.layer.{n}.{kind}" for n in (0, 1) for kind in ("attention", "crossattention")],
+    "roberta": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
+    "gpt2": ["h.0.attn", "h.1.attn"],
+    "gpt2-cross": ["h.0.attn", "h.0.crossattention", "h.1.attn", "h.1.crossattention"],
+    "gpt2-scaled": ["h.0.attn", "h.1.attn"],
+    "gpt2-unscaled": ["h.0.attn", "h.1.attn"],
+    "vit": ["layers.0.attention", "layers.1.attention"],
+    "vit-no-bias": ["layers.0.attention", "layers.1.attention"],
+    "bart": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
+    "whisper": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
+}
+"""Name of a model -> the names of its attention layers, in order."""

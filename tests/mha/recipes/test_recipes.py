@@ -23,12 +23,11 @@ from safetensors.numpy import load_file  # noqa: E402
 from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import RECIPES, attention_layers, recipe_for, record, replaced  # noqa: E402
-from mha.recipes.adapter import ADAPTERS  # noqa: E402
 from mha.recipes.checkpoint import checkpoint_layers, read_layer  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
 from mha_core import AttentionConfig, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
-from tests.mha.recipes.hf_models import BATCH, NAMES, batch_of, model_of  # noqa: E402
+from tests.mha.recipes.hf_models import BATCH, EXPECTED_LAYERS, NAMES, batch_of, model_of  # noqa: E402
 
 DTYPES = ("float32", "float64")
 
@@ -45,21 +44,6 @@ def recorded(name, implementation="sdpa", dtype="float32", **changes):
 
 def precision_of(site, problem, dtype):
     return site.recipe.precision(site.module, dtype)
-
-
-EXPECTED_LAYERS = {
-    "bert": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
-    "bert-cross": [f"encoder.layer.{n}.{kind}" for n in (0, 1) for kind in ("attention", "crossattention")],
-    "roberta": ["encoder.layer.0.attention", "encoder.layer.1.attention"],
-    "gpt2": ["h.0.attn", "h.1.attn"],
-    "gpt2-cross": ["h.0.attn", "h.0.crossattention", "h.1.attn", "h.1.crossattention"],
-    "gpt2-scaled": ["h.0.attn", "h.1.attn"],
-    "gpt2-unscaled": ["h.0.attn", "h.1.attn"],
-    "vit": ["layers.0.attention", "layers.1.attention"],
-    "vit-no-bias": ["layers.0.attention", "layers.1.attention"],
-    "bart": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
-    "whisper": ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -316,113 +300,6 @@ def test_a_module_that_computes_something_else_is_found_out():
     assert found.mismatches[0].stage == "heads"
     assert found.worst > 1.0
     assert len(problem.inputs.queries) == BATCH
-
-
-# Live layers that compute something else -------------------------------------------------------------------
-
-
-def with_hook(site):
-    site.out.register_forward_hook(lambda module, args, output: output * 1.01)
-
-
-def with_pre_hook(site):
-    nothing = dict.fromkeys({"attention_mask", site.recipe.other_mask} if "cross" in site.name else {"attention_mask"})
-    site.core.register_forward_pre_hook(lambda module, args, given: (args, {**given, **nothing}), with_kwargs=True)
-
-
-def with_patched_forward(site):
-    own = site.core.forward
-    site.core.forward = lambda hidden_states, **given: own(hidden_states.flip(1), **given)
-
-
-def with_lora(site):
-    """A module of another class under the same name, as loralib has it."""
-    added = torch.nn.Linear(site.out.weight.shape[0], site.out.weight.shape[0], bias=False)
-    torch.nn.init.constant_(added.weight, 0.01)
-    own = site.out.forward
-    site.out.forward = lambda x: own(x) + added.to(x.dtype)(x)
-
-
-def with_function(site):
-    """A softmax of its own, where the model looks for its attention."""
-    home = sys.modules[type(site.core).__module__]
-    own = home.eager_attention_forward
-
-    def sharper(module, query, *args, **kwargs):
-        return own(module, query * 1.5, *args, **kwargs)
-
-    return home, "eager_attention_forward", sharper
-
-
-TRICKS = {
-    with_hook: "no mask, output[",
-    with_pre_hook: "in a probe of 2 x",
-    with_patched_forward: "no mask, weights[",
-    with_lora: "no mask, output[",
-    with_function: "no mask, weights[",
-}
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "vit", "bart", "whisper"])
-def test_a_live_layer_that_computes_something_else_is_refused(name, trick):
-    model = model_of(name, "eager")
-    site = attention_layers(model)[-1]
-    with pytest.MonkeyPatch().context() as patch:
-        patched = trick(site)
-        if patched is not None:
-            patch.setattr(*patched)
-        with pytest.raises(SpecError) as error:
-            attention_layers(model)
-        adapter = next(adapter for adapter in ADAPTERS if adapter.matches(site.module))
-        with pytest.raises(SpecError, match="does not compute what its weights say"):
-            adapter.probe(site.module)
-    name = attention_layers(model, probe=False)[0].name if trick is with_function else site.name
-    assert f"Attention at {name} does not compute what its weights say: in a probe of " in str(error.value)
-    assert TRICKS[trick] in str(error.value)
-    assert attention_layers(model, probe=False)[-1].module is site.module
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", NAMES)
-def test_an_untouched_model_is_read_in_half_precision_too(name, implementation, dtype):
-    assert [site.name for site in attention_layers(model_of(name, implementation, dtype))] == EXPECTED_LAYERS[name]
-
-
-def test_a_probe_leaves_a_model_as_it_was():
-    model = model_of("gpt2").train()
-    model.h[0].attn.resid_dropout.eval()
-    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
-    seen = []
-    model.h[1].attn.register_forward_hook(lambda module, args, output: seen.append(module.training))
-    attention_layers(model)
-    assert seen
-    assert not any(seen)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_model_that_can_not_be_run_is_refused_with_the_switch():
-    model = model_of("vit")
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(SpecError, match="'flash_attention_2' is not understood .*probe=False hands"):
-        attention_layers(model)
-    assert len(attention_layers(model, probe=False)) == 2
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eager_empty_row", "eager_without_a_mask_is_not_causal", "eager_adds_a_bool_mask", "vit_softmax_in_float32"],
-)
-def test_probes_see_what_the_page_says(name):
-    from mha.recipes import probes
-
-    before = torch.get_rng_state()
-    seen = getattr(probes, name)()
-    assert seen is not None
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_importing_recipes_imports_no_framework():

@@ -1,0 +1,12 @@
+"""The recording that the tests of this folder compare others with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mha.comparison.three_layers import layers_of, model
+
+
+@pytest.fixture(scope="module")
+def original():
+    return model(layers_of())

@@ -1,0 +1,184 @@
+"""Files that could be read as another layer: pickles, misspelt names, and recordings with other types."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from mha.cli.common import says
+from mha.cli.porter.replay import replay
+from mha.convert.convert import convert
+from mha.formats import open_checkpoint
+from mha.infer import Observed
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core.reference import pipeline as reference
+from tests.mha.convert.weight_files import arrays_of, weights_of, write
+from tests.mha.formats.refused_files import refusal
+
+# PyTorch's pickles, read without PyTorch ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_every_way_that_a_state_dict_holds_tensors_is_read_as_torch_reads_it(zipped, tmp_path):
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(7, 5, generator=generator)
+    content = {
+        "transposed": base.T,
+        "part": base[2:5, 1:],
+        "parameter": torch.nn.Parameter(base * 2),
+        "half": base.half(),
+        "brain": base.to(torch.bfloat16),
+        "double": base.double(),
+        "whole": torch.arange(6),
+        "bool": base > 0,
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 3),
+        "nested": OrderedDict(w=base + 1, step=3, name="x", betas=(0.9, 0.99), size=base.shape, dtype=torch.float16),
+    }
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        flat = {**{name: value for name, value in content.items() if name != "nested"}, "nested.w": base + 1}
+        assert {name: (entry.shape, entry.dtype) for name, entry in checkpoint.entries.items()} == {
+            name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in flat.items()
+        }
+        assert set(checkpoint.others) == {f"nested.{name}" for name in ("step", "name", "betas", "size", "dtype")}
+        for name, value in flat.items():
+            if value.is_floating_point():
+                assert checkpoint.array(name).astype("f8").tolist() == value.detach().double().tolist(), name
+
+
+def test_a_sparse_tensor_and_a_program_are_refused_in_words(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "a.pt")
+    with open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert checkpoint.others == {"w": "torch._utils._rebuild_sparse_tensor"}
+    with zipfile.ZipFile(tmp_path / "b.pt", "w") as archive:
+        for name in ("data.pkl", "constants.pkl"):
+            archive.writestr(f"a/{name}", pickle.dumps({}, protocol=2))
+    assert "no program (TorchScript)" in refusal(tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize(
+    "name", ["attn.q_prpj.bias", "attn.q_proj.bais", "atn.q_proj.bias", "attn.qq_proj.bias", "attn.v_projbias"]
+)
+def test_a_misspelt_bias_is_no_missing_one(name, tmp_path):
+    config = AttentionConfig(12, 3, bias={"q_proj": True, "v_proj": True, "out_proj": True})
+    arrays = {f"attn.{own}": array for own, array in weights_of(config, 0).items()}
+    meant = "attn.v_proj.bias" if "v" in name else "attn.q_proj.bias"
+    arrays[name] = arrays.pop(meant)
+    path = write(tmp_path / "a.safetensors", arrays, "canonical")
+    with pytest.raises(SpecError, match=f"lacks {meant}, and there is '{name}': misspelt, or damaged"):
+        convert(path, to_layout="canonical", out=tmp_path / "b.npz", num_heads=3)
+    assert not (tmp_path / "b.npz").exists()
+
+
+def test_a_bias_that_is_no_array_is_not_passed_over(tmp_path):
+    serialization = pytest.importorskip("flax.serialization")
+    layer: dict = {}
+    for name, array in arrays_of("linen", AttentionConfig(12, 3, bias=True)).items():
+        part, own = name.split("/")
+        layer.setdefault(part, {})[own] = array
+    layer["key"]["bias"] = 7
+    (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize({"attn": layer}))
+    with pytest.raises(SpecError, match="lacks attn/key/bias, and what has that name is no array"):
+        convert(tmp_path / "a.msgpack", to_layout="canonical", out=tmp_path / "b.npz")
+
+
+def test_a_bias_that_the_config_in_the_file_does_not_have_is_refused(tmp_path):
+    config = AttentionConfig(12, 3)
+    path = tmp_path / "a.safetensors"
+    arrays = {**weights_of(config, 0), "q_proj.bias": np.ones(12, "f4")}
+    save_file(arrays, path, metadata={"mha_config": json.dumps(config.to_dict())})
+    with pytest.raises(SpecError, match="weights hold 'q_proj.bias', which this config does not have"):
+        convert(path, to_layout="canonical", out=tmp_path / "b.npz")
+
+
+# One recorded call -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("query_offset", np.array(1.7), "query_offset must be an integer"),
+        ("query_offset", np.array([1.0, 2.0]), "query_offset must be an integer"),
+        ("causal", np.array(0.3), "causal must be True or False"),
+        ("causal", np.array([True, False]), "causal must be True or False"),
+        ("causal", np.array(2), "causal must be True or False"),
+        ("dtype", np.array("float8"), "dtype 'float8' is not known"),
+    ],
+)
+def test_no_number_is_taken_for_a_flag_or_an_integer(field, value, message, tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 3, 6)).astype("f4")
+    np.savez(tmp_path / "call.npz", queries=x, output=x, **{field: value})
+    with pytest.raises(SpecError, match=message):
+        Observed.load(tmp_path / "call.npz")
+
+
+def edited_recording(path, change):
+    config = AttentionConfig(6, 2)
+    x = np.random.default_rng(0).normal(size=(1, 3, 6))
+    layer = RecordedLayer("attn", "mine.Attention", "float64", config, init_weights(config, 0))
+    inputs = AttentionInputs(x, x, x, AttentionMask(causal=True, query_offset=1))
+    call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
+    Recording((layer,), (call,), {"mine": "1"}).save(path, overwrite=True)
+    with safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        description = json.loads(file.metadata()["mha_recording"])
+    change(description)
+    save_file(arrays, path, metadata={"mha_recording": json.dumps(description)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["calls"][0]["mask"].update(query_offset=1.7), "query_offset must be an"),
+        (lambda d: d["calls"][0]["mask"].update(causal=1), "causal must be True or False"),
+        (lambda d: d["calls"][0].update(layer=False), "one of 1 layers by position. Got False"),
+        (lambda d: d.update(format=True), "its format must be a positive integer. Got True"),
+        (lambda d: d["layers"][0].update(name="a\x1b[2J"), "must be a printable text"),
+        (lambda d: d["layers"][0].update(kind="x" * 5000), "must be a printable text of at most 1000 characters"),
+        (lambda d: d["versions"].update(mine=1), "a version must be a printable text"),
+        (lambda d: d["layers"][0]["config"].update(scale=10**400), "beyond the range of integers"),
+        (lambda d: d["calls"][0]["outputs"]["output"].update({"as": "float8"}), "by its name, and as bfloat16"),
+        (lambda d: d["calls"][0].update(inputs=[]), "can't be used"),
+        (lambda d: d.update(layers=[[]]), "can't be used"),
+    ],
+)
+def test_every_field_of_a_recording_is_looked_at(change, message, tmp_path):
+    with pytest.raises(SpecError) as caught:
+        Recording.load(edited_recording(tmp_path / "calls.safetensors", change))
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert Recording.load(edited_recording(tmp_path / "calls.safetensors", lambda d: None)).names == ("attn",)
+
+
+def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path):
+    config = AttentionConfig(12, 3, bias=True)
+    arrays = {**arrays_of("canonical", config, "h.0.attn"), **arrays_of("canonical", config, "h.1.attn", seed=1)}
+    arrays["g.0.attx.k_pr.bias"] = arrays.pop("h.0.attn.k_proj.bias")
+    path = write(tmp_path / "a.safetensors", arrays, "canonical")
+    with pytest.raises(SpecError, match="'h.0.attn' lacks h.0.attn.k_proj.bias, and its neighbour at 'h.1.attn' has"):
+        convert(path, to_layout="canonical", out=tmp_path / "b.npz", num_heads=3, every=True, moved=True)
+
+
+def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
+    path = edited_recording(tmp_path / "calls.safetensors", lambda d: d["layers"][0].update(name="a[/red][bold]"))
+    result = CliRunner().invoke(replay, [str(path), "--backend", "torch", "--case", "*"])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.exit_code in (0, 2), result.output
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with console.status("") as status:
+        says(status)("what a[/red] would have shown")

@@ -1,0 +1,203 @@
+"""Capture: what live layers of each framework are given and give, in the terms of the definition.
+
+A call that was captured is judged as any other: it is equal to the definition only if the weights, the order
+of the inputs and every mask were read for what they mean.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mha
+from mha.recordings.capture import register, unregister
+from mha.recordings.replay import judge_recording
+from mha_core import AttentionConfig, AttentionInputs, SpecError
+from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, masks
+
+# The context itself, on PyTorch ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch(backend_names):
+    if "torch" not in backend_names:
+        pytest.skip("torch is not under test")
+    import torch
+
+    torch.manual_seed(0)
+    return torch
+
+
+@pytest.fixture
+def layer(torch):
+    return torch.nn.MultiheadAttention(12, 4, batch_first=True).eval()
+
+
+def test_the_file_is_there_at_the_end(torch, layer, tmp_path):
+    x = torch.randn(B, LQ, 12)
+    path = tmp_path / "calls.safetensors"
+    with mha.capture(layer, path) as seen:
+        layer(x, x, x)
+        assert not list(tmp_path.iterdir())
+        layer(x, x, x)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert mha.Recording.load(path).names == seen.recording.names == ("layer#1", "layer#2")
+    layer(x, x, x)
+    assert len(seen.calls) == 2  # the hooks are gone
+
+
+def test_an_exception_leaves_nothing(torch, layer, tmp_path):
+    x = torch.randn(B, LQ, 12)
+
+    def broken():
+        with mha.capture(layer, tmp_path / "calls.safetensors"):
+            layer(x, x, x)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert not list(tmp_path.iterdir())
+    assert not layer._forward_hooks
+
+
+def test_no_call_is_an_error(layer, tmp_path):
+    with pytest.raises(SpecError, match="nothing to record"), mha.capture(layer, tmp_path / "calls.safetensors"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_file_is_refused_before_anything_runs(layer, tmp_path):
+    path = tmp_path / "calls.safetensors"
+    path.write_text("mine")
+    with pytest.raises(SpecError, match="is already there"), mha.capture(layer, path):
+        raise AssertionError("it ran")
+    assert path.read_text() == "mine"
+
+
+def test_what_is_no_model_is_refused(torch):
+    with pytest.raises(SpecError, match="needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got dict"):
+        mha.capture({}).__enter__()
+    with pytest.raises(SpecError, match="Linear has no attention layer"):
+        mha.capture(torch.nn.Linear(2, 3)).__enter__()
+
+
+def test_layers_are_chosen_by_name(torch):
+    model = torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(12, 4, 7, batch_first=True), 2).eval()
+    x, memory = torch.randn(B, LQ, 12), torch.randn(B, LK, 12)
+    with mha.capture(model, layers=["*.1.*"]) as seen:
+        model(x, memory, tgt_is_causal=True, tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(LQ))
+    assert_equal(seen.recording)
+    assert seen.recording.names == ("layers.1.self_attn", "layers.1.multihead_attn")
+    assert [mask.causal for mask in masks(seen.recording)] == [True, False]
+
+
+def test_a_layer_whose_weights_change_is_two(torch, layer):
+    x = torch.randn(B, LQ, 12)
+    with mha.capture(layer) as seen:
+        layer(x, x, x)
+        with torch.no_grad():
+            layer.out_proj.bias += 1.0
+        layer(x, x, x)
+    assert_equal(seen.recording)
+    assert len(seen.recording.layers) == 2
+
+
+def test_what_happens_later_does_not_reach_the_recording(torch, layer):
+    x = torch.randn(B, LQ, 12)
+    with torch.no_grad(), mha.capture(layer) as seen:
+        output, _ = layer(x, x, x)
+        output.zero_()
+        x.zero_()
+        for parameter in layer.parameters():
+            parameter.zero_()
+    assert_equal(seen.recording)
+    assert seen.calls[0].outputs["output"].any()
+
+
+class Doubled:
+    """An adapter for somebody's own layer, which attends by one matrix for everything."""
+
+    kind = "mine.Doubled"
+
+    def matches(self, layer):
+        return hasattr(layer, "doubled")
+
+    def check(self, layer):
+        if layer.doubled < 0:
+            raise SpecError("doubled must not be negative. Got -1.")
+
+    def read(self, layer, arguments, output):
+        from backends.torch.ops.framework import to_numpy
+
+        x = to_numpy(arguments["x"])
+        eye = np.eye(6, dtype=np.float32)
+        weights = {f"{name}.weight": eye for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        config = AttentionConfig(6, 1, score="dot")
+        return config, weights, AttentionInputs(x, x, x), {"output": to_numpy(output)}, "float32"
+
+
+def test_another_kind_of_layer_is_registered(torch):
+    class Layer(torch.nn.Module):
+        doubled = 1
+
+        def forward(self, x):
+            return (x @ x.mT).softmax(-1) @ x
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(5, 6), Layer()), torch.randn(B, LQ, 5)
+    adapter = register(Doubled())
+    try:
+        with mha.capture(model) as seen:
+            model(x)
+        model[1].doubled = -1
+        with pytest.raises(SpecError, match="mine.Doubled at 1 can't be recorded: doubled must not be negative"):
+            mha.capture(model).__enter__()
+    finally:
+        unregister(adapter)
+    assert assert_equal(seen.recording).names == ("1",)
+    with pytest.raises(SpecError, match="has no attention layer"):
+        mha.capture(model).__enter__()
+
+
+def test_a_layer_that_computes_something_else_than_its_weights_say_is_refused_at_entry(torch, layer, tmp_path):
+    x = torch.randn(B, LQ, 12)
+    layer.register_forward_hook(lambda module, args, output: (2.0 * output[0], output[1]))
+    model, path = torch.nn.ModuleDict({"attend": layer}), tmp_path / "calls.safetensors"
+    said = (
+        "torch.nn.MultiheadAttention at attend can't be recorded: MultiheadAttention does not compute what its weights"
+    )
+    with pytest.raises(SpecError, match=said), mha.capture(model, path):
+        raise AssertionError("it ran")
+    with mha.capture(model, path, probe=False) as seen:
+        layer(x, x, x)
+    assert [result.status for result in judge_recording(seen.recording)] == ["different"]
+
+
+@pytest.mark.filterwarnings("ignore:.*Lazy modules:UserWarning")
+def test_a_layer_without_sizes_is_not_probed_and_one_with_a_forward_of_its_own_refused(torch):
+    from backends.torch.native.d2l import D2lMultiHeadAttention
+
+    class Late(D2lMultiHeadAttention):
+        def forward(self, queries, keys, values, valid_lens):
+            return super().forward(queries, keys, values, None)
+
+    for kind in (D2lMultiHeadAttention, Late):
+        layer, x = kind(12, 4, 0.0).eval(), torch.randn(B, LQ, 12)
+        with mha.capture(layer) as seen:
+            layer(x, x, x, None)
+        assert_equal(seen.recording)
+    with pytest.raises(
+        SpecError, match="Late does not compute what its weights say: in a probe of .* valid_lens, output"
+    ):
+        mha.capture(layer).__enter__()
+
+
+def test_importing_it_imports_no_framework():
+    program = (
+        "import sys, mha; mha.capture, mha.Recording; "
+        "print(sorted({'torch', 'tensorflow', 'keras', 'jax', 'mxnet'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

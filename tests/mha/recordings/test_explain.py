@@ -1,0 +1,157 @@
+"""Explanation of recordings: the bug, or the wrong port, that gives the recorded outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import select
+from mha import Recording
+from mha.recordings.explain import explain, intended
+from mha.recordings.packing_bugs import packing_bugs
+from mha.recordings.recording import RecordedCall
+from mha.recordings.replay import judge_recording
+from mha_core import (
+    AttentionConfig,
+    AttentionInputs,
+    AttentionMask,
+    SpecError,
+    save_weights,
+)
+from mha_core.reference import pipeline as reference
+from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
+
+# Explaining -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bug", ["scale-missing", "lens-ignored", "split-d-h", "q-k-weights-exchanged"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_recorded_bug_is_named(bug, dtype):
+    (found,) = explain(recording_of(layer_of(dtype), *select((bug,))))
+    assert bug in [explanation.name for explanation in found.explanations]
+
+
+def test_a_hypothesis_must_fit_every_call():
+    """One call leaves several bugs open; another call, which passes, decides."""
+    ignored = select(("lens-ignored",))
+    one = recording_of(layer_of(), *ignored, masks=MASKS[1:2])
+    (ambiguous,) = explain(one)
+    names = {explanation.name for explanation in ambiguous.explanations}
+    assert len(names) > 1
+    (found,) = explain(recording_of(layer_of(), *ignored, masks=(*MASKS, AttentionMask(np.array([5, 4])))))
+    fewer = {explanation.name for explanation in found.explanations}
+    assert "lens-ignored" in fewer < names
+
+
+def test_pairs_are_found():
+    (found,) = explain(recording_of(layer_of(), *select(("scale-missing", "out-proj-bias-missing"))))
+    assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
+
+
+def test_each_wrong_packing_is_named():
+    """Every order that is known is found again from outputs alone, and no other one with it."""
+    layer = layer_of()
+    for bug in packing_bugs():
+        (found,) = explain(recording_of(layer, bug))
+        assert [explanation.name for explanation in found.explanations] == [bug.id]
+
+
+def test_packings_do_what_they_say():
+    """MXNet's order read as PyTorch's, by the layouts themselves."""
+    layer = layer_of("float64")
+    held = wrongly_ported(layer)
+    inputs = recording_of(layer).calls[0].inputs
+    bug = next(bug for bug in packing_bugs() if bug.id == "packed-per-head-read-as-thirds")
+    wanted = reference.run(CONFIG, held, inputs)
+    state = bug.run_state(CONFIG, layer.weights, inputs)
+    for stage in ("queries", "keys", "values", "output"):
+        np.testing.assert_array_equal(state[stage], getattr(wanted, stage))
+
+
+def test_channels_in_the_other_order_are_named():
+    layer = layer_of()
+    channels = np.arange(12).reshape(4, 3).T.ravel()  # (d, h): where each of the right ones stands
+    held = dict(layer.weights)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        for kind in ("weight", "bias"):
+            held[f"{name}.{kind}"] = held[f"{name}.{kind}"][channels]
+    (found,) = explain(recording_of(layer, held=held))
+    assert [explanation.name for explanation in found.explanations] == ["channels-d-h-read-as-h-d"]
+    held["out_proj.weight"] = held["out_proj.weight"][:, channels]
+    (found,) = explain(recording_of(layer, held=held))
+    assert [explanation.name for explanation in found.explanations] == [
+        "channels-d-h-read-as-h-d + output-channels-d-h-read-as-h-d"
+    ]
+
+
+def test_packings_that_sizes_rule_out_do_not_get_in_the_way():
+    layer = layer_of(config=AttentionConfig(12, 4, num_kv_heads=2, key_dim=7, value_dim=9))
+    (found,) = explain(recording_of(layer, *select(("scale-missing",))))
+    assert "scale-missing" in [explanation.name for explanation in found.explanations]
+
+
+def test_of_a_large_batch_two_items_decide(monkeypatch):
+    """The second call is wrong in its item 4 alone; all sources of its mask go with the items."""
+    monkeypatch.setattr("mha.recordings.explain.SMALL", 0)
+    layer = layer_of()
+    rng = np.random.default_rng(0)
+    x, keys = rng.normal(size=(6, 3, 12)), rng.normal(size=(6, 5, 12))
+    mask = AttentionMask(
+        valid_lens=np.array([3, 4, 5, 5, 2, 5]),
+        allowed=rng.random((6, 1, 3, 5)) < 0.9,
+        bias=rng.normal(size=(4, 3, 5)),
+        causal=True,
+        query_offset=np.array([2, 3, 2, 4, 3, 2]),
+    )
+    calls = []
+    for sources in (AttentionMask(), mask):
+        inputs = AttentionInputs(x, keys, keys, sources, dropout_keep=None).rounded("float32")
+        right = reference.run(CONFIG, layer.weights, inputs).output
+        wrong = BuggySubject(*select(("lens-ignored",))).prepare(CONFIG, layer.weights)(inputs).output
+        only = np.where(np.arange(6)[:, None, None] == 4, wrong, right)
+        calls.append(RecordedCall(0, inputs, {"output": only.astype(np.float32)}))
+    (found,) = explain(Recording((layer,), tuple(calls)))
+    assert found.failing == ("layer#2",)
+    assert found.mismatch.total == 2 * 3 * 12
+    assert found.mismatch.index[0] == 0
+
+
+# A wrong port, judged by what was ported ------------------------------------------------------------------
+
+
+def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones(tmp_path):
+    original = layer_of()
+    held = wrongly_ported(original)
+    port = recording_of(replace(original, weights=held))
+    assert {result.status for result in judge_recording(port)} == {"equal"}
+    save_weights(tmp_path / "source.safetensors", CONFIG, original.weights)
+    meant, (line,) = intended(port, tmp_path / "source.safetensors")
+    assert line.startswith("The layer holds other weights than ")
+    assert line.endswith(
+        "source.safetensors: q_proj.weight, q_proj.bias, k_proj.weight, k_proj.bias, v_proj.weight, v_proj.bias."
+    )
+    (found,) = explain(meant)
+    assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
+
+
+def two_layers(names, seeds=(0, 1)):
+    layers = tuple(layer_of(name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
+    calls = [replace(recording_of(layer).calls[0], layer=position) for position, layer in enumerate(layers)]
+    return Recording(layers, tuple(calls))
+
+
+def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
+    path = tmp_path / "original.safetensors"
+    two_layers(("a", "b")).save(path)
+    _, lines = intended(two_layers(("b", "a"), seeds=(1, 0)), path)
+    assert lines == [f"b holds the weights of {path}.", f"a holds the weights of {path}."]
+    _, lines = intended(two_layers(("layer_0", "layer_1")), path)
+    assert lines == [f"layer_0 holds the weights of {path}.", f"layer_1 holds the weights of {path}."]
+    with pytest.raises(SpecError, match="must have the layers that were recorded, or as many. It has 'a', 'b'"):
+        intended(recording_of(layer_of()), path)
+    save_weights(path, CONFIG, layer_of().weights)
+    with pytest.raises(SpecError, match="holds one layer, and 2 were recorded: a, b"):
+        intended(two_layers(("a", "b")), path)
