@@ -14,7 +14,7 @@ class EinsumAttentionSubject(NativeSubject):
     """The layer, made from canonical weights; its output alone."""
 
     name = "mha_einsum.layer.EinsumAttention"
-    capabilities = Capabilities(head_dim=True, value_head_dim=True, grouped=True, widths=WIDTHS, dropout_keep=True)
+    capabilities = Capabilities("bias", "head_dim", "value_head_dim", "grouped", *WIDTHS)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         layer = EinsumAttention(EINSUM.write(config, weights), config.num_heads)
