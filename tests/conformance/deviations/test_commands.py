@@ -1,0 +1,168 @@
+"""The commands and pytest with a table: `mha check` obeys it, `mha deviations` shows and probes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import conformance
+from conformance.deviations.entry import installed
+from conformance.deviations.table import read
+from conformance.reprobe import probe_all
+from mha.cli.suite.check import check
+from mha.cli.suite.deviations import deviations
+from tests.conformance.deviations.listed_layer import ENTRY, toml
+
+ROOT = Path(conformance.__file__).parent.parent
+
+
+def invoke(command, *arguments: str):
+    return CliRunner().invoke(command, [*map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({}, 0, "All 3 results are equal to the reference, but for 2 that deviate as known."),
+        ({"arrays": ["weights"]}, 1, "2 of 3 results differ from the reference"),
+        ({"cases": ["prime", "one-key", "valid-lens-per-query"]}, 1, "1 of 3 results differ from the reference"),
+    ],
+)
+def test_check_with_a_table_of_ones_own(table, changes, status, words):
+    path = table({**ENTRY, **changes})
+    cases = [text for case in ("prime", "one-key", "valid-lens-per-query") for text in ("--case", case)]
+    options = ["--subject", ENTRY["subject"], "--deviations", path, "--dtype", "float64", *cases]
+    found = invoke(check, *options)
+    assert found.exit_code == status, found.output
+    assert words in found.output
+
+
+def test_check_of_nothing_but_what_is_known_exits_0(table):
+    options = ["--subject", ENTRY["subject"], "--deviations", table(ENTRY), "--dtype", "float32", "--case", "one-key"]
+    found = invoke(check, *options)
+    assert found.exit_code == 0, found.output
+    assert "All 1 results are equal to the reference, but for 1 that deviates as known." in found.output
+
+
+def test_check_refuses_a_wrong_table_before_anything_runs(table):
+    found = invoke(check, "--subject", ENTRY["subject"], "--deviations", table({**ENTRY, "link": "x"}))
+    assert found.exit_code == 2
+    assert "link must be a URL" in found.output
+
+
+def test_the_table_is_shown_and_written(table, tmp_path):
+    path, out = table(ENTRY), tmp_path / "out.json"
+    found = invoke(deviations, "--deviations", path, "--subject", "their_layer:*", "--json", out)
+    assert found.exit_code == 0, found.output
+    for words in ("empty-row-is-mean", "their_layer:mean", "gives the mean of all values", "gives 0"):
+        assert words in found.output
+    (entry,) = json.loads(out.read_text())["deviations"]
+    assert entry["versions"] == ["numpy>=1"]
+
+
+def test_one_entry_is_shown_in_full(table):
+    found = invoke(deviations, "empty-row-is-mean", "--deviations", table(ENTRY))
+    assert found.exit_code == 0, found.output
+    for words in ("softmax over equal fill values", "https://example.org/issues/1", "valid-lens-per-query, one-key"):
+        assert words in found.output
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--framework", "numpi"), ("--id", "nothing-like-it"), ("--subject", "nothing")]
+)
+def test_a_filter_that_fits_nothing_is_an_error(option, text):
+    found = invoke(deviations, option, text)
+    assert found.exit_code == 2
+    assert f"{option.removeprefix('--') if option == '--id' else option} {text!r} fits no deviation" in found.output
+
+
+def test_listing_imports_no_framework():
+    code = (
+        "import sys; from mha.cli.suite.deviations import deviations\n"
+        "try:\n    deviations.main([])\n"
+        "finally:\n    print(sorted(set(sys.modules) & {'torch', 'tensorflow', 'keras', 'jax', 'mxnet'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert done.stdout.strip().endswith("[]"), done.stdout
+
+
+PROBED = {name: ENTRY[name] for name in ("subject", "summary", "definition", "reason", "link", "versions")}
+
+
+def probe(*entries: dict):
+    return {finding.entry.id: finding for finding in probe_all(read(toml(*entries), source=""))}
+
+
+def test_probing_says_what_it_saw(table):
+    table()
+    found = probe(
+        ENTRY,
+        {**ENTRY, "id": "gone", "cases": ["one-key", "prime", "causal"]},
+        {**PROBED, "id": "seen", "probe": "their_layer:seen"},
+        {**PROBED, "id": "unseen", "probe": "their_layer:unseen"},
+        {**PROBED, "id": "mistaken", "probe": "their_layer:mistaken"},
+        {**PROBED, "id": "no-probe", "probe": "their_layer:nothing"},
+        {**ENTRY, "id": "raises", "subject": "their_layer:raises"},
+        {**ENTRY, "id": "other", "versions": "numpy<1"},
+        {**ENTRY, "id": "absent", "versions": "no-such-package>=1"},
+    )
+    assert {name: finding.outcome for name, finding in found.items()} == {
+        "empty-row-is-mean": "happens",
+        "gone": "gone",
+        "seen": "happens",
+        "unseen": "gone",
+        "mistaken": "failed",
+        "no-probe": "failed",
+        "raises": "failed",
+        "other": "other version",
+        "absent": "not installed",
+    }
+    assert found["empty-row-is-mean"].seen.startswith("valid-lens-per-query, float64: weights differs in")
+    assert found["gone"].seen == "not in prime, causal, float64"
+    assert found["seen"].seen == "saw 0.25 instead of 0"
+    assert "it must return a sentence, or None" in found["mistaken"].seen
+    assert "there is no probe their_layer:nothing" in found["no-probe"].seen
+    assert "RuntimeError: not today" in found["raises"].seen
+    assert found["other"].seen == f"numpy {installed('numpy')}, it is known of numpy<1"
+    assert found["absent"].seen == "no-such-package"
+
+
+@pytest.mark.parametrize(("probe_name", "status"), [("seen", 0), ("unseen", 1), ("mistaken", 2)])
+def test_the_exit_status_of_probing(table, tmp_path, probe_name, status):
+    path = table({**PROBED, "id": "probed", "probe": f"their_layer:{probe_name}"})
+    found = invoke(deviations, "--probe", "probed", "--deviations", path, "--json", tmp_path / "out.json")
+    assert found.exit_code == status, found.output
+    (entry,) = json.loads((tmp_path / "out.json").read_text())["deviations"]
+    assert entry["outcome"] == {0: "happens", 1: "gone", 2: "failed"}[status]
+    assert entry["seen"] in found.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "summary", "words"),
+    [
+        ({}, "1 passed, 2 xfailed", "one-key[float64] deviates as known: empty-row-is-mean"),
+        ({"cases": ["one-key", "prime"]}, "2 failed, 1 xfailed", "'empty-row-is-mean' no longer happens"),
+    ],
+)
+def test_in_pytest_what_is_listed_is_expected_to_fail(table, tmp_path, changes, summary, words):
+    path = table({**ENTRY, **changes})
+    cases = [text for case in ("prime", "one-key", "valid-lens-per-query") for text in ("--mha-case", case)]
+    options = ["--mha-subject", ENTRY["subject"], "--mha-deviations", str(path), "--mha-dtype", "float64", *cases]
+    plugins = ["-p", "conformance.plugin", "-p", "no:cacheprovider", "--color=no", "-rx", "-W", "error"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", *plugins, *options]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert f"{summary} in" in done.stdout, done.stdout + done.stderr
+    assert words in done.stdout
+    assert done.returncode == (1 if "failed," in summary else 0)

@@ -1,0 +1,54 @@
+"""The examples of subjects, and the code in docs/subjects.md, are right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance.cases.table import all_cases
+from conformance.runner import run_all
+from conformance.subjects.function import known_options
+from conformance.subjects.load import load_subject
+
+ROOT = Path(__file__).parents[3]
+
+
+EXAMPLES = {
+    "subject_numpy:attention": ("grouped-heads", "additive bias", {"output"}),
+    "subject_torch:TorchSubject": ("no-bias", "projections without bias", {"weights", "gradients.k_proj.bias"}),
+}
+
+
+@pytest.mark.parametrize("spec", EXAMPLES)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_examples_are_right_and_say_what_they_cannot_express(spec, dtype, backend_names, monkeypatch):
+    if "torch" in spec and "torch" not in backend_names:
+        pytest.skip("torch is not among the backends under test")
+    monkeypatch.chdir(ROOT / "examples")
+    unsupported, reason, judged = EXAMPLES[spec]
+    subject = load_subject(spec, dtype)
+    results = {result.case: result for result in run_all(all_cases(), [subject])}
+    assert {result.status for result in results.values()} == {"equal", "unsupported"}
+    assert results[unsupported].status == "unsupported"
+    assert reason in {
+        message.removeprefix("cannot express: ").split(" (")[0] for message in (r.message for r in results.values())
+    }
+    assert judged <= set(results["prime"].judged)
+    assert sum(result.status == "equal" for result in results.values()) >= 30
+
+
+DOCUMENT = (ROOT / "docs" / "subjects.md").read_text()
+
+
+def test_the_document_names_every_option():
+    assert set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)) >= set(known_options())
+
+
+def test_the_code_of_the_document_is_right(module):
+    function, subject = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    module(function)
+    results = list(run_all(all_cases(), [load_subject("mine:attention", "float32")]))
+    assert {result.status for result in results} == {"equal", "unsupported"}, results
+    assert subject in (ROOT / "examples" / "subject_torch.py").read_text()

@@ -1,0 +1,163 @@
+"""Somebody's own layer as a subject: in which forms it is found, and one clear line for a spec that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.bounds.precision import Precision
+from conformance.subjects.load import check_time_limit, load_subject, load_subjects, subject_from_function
+from mha_core import SpecError
+from tests.conformance.subjects.own_layer import judge
+
+FORMS = {
+    "a function": "subject = right",
+    "a factory of a function": "def subject(): return right",
+    "a factory that is told the dtype": "def subject(dtype):\n    assert dtype == 'float64'\n    return right",
+    "an object": "subject = Right()",
+    "a class": "subject = Right",
+    "a factory of an object": "subject = lambda: Right()",
+    "a callable object": (
+        "class Callable:\n    def __call__(self, weights, queries, keys, values, mask, *, config):\n"
+        "        return right(weights, queries, keys, values, mask, config=config)\n"
+        "subject = Callable()"
+    ),
+    "a dict by stage": "def subject(weights, queries, keys, values, mask, **options):\n"
+    "    output = right(weights, queries, keys, values, mask, config=options['config'])\n"
+    "    return {'output': output, 'weights': None}",
+    "a Trace": "def subject(weights, queries, keys, values, mask, config):\n"
+    "    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))\n"
+    "    return reference.run(config, weights, inputs)",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_judged(form, module):
+    result = judge(FORMS[form], module)
+    assert result.status == "equal", result
+    assert "output" in result.judged
+    assert (result.subject, result.dtype, result.device) == ("subject", "float64", "cpu")
+
+
+def test_defaults_and_what_a_subject_says_of_itself(module):
+    module(
+        "from conformance.bounds.precision import Precision\n"
+        "class Own(Right):\n"
+        "    name, device, dtypes = 'my layer', 'cuda:0', ('float32', 'bfloat16')\n"
+        "    def precision(self, dtype): return Precision.of(dtype).with_multiply('tf32')\n"
+        "class Fixed(Right):\n    dtype = 'float32'\n"
+        "class Sure(Right):\n    precision = Precision.of('float32')\n"
+    )
+    plain = load_subject("mine:Right", "float32")
+    assert (plain.name, plain.device, plain.precision) == ("Right", "cpu", Precision.of("float32"))
+    assert plain.time_limit == 60.0
+    own = load_subject("mine:Own", "float32")
+    assert (own.name, own.device, own.precision.multiply) == ("my layer", "cuda:0", "tf32")
+    assert load_subject("mine:Fixed", "float32").dtype == "float32"
+    with pytest.raises(SpecError, match=r"'mine:Fixed' does not compute in float64 \(it does in: float32\)"):
+        load_subject("mine:Fixed", "float64")
+    with pytest.raises(SpecError, match="precision must be a Precision with storage='float64'"):
+        load_subject("mine:Sure", "float64")
+
+
+def test_dtypes_that_a_subject_lacks_are_listed(module):
+    module("subject = right")
+    subjects, left_out = load_subjects("mine:subject", ("float16", "float32"))
+    assert [subject.dtype for subject in subjects] == ["float32"]
+    assert left_out == ["left out: subject 'mine:subject' does not compute in float16 (it does in: float64, float32)"]
+    with pytest.raises(
+        SpecError, match="nothing to run:\nleft out: subject 'mine:subject' does not compute in float16"
+    ):
+        load_subjects("mine:subject", ("float16",))
+
+
+def test_a_function_knows_the_dtype_that_its_arrays_cannot_tell(module):
+    text = (
+        "from conformance.subjects.load import subject_from_function\nfrom mha_core.dtypes import round_to\n"
+        "def f(weights, queries, keys, values, mask, *, config, dtype):\n"
+        "    assert dtype == 'bfloat16' and queries.dtype == np.float32\n"
+        "    return round_to(right(weights, queries, keys, values, mask, config=config), dtype)\n"
+        "subject = subject_from_function(f, name='half', dtypes=('float32', 'bfloat16'))"
+    )
+    result = judge(text, module, "bfloat16")
+    assert (result.status, result.subject) == ("equal", "half"), result.message
+
+
+SPECS = {
+    "mine": "'mine' must read package.module:factory, such as mine.layers:attention",
+    ":subject": "':subject' must read package.module:factory",
+    "mine:": "'mine:' must read package.module:factory",
+    "mine:a b": "'mine:a b' must read",
+    "folder/mine.py:subject": "'folder/mine.py:subject' must read package.module:factory, such as "
+    "mine.layers:attention; name the module, not its file",
+    "nowhere:subject": "subject 'nowhere:subject': there is no module 'nowhere' in ",
+    "mine.sub:subject": "subject 'mine.sub:subject': there is no module 'mine.sub' in ",
+    "mine.py:right": "or among the installed packages; name the module, not its file: mine",
+    "mine.py": "must read package.module:factory, such as mine.layers:attention; name the module, not its file",
+    "mine:attenshun": "mine has no 'attenshun' (it has: np, AttentionInputs, AttentionMask, reference, right, Right,",
+    "mine:right.sub": "mine has no 'right.sub'",
+    "mine:number": "is of type int and can't be called; a subject has prepare(config, weights), or is a function "
+    "f(weights, queries, keys, values, mask)",
+    "mine:unprepared": "is of type SimpleNamespace and can't be called",
+    "mine:raising": "raising() raised RuntimeError: no GPU today (mine.py:",
+    "mine:exiting": "exiting() raised SystemExit: 3",
+    "mine:nothing": "nothing() returned None; a subject has prepare",
+    "mine:texts": "texts() returned str; a subject has prepare",
+    "mine:Layer": "has the parameters (embed_dim, num_heads); a subject has prepare(config, weights), or is a function "
+    "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or with dtype",
+    "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
+    "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
+    "mine:Unnamed": "its name must be a text. Got 7.",
+    "mine:Dtyped": "dtype 'single' is not known (known: float64",
+    "mine:Texted": "dtypes must be a tuple of names, such as ('float64', 'float32'). Got 'float64'.",
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
+    module(
+        "import types, sys\nnumber = 7\nunprepared = types.SimpleNamespace(prepare=3)\n"
+        "def raising():\n    raise RuntimeError('no GPU today\\nand why')\n"
+        "def exiting(): sys.exit(3)\ndef nothing(): pass\ndef texts(): return 'right'\n"
+        "def exchanged(weights, keys, queries, values, mask): pass\n"
+        "def demanding(weights, queries, keys, values, mask, causal): pass\n"
+        "class Layer:\n    def __init__(self, embed_dim, num_heads): pass\n"
+        "class Unnamed(Right): name = 7\nclass Dtyped(Right): dtype = 'single'\n"
+        "class Texted(Right): dtypes = 'float64'\n"
+    )
+    with pytest.raises(SpecError) as error:
+        load_subject(spec, "float64")
+    assert SPECS[spec] in str(error.value)
+    assert spec in str(error.value) or spec == "mine:demanding"
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "import no_such_package",
+            "importing mine raised ModuleNotFoundError: No module named 'no_such_package' (mine.py:",
+        ),
+        ("def broken(:", "importing mine raised SyntaxError: invalid syntax"),
+        ("1 / 0", "importing mine raised ZeroDivisionError: division by zero (mine.py:"),
+        ("raise SystemExit(2)", "importing mine raised SystemExit: 2"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(text, message, module):
+    module(text)
+    with pytest.raises(SpecError) as error:
+        load_subject("mine:right", "float64")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_time_limits_that_are_none(seconds):
+    with pytest.raises(SpecError, match="the time limit must be a positive number of seconds"):
+        check_time_limit(seconds)
+    with pytest.raises(SpecError, match="time limit"):
+        load_subject("mine:subject", "float64", time_limit=seconds)
+
+
+def test_dtype_and_dtypes_of_a_function_must_agree():
+    with pytest.raises(SpecError, match=r"'mine' does not compute in float16 \(it does in: float64, float32\)"):
+        subject_from_function(lambda weights, queries, keys, values, mask: 0, name="mine", dtype="float16")
