@@ -98,7 +98,7 @@ def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
     """Whether some query may attend to a key that is NaN, or is NaN itself: its scores then are.
 
     With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
-    and NaN without. No case can list that; `backends.tf.native.probes.softmax_hides_nan` shows it.
+    and NaN without. No case can list that; `backends.tf.native.softmax_probes.softmax_hides_nan` shows it.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:

@@ -9,22 +9,25 @@ import keras
 import pytest
 import tensorflow as tf
 
-from backends.tf.native import d2l, probes
+from backends.tf.native import d2l, probes, softmax_probes
 
-PROBES = [
-    name
-    for name, function in inspect.getmembers(probes, inspect.isfunction)
-    if function.__module__ == probes.__name__ and not name.startswith("_")
-]
+PROBES = {
+    name: function
+    for module in (probes, softmax_probes)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and not name.startswith("_")
+}
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_says_what_it_saw(name, monkeypatch):
     # What another process says takes many seconds; `mha deviations --probe` asks it.
-    monkeypatch.setattr(probes, "_softmax_elsewhere", lambda row, onednn: [0.99999994] if len(row) == 1 else [0.0] * 3)
-    monkeypatch.setattr(probes, "_roundings_of_float16_elsewhere", lambda onednn: 4.1)
+    monkeypatch.setattr(
+        softmax_probes, "_softmax_elsewhere", lambda row, onednn: [0.99999994] if len(row) == 1 else [0.0] * 3
+    )
+    monkeypatch.setattr(softmax_probes, "_roundings_of_float16_elsewhere", lambda onednn: 4.1)
     state = random.getstate()
-    seen = getattr(probes, name)()
+    seen = PROBES[name]()
     assert seen
     assert seen == " ".join(seen.split())
     assert random.getstate() == state
@@ -39,8 +42,8 @@ def test_a_probe_sees_that_a_layer_was_mended(monkeypatch):
         return tf.where(mask, tf.nn.softmax(kept), tf.zeros((), x.dtype))
 
     monkeypatch.setattr(keras.layers.Softmax, "call", call)
-    assert probes.softmax_fill() is None
+    assert softmax_probes.softmax_fill() is None
     for name in ("_softmax", "_softmax_elsewhere"):
-        monkeypatch.setattr(probes, name, lambda row, **_: [1.0] if len(row) == 1 else [float("nan")] * 3)
-    assert probes.softmax_of_one_key() is None
-    assert probes.softmax_hides_nan() is None
+        monkeypatch.setattr(softmax_probes, name, lambda row, **_: [1.0] if len(row) == 1 else [float("nan")] * 3)
+    assert softmax_probes.softmax_of_one_key() is None
+    assert softmax_probes.softmax_hides_nan() is None

@@ -39,7 +39,7 @@ def result(name, case, dtype):
 
 
 def same_everywhere(results):
-    """But for what TensorFlow's own softmax does without oneDNN: see `probes.softmax_of_one_key`."""
+    """But for what TensorFlow's own softmax does without oneDNN: see `softmax_probes.softmax_of_one_key`."""
     return {
         (found.case, mismatch.message)
         for found in results
