@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md: imports only downward, no circle of modules, folders that one can take in."""
+"""The rules of docs/architecture.md: imports only downward, no circle of modules, files and folders of limited size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ PACKAGES = ("mha_core", "backends", "conformance", "mha", "mha_parity")
 
 LARGEST_FOLDER = 12
 """Modules of one folder, without its `__init__`."""
+
+LONGEST_FILE = 350
+"""Lines of one module."""
 
 
 def circles(*packages: str) -> list[tuple[str, ...]]:
@@ -53,3 +56,8 @@ def modules() -> list[Path]:
 def test_a_folder_can_be_taken_in_at_a_glance():
     sizes = Counter(path.parent.as_posix() for path in modules() if path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
+
+
+def test_a_file_is_not_too_long():
+    lengths = {path.as_posix(): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in modules()}
+    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
