@@ -58,7 +58,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend_name" in metafunc.fixturenames:
-        metafunc.parametrize("backend_name", _names(metafunc.config))
+        same = metafunc.definition.get_closest_marker("same_on_newest_of")
+        marks = {name: [pytest.mark.same_on_newest] for name in (same.args if same else ())}
+        names = [pytest.param(name, marks=marks.get(name, ())) for name in _names(metafunc.config)]
+        metafunc.parametrize("backend_name", names)
 
 
 @pytest.fixture(autouse=True, scope="module")
