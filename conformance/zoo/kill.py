@@ -46,7 +46,7 @@ A test keeps them enough, and each of them needed.
 
 @dataclass(frozen=True, eq=False)
 class KillTable:
-    """What came of every bug on every case.
+    """Which bug was killed by which case, in which dtype, and at which stage it showed first.
 
     Attributes:
         bugs, cases, dtypes: what was run.
@@ -62,37 +62,37 @@ class KillTable:
     impossible: frozenset[tuple[str, str]]
 
     def killers(self, bug: Bug) -> list[str]:
-        """The cases that kill the bug, in any dtype, in the order of the table."""
+        """The ids of the cases that kill the bug, in any dtype, in the order of the table."""
         return [case.id for case in self.cases if self.first_stages[bug.id].get(case.id)]
 
-    def victims(self, case: Case) -> list[str]:
-        """The bugs that the case kills, in any dtype."""
+    def killed_by(self, case: Case) -> list[str]:
+        """The ids of the bugs that the case kills, in any dtype, in the order of the table."""
         return [bug.id for bug in self.bugs if self.first_stages[bug.id].get(case.id)]
 
     def alone(self, case: Case) -> list[str]:
-        """The bugs that only this case kills."""
+        """The ids of the bugs that only this case kills."""
         return [bug.id for bug in self.bugs if self.killers(bug) == [case.id]]
 
-    def must_die(self) -> list[Bug]:
-        """Every bug that something can tell from the right thing."""
+    def to_be_killed(self) -> list[Bug]:
+        """Every bug whose results can differ from the reference's: all but the equivalent ones."""
         return [bug for bug in self.bugs if not bug.equivalent]
 
-    def survivors(self) -> list[Bug]:
-        """The bugs that should have been killed and were not."""
-        return [bug for bug in self.must_die() if not self.killers(bug)]
+    def not_killed(self) -> list[Bug]:
+        """The bugs of `to_be_killed` that no case kills."""
+        return [bug for bug in self.to_be_killed() if not self.killers(bug)]
 
     def killed_equivalents(self) -> list[Bug]:
-        """The bugs that are said to be equivalent and are not."""
+        """The bugs that are declared equivalent, but that some case kills."""
         return [bug for bug in self.bugs if bug.equivalent and self.killers(bug)]
 
     def stages(self, bug: Bug, dtype: str) -> set[str]:
-        """Where the bug shows first, over all cases, in one dtype."""
+        """The first stages that differ, one from each case that kills the bug in `dtype`."""
         return {stages[dtype] for stages in self.first_stages[bug.id].values() if dtype in stages}
 
     def smallest_set(self) -> tuple[str, ...]:
         """The fewest cases that kill every bug that some case kills; cheap cases are preferred."""
         by_cost = sorted(self.cases, key=lambda case: case.expensive)
-        killers = [frozenset(self.killers(bug)) for bug in self.must_die()]
+        killers = [frozenset(self.killers(bug)) for bug in self.to_be_killed()]
         return smallest_cover([case.id for case in by_cost], killers)
 
 
@@ -139,12 +139,14 @@ def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _right_state(case: Case, dtype: str) -> tuple[Expected, State]:
+    """The expected results and allowed errors of a case in `dtype`, and the State of the reference's run of it."""
     wanted = expected(case, Precision.of(dtype))
     problem = wanted.problem
     return wanted, reference.run_state(problem.config, problem.weights, problem.inputs)
 
 
 def _differs(trace: Trace, wanted: Expected, dtype: str) -> bool:
+    """Whether the trace, rounded to `dtype`, leaves the allowed error in any array that it holds."""
     try:
         compare(rounded(trace, dtype), wanted.trace, wanted.allowed_error, wanted.where, dtype)
     except ParityError:
@@ -159,7 +161,7 @@ def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tu
     ('a', 'c')
     """
     distinct = {found for found in sets if found}
-    # Whoever hits a set hits every set that contains it.
+    # A name in a set is also in every set that contains that set, so only minimal sets need checking.
     minimal = [found for found in distinct if not any(other < found for other in distinct)]
     rank = {name: position for position, name in enumerate(names)}
     minimal.sort(key=lambda found: (len(found), sorted(rank[name] for name in found)))
@@ -174,7 +176,7 @@ def _cover(sets: list[frozenset[str]], size: int, rank: Mapping[str, int]) -> tu
     """`size` names or fewer that hit every set, or None. `sets` is sorted by size."""
     if not sets:
         return ()
-    if _disjoint(sets) > size:  # each of these needs a name of its own
+    if _disjoint(sets) > size:  # disjoint sets need a name each
         return None
     for name in sorted(sets[0], key=rank.__getitem__):
         rest = _cover([found for found in sets if name not in found], size - 1, rank)
@@ -184,7 +186,10 @@ def _cover(sets: list[frozenset[str]], size: int, rank: Mapping[str, int]) -> tu
 
 
 def _disjoint(sets: Sequence[frozenset[str]]) -> int:
-    """How many sets without a common name the first ones make up."""
+    """The number of pairwise disjoint sets found by taking each set that shares no name with those taken before it.
+
+    At least so many names are needed to hit all sets.
+    """
     count, seen = 0, frozenset[str]()
     for found in sets:
         if not found & seen:

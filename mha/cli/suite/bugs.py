@@ -59,7 +59,7 @@ def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, .
         from mha_core.files.writing import write_json
 
         write_json(json_path, _to_json(table))
-    sys.exit(DIFFERENT if table.survivors() or table.killed_equivalents() else EQUAL)
+    sys.exit(DIFFERENT if table.not_killed() or table.killed_equivalents() else EQUAL)
 
 
 def _list(selected: Sequence[Bug]) -> Table:
@@ -82,7 +82,7 @@ def _print(console: Any, table: KillTable) -> None:
         by_bug.add_row(bug.id, bug.stage, count, _some(killers))
     by_case = Table("case", "kills", "which no other case kills", title="\nCase by case", title_justify="left")
     for case in table.cases:
-        by_case.add_row(case.id, str(len(table.victims(case))), ", ".join(table.alone(case)))
+        by_case.add_row(case.id, str(len(table.killed_by(case))), ", ".join(table.alone(case)))
     console.print(by_bug)
     console.print(by_case)
     console.print(_verdict(table), markup=False, highlight=False, soft_wrap=True)
@@ -94,13 +94,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _verdict(table: KillTable) -> str:
-    must_die, survivors = table.must_die(), table.survivors()
+    to_be_killed, not_killed = table.to_be_killed(), table.not_killed()
     lines = [
         "",
-        f"{len(must_die) - len(survivors)} of {len(must_die)} bugs killed by {len(table.cases)} cases "
+        f"{len(to_be_killed) - len(not_killed)} of {len(to_be_killed)} bugs killed by {len(table.cases)} cases "
         f"in {' and '.join(table.dtypes)} together.",
     ]
-    lines += [f"survives: {bug.id}. {bug.sentence}" for bug in survivors]
+    lines += [f"survives: {bug.id}. {bug.sentence}" for bug in not_killed]
     lines += [
         f"said to be equivalent, but killed by {_some(table.killers(b))}: {b.id}" for b in table.killed_equivalents()
     ]

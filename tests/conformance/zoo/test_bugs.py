@@ -115,26 +115,26 @@ def test_no_bug_replaces_a_step_by_what_it_is():
 
 
 def test_every_bug_is_killed_except_the_equivalent_ones(table):
-    assert [bug.id for bug in table.survivors()] == []
+    assert [bug.id for bug in table.not_killed()] == []
     assert [bug.id for bug in table.killed_equivalents()] == []
 
 
 def test_every_bug_shows_first_where_it_says(table):
     assert {
         bug.id: sorted(table.stages(bug, "float64"))
-        for bug in table.must_die()
+        for bug in table.to_be_killed()
         if bug.stage not in table.stages(bug, "float64")
     } == {}
 
 
 def test_what_leaves_every_stage_right_is_found_by_gradients_alone(table):
-    for bug in table.must_die():
+    for bug in table.to_be_killed():
         if bug.stage == GRADIENTS:
             assert table.stages(bug, "float64") | table.stages(bug, "float32") == {GRADIENTS}, bug.id
 
 
 def test_the_smallest_set_kills_every_bug_and_can_spare_no_case(table):
-    killers = {bug.id: set(table.killers(bug)) & set(SMALLEST_SET) for bug in table.must_die()}
+    killers = {bug.id: set(table.killers(bug)) & set(SMALLEST_SET) for bug in table.to_be_killed()}
     assert [id for id, cases in killers.items() if not cases] == []
     for case in SMALLEST_SET:
         assert any(cases == {case} for cases in killers.values()), f"{case} is not needed"
@@ -201,14 +201,14 @@ def test_a_bug_that_cannot_be_made_is_neither_killed_nor_a_killer():
     table = kill([bug], [PRIME, SQUARE])
     assert table.impossible == {(bug.id, "prime")}
     assert table.killers(bug) == ["ragged-square"]
-    assert table.victims(PRIME) == []
+    assert table.killed_by(PRIME) == []
 
 
 def test_a_bug_that_nothing_shows_survives_and_a_wrong_proof_is_found():
     harmless = Bug("harmless", "Nothing.", "weights", "Nothing.", forward={"weights": forward.weights})
     wrong_proof = replace(BY_ID["scale-missing"], equivalent="It is not.")
     table = kill([harmless, wrong_proof], [PRIME])
-    assert table.survivors() == [harmless]
+    assert table.not_killed() == [harmless]
     assert table.killed_equivalents() == [wrong_proof]
     assert table.smallest_set() == ()
 
