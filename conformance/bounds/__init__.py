@@ -1,1 +1,1 @@
-"""What is allowed: bounds on the rounding errors of every stage and gradient, computed from the case."""
+"""Bounds on the rounding errors of every stage and gradient, computed from the case: the tolerances of the suite."""

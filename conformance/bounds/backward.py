@@ -22,12 +22,12 @@ SOFTMAX_BACKWARD_ROUNDINGS = 8
 
 
 def d_output(b: Bounds) -> Bounded:
-    """(B, Lq, Do): given."""
+    """(B, Lq, Do): the cotangent, which is given and so exact."""
     return Bounded.exact(b.state["d_output"])
 
 
 def through_projection(projection: str, b: Bounds) -> Bounded:
-    """(B, L, out) -> (B, L, in): the gradient of what is projected."""
+    """(B, L, out) -> (B, L, in): the bound of the gradient with respect to a projection's input."""
     gradient: Bounded = b[f"d_{PROJECTED[projection][1]}"]
     if not b.state.config.projections:
         return gradient
@@ -81,13 +81,16 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """The mask's additive bias, in its own shape."""
+    """The bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 
 
 def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
-    """Broadcasting backwards: the sum over every axis that was repeated, the added ones first or all at once."""
+    """x summed down to `shape`, from which it was broadcast; the wider of the bounds of two orders of summation.
+
+    Either the added axes are summed first and the repeated ones afterwards, or all of them at once.
+    """
     leading = tuple(range(x.v.ndim - len(shape)))
     repeated = tuple(axis for axis, size in enumerate(shape, start=len(leading)) if size == 1 and x.v.shape[axis] != 1)
     if not leading and not repeated:
@@ -115,8 +118,8 @@ def d_similarity(b: Bounds) -> Bounded:
     e = r.add(moved, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u))
     steepness = np.minimum(2.0 * (np.abs(inside) + e) * e, r.within(1.0, 1.0))  # the slope stays within 0..1
     slope = r.store(Bounded(1.0 - inside**2, r.add(steepness, 2.0 * r.unit(r.precision.u))))
-    # Automatic differentiation takes c, the slope and 1 / c one after the other: what c dS, or that times the slope,
-    # loses where it is stored below the normal numbers (tau each) is divided by c.
+    # Automatic differentiation multiplies by c, the slope and 1 / c in turn. Each of the first two products can lose
+    # tau where it falls below the normal numbers; that loss is then divided by c.
     flushed = 2.0 * r.precision.tau / min(1.0, softcap)
     error = r.add(d_scores.e * np.abs(slope.v), np.abs(d_scores.v) * slope.e, d_scores.e * slope.e, flushed)
     return r.store(Bounded(state["d_similarity"], np.where(state["allowed"], error, 0.0)))
@@ -136,7 +139,7 @@ def d_additive_hidden(b: Bounds) -> Bounded | None:
 
 
 class _Sums(NamedTuple):
-    """The gradient inside the additive score's tanh, summed."""
+    """Sums of `d_additive_hidden` (B, H, Lq, Lk, S) over its axes, as the gradients around it need them."""
 
     by_query: Bounded  # over the keys: (B, H, Lq, S)
     by_key: Bounded  # over the queries: (B, H, Lk, S)
@@ -167,7 +170,7 @@ def d_keys(b: Bounds) -> Bounded:
 
 
 def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
-    """The additive score's three arrays; empty for a dot product."""
+    """Name -> bound of the gradient of each of the additive score's three arrays; empty for a dot product."""
     if b.state.config.score != "additive":
         return {}
     sums, r = b.once(_sums), b.rounding
@@ -190,7 +193,7 @@ def _as_rows(array: NDArray) -> NDArray:
 
 
 def _sum_groups(bounds: Bounds, x: Bounded) -> Bounded:
-    """(B, H, L, d) -> (B, G, L, d)."""
+    """(B, H, L, d) -> (B, G, L, d): the query heads of a group summed up."""
     batch, heads, length, head_dim = x.v.shape
     groups = bounds.state.config.num_kv_heads
     if heads == groups:
@@ -216,7 +219,7 @@ def _over_queries(bounds: Bounds, product: Callable[[Bounded, Bounded], Bounded]
 
 
 def _either(one: Bounded, other: Bounded) -> Bounded:
-    """The same numbers, computed in either of two ways."""
+    """The larger of two bounds on one array, which an implementation may compute in either of two ways."""
     return Bounded(one.v, np.maximum(one.e, other.e))
 
 
@@ -230,13 +233,16 @@ def d_q_proj(b: Bounds) -> Bounded:
 
 
 def without_past(step: str, b: Bounds) -> Bounded:
-    """(B, Lk - Lp, G * d or dv): what this step gives, of the keys that are not of the past."""
+    """(B, Lk - Lp, G * d or dv): the bound of `step` (B, G, Lk, .), its past cut off and its heads merged."""
     gradient: Bounded = b[step]
     return gradient.map(lambda array: merge_heads(array[:, :, b.state.sizes.past_len :]))
 
 
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Of each weight: gradient^T x over all rows; of each bias: the sum of the rows."""
+    """Name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
+
+    The gradient of W is gradient^T x over all rows, that of b the sum of the rows.
+    """
     found: dict[str, Bounded] = {}
     if not b.state.config.projections:
         return found
@@ -249,7 +255,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def d_inputs(b: Bounds) -> dict[str, Bounded]:
-    """The given queries, keys and values, and those of the past if any."""
+    """Name -> bound of the gradient of the given queries, keys and values, and of the past's if there is one."""
     state = b.state
     found: dict[str, Bounded] = {
         "queries": b["d_query_inputs"],

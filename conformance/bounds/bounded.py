@@ -26,14 +26,14 @@ from conformance.bounds.precision import Precision
 LAMBDA = 8.0
 
 DISTINCT = 2.0**20
-"""Numbers in one binade that count as different: fine enough that chance makes no copies, coarse enough
-that the reference's own rounding parts none."""
+"""Numbers that `copies` tells apart between two powers of two: enough that random numbers rarely coincide, and few
+enough that the rounding of the reference doesn't make equal numbers differ."""
 
 
 def copies(x: NDArray) -> NDArray:
     """How many numbers along the last axis have the same digits as each of them, itself included.
 
-    Sign and power of two don't count: with either, a rounding error is a copy all the same.
+    Sign and power of two are ignored: numbers that differ only in them have equal relative rounding errors.
 
     >>> copies(np.array([0.3, 0.7, -0.6, 0.3, 1.0]))
     array([3, 1, 3, 3, 1])
@@ -58,7 +58,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, v: NDArray) -> Bounded:
-        """What every computation starts from."""
+        """v with an error of 0: an array that every implementation is given, such as an input or a parameter."""
         return cls(v, np.zeros(v.shape))
 
     @property
@@ -67,7 +67,7 @@ class Bounded:
         return np.abs(self.v) + self.e
 
     def map(self, rearrange: Callable[[NDArray], NDArray]) -> Bounded:
-        """Both arrays rearranged alike: transposed, split into heads, repeated."""
+        """`rearrange` applied to v and to e. It must only move elements: transpose, split into heads, repeat."""
         return Bounded(rearrange(self.v), rearrange(self.e))
 
     @property
@@ -78,7 +78,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rules by which errors add up in one precision, in one of the two ways."""
+    """The rules by which errors add up in one precision, deterministically or probabilistically."""
 
     precision: Precision
     probabilistic: bool
@@ -107,10 +107,12 @@ class Rounding:
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
     def within(self, furthest: Any, width: Any) -> Any:
-        """The bound on the error of a number that stays within an interval: how far its ends are, or how wide it is.
+        """The bound on the error of a number that stays within an interval.
 
-        Its standard deviation is at most half the width (Popoviciu), and a probabilistic bound is LAMBDA of
-        those: cut off at the ends, errors could no longer be added up by their squares.
+        `furthest` is the distance of the interval's further end, which is the deterministic bound; `width` its width.
+
+        The standard deviation is at most half the width (Popoviciu), and the probabilistic bound is LAMBDA standard
+        deviations. It is not cut off at the ends, because then errors could not be added up by their squares.
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
@@ -147,7 +149,7 @@ class Rounding:
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """The sum over some axes, stored. Errors with one source add up (see `carried`): all factors are 1."""
+        """The sum over some axes, stored. Errors with one source add up as in `carried`, with factors of 1."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None

@@ -29,7 +29,7 @@ TANH_ULPS = 8.0
 
 
 def exact(step: str, b: Bounds) -> Bounded:
-    """The bound of a step that changes no number: every computation starts from what it gives."""
+    """The bound of a step that changes no number, which is 0 everywhere."""
     return Bounded.exact(b.state[step])
 
 
@@ -48,7 +48,7 @@ def project(projection: str, b: Bounds) -> Bounded:
 
 
 def split(step: str, num_heads: str, b: Bounds) -> Bounded:
-    """(B, L, H * d) -> (B, H, L, d), of what this step gives."""
+    """(B, L, H * d) -> (B, H, L, d): the bound of `step`, split into heads; `num_heads` is the config's field."""
     projected: Bounded = b[step]
     return projected.map(partial(split_heads, num_heads=getattr(b.state.config, num_heads)))
 
@@ -59,7 +59,7 @@ def queries(b: Bounds) -> Bounded:
 
 
 def after_past(step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): `keys` or `values`, which stand after an exact past."""
+    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 in the past, then that of the new ones."""
     new = b[f"new_{step}"]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))
@@ -97,7 +97,7 @@ def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
     plain = r.product(scaled, b)
     roundings = 0 if scale == 1.0 else SCALE_ROUNDINGS
     anywhere = r.gamma(roundings, r.precision.u) * (scaled.most @ b.most)
-    # A factor that becomes 0 because it was scaled meets the other one, which was not.
+    # Scaling a factor may flush it to 0; the error is then tau times the other factor, which was not scaled.
     flushed = (
         r.precision.tau * max(1.0, abs(scale)) ** 0.5 * (a.most.sum(-1)[..., :, None] + b.most.sum(-2)[..., None, :])
     )
@@ -119,19 +119,19 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """The error of a score that a softcap's tanh sees: the quotient by c is rounded, and c may be."""
+    """The error of a score x as the tanh of a softcap c sees it: x / c is rounded, and c may be rounded as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 
 def moved_through(r: Rounding, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-    """The bound on f(x) of a rising f with slopes of at most 1: where it is flat, an error inside vanishes."""
+    """The error of f(x) for a rising f with slopes of at most 1: less than that of x where f is flat."""
     middle = rising(x.v)
     up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
     return np.minimum(x.e, r.within(np.maximum(up, down), up + down))
 
 
 def scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): plus the additive bias. Excluded places count for nothing, whatever stands in them."""
+    """(B, H, Lq, Lk): the capped similarity plus the additive bias; excluded places are not compared."""
     state, found = b.state, b["capped"]
     if state.inputs.mask.bias is not None:
         found = b.rounding.plus(found, Bounded.exact(additive_bias(state.inputs.mask)))

@@ -1,4 +1,4 @@
-"""How precisely a subject computes: what the bounds need to know of it."""
+"""The dtypes and units of roundoff in which a subject computes, from which its bounds follow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "fl
 """Largest relative error of rounding to the format."""
 
 FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
-"""What may become zero lies below it: what is no normal number; in float16, which every processor converts
-to and from with its subnormal numbers, only what is smaller than any of those.
+"""Magnitudes below this may become 0: the smallest normal number, since processors may flush subnormal ones.
+
+In float16 it is the smallest subnormal number, because every processor keeps those when it converts.
 """
 
 
@@ -42,9 +43,9 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
-        """What a backend promises unless it declares otherwise: products and softmax in at least float32.
+        """The precision of a backend that declares no other: matrix products and softmax in at least float32.
 
-        Plain sums are in the storage dtype: XLA and Eigen add up a half-precision bias gradient in half.
+        Plain sums are in the storage dtype, because XLA and Eigen add up a half-precision bias gradient in half.
 
         >>> Precision.of("bfloat16").accumulator
         'float32'
@@ -53,11 +54,11 @@ class Precision:
         return cls(storage=dtype, accumulator=wide, reduction=dtype, softmax=wide, multiply=dtype)
 
     def with_multiply(self, multiply: str) -> Precision:
-        """The same with factors rounded to another format, as an accelerator's fast products do."""
+        """This precision with the factors of products rounded to another format, as accelerators' fast products do."""
         return replace(self, multiply=multiply)
 
     def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
-        """The same with the softmax of a backend's path."""
+        """This precision with the exponential and the key blocks of the softmax on a backend's path."""
         return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
 
     def key_blocks(self, key_len: int) -> int:
@@ -96,7 +97,7 @@ class Precision:
 
     @property
     def tau(self) -> float:
-        """What may become zero in storage lies below it."""
+        """Magnitudes below this may become 0 in storage."""
         return FLUSHED[self.storage]
 
     @property

@@ -1,4 +1,4 @@
-"""How far softmax and weighted sum can be off: the bounds of the steps `weights` and `heads`.
+"""Bounds of the softmax and of the weighted sum: the steps `weights` and `heads`.
 
 A weight is wrong in two ways: by itself (the error of its score and of its exponential), and together with its whole
 row (the error of the sum that the row is divided by). The second is a factor of the weighted sum; of the first, only
@@ -20,11 +20,11 @@ QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
 
 SMALL_GROWTH = 1.0
-"""Up to here an exponential's error is told by expm1, which is exact for small ones; above, by logarithms."""
+"""Largest error of a score whose effect on a weight is bounded by expm1; above it, `_extremes` bounds the weights."""
 
 
 class Growth(NamedTuple):
-    """How much each weight of a row can be off by itself, and how much all of them together.
+    """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
 
     Attributes:
         own: (B, H, Lq, Lk), a factor of at most e^own: the error of the score, of its way into the exponential (the
@@ -38,7 +38,7 @@ class Growth(NamedTuple):
 
 
 def growth(b: Bounds) -> Growth:
-    """The errors of the weights, as the scores' bound tells them."""
+    """The relative errors of the weights that follow from the bound of the scores and from the softmax arithmetic."""
     state, r, scores = b.state, b.rounding, b["scores"]
     p, allowed = r.precision, state["allowed"]
     blocks = p.key_blocks(state.sizes.key_len)
@@ -63,7 +63,7 @@ def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
 
 
 def _extremes(state: State, r: Rounding, own: NDArray) -> tuple[NDArray, NDArray]:
-    """The least and the most that each weight can be, where a row's errors are so large that any key may win."""
+    """The smallest and largest value of each weight, (B, H, Lq, Lk), if any score may be off by `own`."""
     allowed, scores = state["allowed"], state["scores"]
     distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
     least = np.exp(distance - own - _logsumexp(distance + own))
@@ -96,15 +96,15 @@ def weights(b: Bounds) -> Bounded:
 
 
 def _any_key(own: NDArray) -> NDArray:
-    """Bool (B, H, Lq, 1): the rows with errors so large that any key may win."""
+    """Bool (B, H, Lq, 1): the rows with errors so large that any key may have the largest weight."""
     return (own > SMALL_GROWTH).any(axis=-1, keepdims=True)
 
 
 def heads(b: Bounds) -> Bounded:
     """(B, H, Lq, dv).
 
-    Errors of the weights cancel where the values are alike, hence |v_j - o|; what all weights of a row share is a
-    factor of the whole sum.
+    An error in one weight is multiplied by |v_j - o|, since moving weight between equal values changes nothing; the
+    error that all weights of a row share is a factor of the whole sum.
     """
     state, r = b.state, b.rounding
     values = b.heads_of("values")
@@ -123,7 +123,7 @@ def heads(b: Bounds) -> Bounded:
         mean = (weights.v * state["scores"]).sum(axis=-1, keepdims=True, where=state["allowed"])
         tilted = np.where(state["scores"] < mean, -share, share)
         moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
-    # However wrong the weights, a head stays among the values that it may attend to.
+    # Whatever the weights, a head lies between the smallest and largest value that it may attend to.
     furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
     moved = np.minimum(moved, r.within(furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
@@ -133,6 +133,6 @@ def heads(b: Bounds) -> Bounded:
 
 
 def _own_roundings(state: State, r: Rounding) -> float:
-    """What a weight is off by itself after its exponential: its quotient, and an online softmax's rescaling."""
+    """The relative error of a weight after its exponential: its quotient, and the rescaling of an online softmax."""
     blocks = r.precision.key_blocks(state.sizes.key_len)
     return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * blocks, r.precision.us))

@@ -1,4 +1,4 @@
-"""What the bound of a step reads: the reference's run, the rules of rounding, and the bounds of the steps before it."""
+"""`Bounds`, the argument of every bound: the reference's run, the rules of rounding, the bounds of earlier steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Found = TypeVar("Found")
 
 @dataclass
 class Bounds:
-    """What the bound of a step may read, as a step of the reference reads a State.
+    """The argument of the bound of a step, as a State is that of a step of the reference.
 
     Attributes:
-        state: what the reference computed, in every step.
+        state: the arrays that the reference computed, of every step.
         rounding: how errors add up.
         steps: the bounds of earlier steps, by the step's name; `bounds[name]` reads it. Most are a Bounded; where
             the step gives None, or a dict of gradients, so is its bound None, or a dict of Bounded.
@@ -38,7 +38,7 @@ class Bounds:
         return bound.map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
 
     def once(self, compute: Callable[[Bounds], Found]) -> Found:
-        """What `compute(self)` gives, computed once though several steps need it."""
+        """The result of `compute(self)`, which is kept, so that steps that share it compute it once."""
         if compute not in self._found:
             self._found[compute] = compute(self)
         found: Found = self._found[compute]

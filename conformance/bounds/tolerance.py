@@ -27,8 +27,8 @@ def allowed_error(state: State, precision: Precision) -> dict[str, NDArray]:
     """The error allowed in each element.
 
     Args:
-        state: what the reference computed for a problem that is rounded to the storage dtype already.
-        precision: how the subject computes.
+        state: the reference's run of a problem that is rounded to the storage dtype already.
+        precision: the dtypes in which the subject computes.
 
     Returns:
         Stage name -> array of the stage's shape; "gradients.NAME" -> array of the gradient's shape.
