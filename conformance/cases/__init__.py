@@ -1,1 +1,1 @@
-"""What is asked: the cases of the table, random ones, and the problems that they stand for."""
+"""The cases of the suite, from the table or drawn at random, and the problems that are built from them."""

@@ -1,7 +1,7 @@
-"""Cases for whoever computes attention in blocks: blocks without a key, partial ones, and enough to be cut.
+"""Cases for implementations that compute attention in blocks: blocks without a key, partial blocks, several blocks.
 
-The small ones are seen by blocks of two or three queries or keys; "blocks-long" by blocks of the size
-that is the smallest in use (mha_core.call.blocks.SMALLEST_BLOCK).
+The small cases fill several blocks of two or three queries or keys; "blocks-long" fills several of the smallest
+size in use (mha_core.call.blocks.SMALLEST_BLOCK).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _steps() -> list[Case]:
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
-    """A window that wanders over the keys; lengths that end in it, before it and behind it, and 32 queries without."""
+    """A window that moves along the keys, with lengths that end in, before or behind it; some stretches of queries have no key."""
     offset = np.array([40, 25, 12])
     position = offset[:, None] + np.arange(case.query_len)
     lens = (position + rng.integers(-30, 12, size=position.shape)).clip(0, case.key_len)

@@ -1,8 +1,8 @@
 """Case: one entry of the suite. Its sizes, its mask, and what it catches; the table stands in `table.py`.
 
-A case is a recipe; `Case.build()` makes the Problem, the same one each time. Building refuses what
-would test nothing: a mask that excludes nothing or everything, and equal sizes that would hide a
-transposition, unless the case says why it has them.
+A case is a recipe; `Case.build()` makes the Problem, the same one each time. Building refuses a
+mask that excludes nothing or everything, and equal sizes, which would hide a transposition, unless the
+case says why it has them: such a case would test nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Case:
         mask: makes the mask from a random generator and the case.
         dropout: whether a keep-mask is drawn, which makes it a training step.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
-        change: a last change to the Problem, for what the fields above can't say.
+        change: a function that makes the final Problem, where the fields above do not suffice.
         same_sizes: why two sizes may be equal. Empty: they may not.
         trivial_mask: why the mask may exclude nothing or everything. Empty: it may not.
         source: where the Problem comes from if it is not drawn at random.
@@ -167,7 +167,7 @@ def _itself(problem: Problem) -> Problem:
 
 
 def _excluding_sources(mask: AttentionMask) -> dict[str, AttentionMask]:
-    """Every source that is there to exclude keys, alone in a mask."""
+    """Name -> a mask with this source alone, of each source of the mask that excludes keys."""
     sources = {}
     if mask.valid_lens is not None:
         sources["valid_lens"] = AttentionMask(valid_lens=mask.valid_lens)

@@ -22,7 +22,7 @@ def bare_config(**changes: Any) -> AttentionConfig:
 
 
 def poison_past(rng: Rng, problem: Problem) -> Problem:
-    """NaN, infinity and 1e30 in the padding, the past's too."""
+    """The problem with NaN, infinity and 1e30 in the padding among its past and new keys and values."""
     problem = poison_padding(rng, problem)
     inputs = problem.inputs
     if inputs.past_keys is None or inputs.past_values is None:

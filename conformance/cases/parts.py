@@ -1,4 +1,4 @@
-"""What cases are made of: sizes, masks, and last changes to a problem."""
+"""Configs, masks and changes to a problem that several files of cases use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SQUARE_REASON = "square twin: rectangular sizes turn a wrong transposition into 
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """A mask without randomness."""
+    """A maker of masks that ignores the random generator: always these sources."""
     return lambda rng, case: AttentionMask(**sources)
 
 
@@ -59,7 +59,7 @@ def bias_per_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def bias_that_excludes(rng: Rng, case: Case) -> AttentionMask:
-    """-inf in a fifth of the places, and in the whole last row."""
+    """A bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
     bias = rng.normal(size=(case.batch, 1, case.query_len, case.key_len))
     bias[rng.random(bias.shape) < 0.2] = -np.inf
     bias[:, :, -1] = -np.inf
@@ -78,7 +78,7 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """The same large negative number on every score: no weight may notice it."""
+    """A bias of -1000 plus a small random number for each key: the softmax must not lose the small differences."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 
@@ -90,7 +90,7 @@ def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
 
 
 def poison_padding(rng: Rng, problem: Problem) -> Problem:
-    """NaN, infinity and 1e30 in the keys and values that nobody may attend to."""
+    """The problem with NaN, infinity and 1e30 in the keys and values that no query may attend to."""
     padding = problem.padding()
     padding = padding[:, padding.shape[1] - problem.inputs.keys.shape[1] :]  # without the past
     keys, values = problem.inputs.keys.copy(), problem.inputs.values.copy()
@@ -122,7 +122,7 @@ def loud_item(rng: Rng, problem: Problem) -> Problem:
 
 
 def same_signs(rng: Rng, problem: Problem) -> Problem:
-    """Values without a sign, so that errors of a long sum add up instead of cancelling."""
+    """All values positive, so that the errors of a long sum add up instead of cancelling."""
     return replace(problem, inputs=replace(problem.inputs, values=np.abs(problem.inputs.values)))
 
 

@@ -18,7 +18,7 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 class Problem:
     """A config, weights and inputs that fit it; and, for trained weights, what the original implementation computed.
 
-    They are checked here, once, and nowhere after: who has a Problem has one that fits.
+    They are checked when it is made, and need no further check.
 
     Args:
         config, weights, inputs: the layer and the call.
@@ -42,9 +42,7 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """The same problem with weights and inputs rounded to `dtype`, so that every subject and the
-        reference start from the same numbers.
-        """
+        """This problem with weights and inputs rounded to `dtype`, so that the reference starts from what a subject gets."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
@@ -53,5 +51,5 @@ class Problem:
         return allowed_keys(self.inputs.mask, self.sizes, self.config.num_heads)
 
     def padding(self) -> NDArray[np.bool_]:
-        """Bool (B, Lk): which keys nobody may attend to."""
+        """Bool (B, Lk): which keys no query may attend to."""
         return padding_keys(self.inputs.mask, self.sizes)

@@ -23,7 +23,7 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
     """Those whose id matches one of the patterns (shell wildcards), in their order; all of them without a pattern.
 
     Args:
-        things: what there is to choose from.
+        things: the cases or bugs to choose from.
         patterns: of ids.
         unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes.
 

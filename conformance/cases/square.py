@@ -1,4 +1,4 @@
-"""Cases of one width: for layers that know no other, and for mistakes that other sizes turn into an error."""
+"""Cases with one width for all inputs: for layers that need it, and for bugs that other sizes turn into an error."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def square_cases() -> list[Case]:
 
 
 def one_tensor(rng: Rng, problem: Problem) -> Problem:
-    """The very queries as keys and values."""
+    """The problem with one array as queries, keys and values: self-attention."""
     x = problem.inputs.queries
     return replace(problem, inputs=replace(problem.inputs, keys=x, values=x))
 
 
 def _twins() -> list[Case]:
-    """For layers that know one width alone, and for mistakes that other sizes turn into an error."""
+    """Cases like those of other files, with one width for all inputs."""
     twins: list[tuple[str, str, dict[str, Any], MakeMask | None]] = [
         ("no-bias", "a bias where there is none", {"bias": False}, None),
         ("lens-per-query", "lengths of another axis", {}, lens_per_query_square),
@@ -89,7 +89,7 @@ def lens_per_query_square(rng: Rng, case: Case) -> AttentionMask:
 
 
 def _for_other_layers() -> list[Case]:
-    """What frameworks' own layers can be asked, which have one width and biases everywhere."""
+    """Cases that frameworks' own layers can express: one width, and a bias in every projection."""
     lens = np.array([2, 4, 7, 1])
     return [
         Case(

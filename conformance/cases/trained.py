@@ -21,7 +21,7 @@ from mha_core.weights import check_weights
 FIXTURE = Path(__file__).parent / "data" / "minilm.safetensors"
 
 LAYERS = {"first": "layer0", "last": "layer5"}
-"""Which layer of the model -> its prefix in the file."""
+"""Position of a layer in the model -> the prefix of its arrays in the file."""
 
 
 def trained_cases() -> list[Case]:

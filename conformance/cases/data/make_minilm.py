@@ -1,4 +1,4 @@
-"""Make minilm.safetensors: two attention layers of a trained model, and what they really compute.
+"""Make minilm.safetensors: two attention layers of a trained model, and the results of their original modules.
 
 The model is sentence-transformers/all-MiniLM-L6-v2 (Apache License 2.0, see LICENSE-all-MiniLM-L6-v2
 beside this file): BERT with 6 layers, 384 channels and 12 heads. Eight sentences of different lengths
@@ -151,7 +151,7 @@ def stored_weights(model_dir: Path, layer: int) -> dict[str, NDArray]:
 
 
 Call = tuple["torch.Tensor", dict[str, Any]]
-"""What a BertSelfAttention was called with: hidden states, and the other arguments by name."""
+"""The arguments of a call of BertSelfAttention: the hidden states (B, L, 384), and the others by name."""
 
 
 def record_calls(model: Any, batch: Any) -> dict[int, Call]:
