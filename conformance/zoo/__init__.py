@@ -1,4 +1,4 @@
 """The bug zoo: ways of getting attention wrong. Each module of its folders has a tuple BUGS (see `registry.py`)."""
 
 ORDER = ("forward", "blocked", "backward")
-"""Where each folder stands in `mha bugs`; a folder that is not named comes last."""
+"""The order of the folders in `mha bugs`; a folder that is not named comes last."""

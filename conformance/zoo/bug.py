@@ -24,7 +24,7 @@ from mha_core.reference.state import State, Step
 from mha_core.weights import Weights
 
 GRADIENTS = "gradients"
-"""What `Bug.stage` says of a bug that leaves every stage right."""
+"""The value of `Bug.stage` for a bug that changes gradients only."""
 
 
 class DoesNotApply(CannotExpress, ValueError):
@@ -42,8 +42,8 @@ class Bug:
         fix: what to change.
         forward, backward: steps in place of those of `forward.FORWARD` and `backward.BACKWARD`,
             by name. A step raises DoesNotApply where sizes make the bug impossible.
-        seen_in: where the public has met it.
-        equivalent: why nothing can tell it from the right thing. Empty: the suite must find it.
+        seen_in: public code or reports in which it occurred.
+        equivalent: why its results equal the definition's. Empty: they differ, and the suite must find it.
 
     >>> from mha_core import reference
     >>> bug = Bug("heads-doubled", "Every head counts twice.", "heads", "Add each head once.",
@@ -73,7 +73,7 @@ class Bug:
 
 
 def compatible(a: Bug, b: Bug) -> bool:
-    """Whether both can be made at once: they replace no step in common."""
+    """Whether two bugs can be run together, which is so if they replace no step in common."""
     return not a.steps & b.steps
 
 
@@ -91,7 +91,7 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
 
 
 def _where_parameters_are(step: Step) -> Step:
-    """The step, which raises DoesNotApply in a layer without the parameter that it changes."""
+    """`step`, changed to raise DoesNotApply in a layer without a parameter that it reads."""
 
     def guarded(state: State) -> Any:
         try:

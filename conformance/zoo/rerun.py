@@ -1,7 +1,7 @@
-"""Run the reference again with other steps, from where they first change something.
+"""Run the reference again with some steps replaced, starting at the first of them.
 
-A step that nothing before it has changed gives what it gave: it is not run. A bug that does not touch a case costs
-almost nothing there.
+Steps before the first change are not run: their arrays are those of the finished run. So a bug that changes nothing
+in a case takes almost no time there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mha_core.reference.state import State, Step
 def rerun(
     state: State, pipeline: Mapping[str, Step], replaced: Collection[str], *, changed: bool = False
 ) -> tuple[State, bool]:
-    """Take up a finished run with other steps: the replaced ones, and all after the first that gives another array.
+    """Run the replaced steps of a finished run, and every step after the first that gives another array.
 
     Args:
-        state: what `reference.run_state` gave; it stays as it is.
+        state: a result of `reference.run_state`; it is not changed.
         pipeline: every step, forward or backward, with the replaced ones among them.
         replaced: their names.
         changed: whether something before this pipeline is new already.
@@ -38,7 +38,7 @@ def rerun(
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether a step's results are equal; a NaN equals a NaN."""
+    """Whether two results of a step are equal; a NaN equals a NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     if a is None or b is None:

@@ -61,12 +61,12 @@ def _nan_in_empty_rows(state: State) -> NDArray:
 
 
 def _nan_where_excluded(state: State) -> NDArray:
-    """The gradient of where(allowed, log(weight), 0) and its like: 0 * infinity where nothing is chosen."""
+    """The right gradient, NaN at excluded keys: where(allowed, f(weight), 0) gives that by 0 * infinity."""
     return np.where(state["allowed"], backward.d_scores(state), np.nan)
 
 
 def _detached_maximum(state: State) -> NDArray:
-    """Of exp(s - m) / sum with m held constant, taken step by step."""
+    """The gradient (B, H, Lq, Lk) of exp(s - m) / sum with m held constant, computed operation by operation."""
     has_key = state["allowed"].any(axis=-1, keepdims=True)
     scores = np.where(state["allowed"], state["scores"], -np.inf)
     exponentials = np.exp(scores - np.where(has_key, scores.max(axis=-1, keepdims=True, initial=-np.inf), 0.0))
@@ -163,7 +163,7 @@ def _without_slope(state: State) -> NDArray | None:
 
 
 def _slope_of_output(state: State) -> NDArray | None:
-    """1 - tanh instead of 1 - tanh^2."""
+    """`d_additive_hidden` with the slope 1 - tanh instead of 1 - tanh^2."""
     if state.config.score != "additive":
         return None
     return state["d_similarity"][..., None] * state.parameters["score.vector"] * (1.0 - state["additive_hidden"])

@@ -31,7 +31,7 @@ def _bug(id: str, sentence: str, fix: str, backward: Mapping[str, Step]) -> Bug:
 
 
 def _cut(*names: str) -> Mapping[str, Step]:
-    """0 in place of these steps' arrays."""
+    """Steps that give zeros in place of these steps' arrays."""
 
     def zero(name: str) -> Step:
         right = backward.BACKWARD[name]
@@ -81,7 +81,7 @@ def _bias_gradient(change: Callable[[State, NDArray], NDArray]) -> Mapping[str, 
 
 
 def _repetitions(state: State, gradient: NDArray) -> float:
-    """Over how many places each element of the bias was broadcast."""
+    """The number of scores that each element of the bias was added to."""
     return state["d_scores"].size / gradient.size if gradient.size else 1.0
 
 
@@ -129,7 +129,7 @@ def _projections(change: Callable[[State, Gradients], Gradients]) -> Mapping[str
 
 
 def _scaled(ending: str, factor: Callable[[State, str], float]) -> Callable[[State, Gradients], Gradients]:
-    """The arrays whose name ends like this, times `factor(state, name)`."""
+    """A change that multiplies each gradient whose name ends with `ending` by `factor(state, name)`."""
 
     def change(state: State, right: Gradients) -> Gradients:
         return {name: array * factor(state, name) for name, array in right.items() if name.endswith(ending)}
@@ -168,7 +168,7 @@ def _heads_split_d_h(state: State) -> NDArray:
 
 
 def _untransposed(projection: str) -> Mapping[str, Step]:
-    """The gradient of what is projected, through the weight transposed once too often."""
+    """The gradient of a projection's input, multiplied by the transpose of the right factor."""
     given, made = PROJECTED[projection]
 
     def step(state: State) -> NDArray:
@@ -242,7 +242,7 @@ PARAMETERS = (
 
 
 def _leaking_values(state: State) -> NDArray:
-    """Of weights that were masked after the softmax: excluded values share in the gradient."""
+    """`d_values` from a softmax over all keys, masked afterwards: excluded values get gradients, too."""
     scores = state["scores"] - state["scores"].max(axis=-1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(scores)
     weights = exponentials / exponentials.sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Backward passes in blocks done wrong: what is not added up over the blocks, and what is recomputed otherwise."""
+"""Bugs of backward passes in blocks: gradients not added up over the blocks, weights recomputed differently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _backward_bug(id: str, sentence: str, fix: str, backward: Mapping[str, Step]
 
 
 def _of_last_block(step: Step, *names: str) -> Step:
-    """The right step on the queries of the last block alone, which overwrote what the others gave."""
+    """The right step on the queries of the last block alone, as if each block overwrote the gradients before it."""
 
     def last(state: State) -> NDArray | None:
         if not state.sizes.query_len:
@@ -87,7 +87,7 @@ def _through_dropped(state: State) -> NDArray:
 
 
 def _other_factor(state: State) -> NDArray | float:
-    """What a second draw would drop."""
+    """The dropout factor (B, H, Lq, Lk) of another keep-mask, as if it were drawn again; 1 without dropout."""
     keep = state.inputs.dropout_keep
     return 1.0 if keep is None else np.roll(keep, 1, axis=-1) / (1.0 - state.config.dropout)
 

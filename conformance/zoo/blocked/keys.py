@@ -29,7 +29,7 @@ def finite(highest: NDArray) -> NDArray:
 
 
 def _divided(state: State, exponentials: NDArray, total: NDArray | None = None) -> NDArray:
-    """By their own sum, or another one; 0 where a key is excluded or the sum is 0."""
+    """The exponentials divided by their sum, or by `total`; 0 where a key is excluded or the divisor is 0."""
     total = exponentials.sum(axis=-1, keepdims=True) if total is None else total
     return np.where(state["allowed"], exponentials / np.where(total == 0.0, 1.0, total), 0.0)
 
@@ -39,7 +39,7 @@ def _key_blocks(state: State) -> list[slice]:
 
 
 def _block_maxima(state: State) -> NDArray:
-    """(B, H, Lq, Lk): of the block of keys that the key is in."""
+    """(B, H, Lq, Lk): for each key, the maximum of the scores in its block of keys."""
     scores = open_scores(state)
     highest = scores.copy()
     for keys in _key_blocks(state):
@@ -48,7 +48,7 @@ def _block_maxima(state: State) -> NDArray:
 
 
 def _maximum_so_far(state: State) -> NDArray:
-    """(B, H, Lq, Lk): up to the end of the block of keys that the key is in."""
+    """(B, H, Lq, Lk): for each key, the maximum of the scores up to the end of its block of keys."""
     return finite(np.maximum.accumulate(_block_maxima(state), axis=-1))
 
 
@@ -76,7 +76,7 @@ def _averaged(state: State) -> NDArray:
 
 
 def _padding_counted(state: State) -> NDArray:
-    """Zeros behind the last key, up to a whole block, score 0."""
+    """The weights if the last block is filled up with zeros, which score 0 and count in the sum."""
     scores, has_key = open_scores(state), state["allowed"].any(axis=-1, keepdims=True)
     padding = -state.sizes.key_len % keys_of_block()
     highest = scores.max(axis=-1, keepdims=True, initial=0.0 if padding else -np.inf)
@@ -162,7 +162,7 @@ def _past_and_new(weights: Callable[[State, list[slice]], NDArray]) -> Mapping[s
 
 
 def _exponentials_of(state: State, parts: list[slice]) -> NDArray:
-    """Of each part, with its own maximum subtracted."""
+    """exp(score - maximum), (B, H, Lq, Lk), each of the `parts` of the keys with its own maximum subtracted."""
     scores = open_scores(state)
     for part in parts:
         scores[..., part] -= finite(scores[..., part].max(axis=-1, keepdims=True, initial=-np.inf))

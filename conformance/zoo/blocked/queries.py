@@ -50,7 +50,7 @@ def bug_of_blocks(
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """The bug in blocks of so many queries and keys: cases of fewer do not see it."""
+    """`bug` with blocks of `size` queries and keys; cases with fewer can't show it."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:
@@ -87,7 +87,7 @@ def _allowed_in(state: State, rule: Callable[[State, slice], NDArray]) -> NDArra
 
 
 def _reach(state: State) -> Reach:
-    """What lengths and positions leave to each query, both (B, Lq)."""
+    """The interval first <= j < stop of keys that lengths and positions leave to each query, both (B, Lq)."""
     shape = (state.sizes.batch, state.sizes.query_len)
     return Reach(*(np.broadcast_to(end, shape) for end in reach(state.inputs.mask, state.sizes)))
 
@@ -147,7 +147,7 @@ def _skipped_by_first_item(state: State, queries: slice) -> NDArray:
 
 
 def _open_inside(state: State) -> NDArray:
-    """Within the keys of its block, no query is held back by lengths or positions."""
+    """A mask in which lengths and positions exclude only keys that no query of the block reaches."""
     mask = state.inputs.mask
     rest = replace(mask, valid_lens=None, causal=False, window=None)
     found = allowed_keys(rest, state.sizes, state.config.num_heads).copy()
@@ -179,7 +179,7 @@ def _from_zero(sizes: CallSizes) -> NDArray:
 
 
 def _last_moved_back(sizes: CallSizes) -> NDArray:
-    """The last partial block is read further in front, where a whole one fits, and masked as if it were not."""
+    """The last partial block is moved back so that it is a whole one, but masked as if it were not."""
     rows, behind = np.arange(sizes.query_len), -sizes.query_len % queries_of_block()
     if behind and sizes.query_len >= queries_of_block():
         rows[-queries_of_block() :] += behind

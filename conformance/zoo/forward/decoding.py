@@ -1,4 +1,4 @@
-"""Softcap, cache and heads that are given done wrong."""
+"""Bugs of the softcap, of the past of a decoding step, and of inputs that are given split into heads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _capped(cap: Callable[[State, NDArray, float], NDArray]) -> Mapping[str, Ste
 
 
 def _after_bias(state: State) -> NDArray:
-    """The softcap on what has the bias already."""
+    """The softcap applied after the bias is added, not before."""
     if state.inputs.mask.bias is None:
         return forward.scores(state)
     return cap(state, state["similarity"] + additive_bias(state.inputs.mask))

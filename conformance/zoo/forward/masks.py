@@ -33,7 +33,7 @@ def _other_mask(change: Callable[[State, AttentionMask], AttentionMask]) -> Mapp
 
 
 def _lens(change: Callable[[State, NDArray], NDArray]) -> Mapping[str, Step]:
-    """Other lengths."""
+    """The mask with `change(state, valid_lens)` in place of its lengths."""
 
     def other(state: State, mask: AttentionMask) -> AttentionMask:
         return mask if mask.valid_lens is None else replace(mask, valid_lens=change(state, mask.valid_lens))

@@ -59,7 +59,7 @@ def _reach(rule: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
 
 
 def _window(change: Callable[[int | None, int | None], Sides | None]) -> Mapping[str, Step]:
-    """Another window."""
+    """The mask with `change(left, right)` in place of its window."""
 
     def allowed(state: State) -> NDArray:
         mask = state.inputs.mask

@@ -22,7 +22,7 @@ DENOMINATOR_FIX = "Divide the exponentials by their own sum, and nothing else."
 
 
 def _plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
-    """Over any axes; NaN where all scores are -inf, as plain implementations give."""
+    """Softmax over the given axes; NaN where all scores are -inf, as plain implementations give."""
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
