@@ -1,4 +1,4 @@
-"""What stands in a folder is found by itself: a new file of bugs or of cases needs no other edit."""
+"""Find the modules of a package, so that a new file of bugs or of cases is registered by being there."""
 
 from __future__ import annotations
 

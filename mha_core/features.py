@@ -1,4 +1,4 @@
-"""FEATURES: what a layer may have beyond the plain one, a row each; everything that asks "has it this?" reads them.
+"""FEATURES: one row for each feature that a layer may have beyond the plain one.
 
 The plain layer has one head, four projections, scores scaled by 1 / sqrt(head_dim), one width, and a mask of keys.
 From a row follow: why a layer can't be asked a case (`mha_core.subject.Capabilities`), what a plain function is given
@@ -20,7 +20,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
 
 Present: TypeAlias = Callable[[AttentionConfig, "AttentionInputs | None"], bool]
-"""Whether a layer, or one call of it, has a feature; of a layer alone (None for the call), what the config says."""
+"""(config, inputs of a call, or None for the layer alone) -> whether it has the feature."""
 
 Value: TypeAlias = Callable[[AttentionConfig, AttentionInputs], Any]
 
@@ -30,11 +30,11 @@ WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
 
 @dataclass(frozen=True)
 class Need:
-    """What a plain function must be told of a feature.
+    """An argument that a plain function needs for a feature.
 
     Args:
-        words: what it is, to say that no parameter tells it; or what makes the words of a config.
-        options: the parameters of which any one would do.
+        words: a name for it in the message that the function has no such parameter; or a function config -> name.
+        options: the names of parameters, of which the function needs any one.
         present: whether a call needs it. Default: whether it has the feature.
     """
 
@@ -52,11 +52,11 @@ class Feature:
 
     Args:
         name: by which a layer's `Capabilities` list it.
-        words: what a layer without it has no way to be told; "" if every layer has it.
+        words: the feature in words, for the reason why a layer can't express it; "" if every layer has it.
         present: whether a config, or a call, has it.
         options: keyword parameter of a plain function -> its value.
-        needs: what a plain function must be told; none if the arrays tell it.
-        plain: fields of a config that no array of a layout tells -> what they are without the feature.
+        needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
+        plain: fields of a config that can't be read from the arrays of a layout -> their values without the feature.
         layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
         arithmetic: whether it changes what is computed of given arrays: a function that can't be told is told so first.
         alone: whether nothing else is worth saying of a layer that has it.
@@ -222,7 +222,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def plain_fields() -> dict[str, Any]:
-    """Field of a config that no array of a layout tells -> what it is in the plain layer.
+    """Each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
 
     >>> plain_fields()["scale"] is None
     True

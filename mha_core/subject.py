@@ -27,10 +27,10 @@ class Capabilities:
 
     Args:
         features: names of the rows of `mha_core.features.FEATURES` that it has.
-        only_lengths: whether the number of first keys, of each item or query, is the only mask that it takes.
+        only_lengths: whether valid_lens, of each item or query, is the only mask that it takes.
 
     Raises:
-        SpecError: a name is none of a row.
+        SpecError: a name is that of no row.
 
     >>> from mha_core import AttentionConfig
     >>> Capabilities("bias").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
@@ -50,7 +50,7 @@ class Capabilities:
         object.__setattr__(self, "only_lengths", only_lengths)
 
     def but(self, *more: str, without: Collection[str] = ()) -> Capabilities:
-        """The same with some features more, and `without` some of its own.
+        """A copy with the features `more` added and those of `without` taken out.
 
         >>> sorted(Capabilities("bias", "scale").but("past", without=("scale",)).features)
         ['bias', 'past']
@@ -72,7 +72,7 @@ class Capabilities:
 
 
 OPERATION = Capabilities("bias", "dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS, "bare")
-"""What an attention operator has that is given queries, keys and values in heads: projections are the caller's."""
+"""The features of an operator that is given queries, keys and values in heads, without projections of its own."""
 
 
 def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
@@ -80,7 +80,7 @@ def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
 
 
 def one_width(layer: str, config: AttentionConfig) -> int:
-    """H * d, in a layer where that is how many rows each projection makes, such as d2l.ai's; SpecError elsewhere.
+    """H * d, for layers such as d2l.ai's in which every projection is that wide; SpecError if the config differs.
 
     >>> from mha_core import AttentionConfig
     >>> one_width("d2l.ai's layer", AttentionConfig(12, 4, output_dim=10))

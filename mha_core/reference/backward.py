@@ -1,8 +1,8 @@
-"""The reference's backward steps (see `pipeline`): d_x is the gradient of the loss with respect to what step x gives.
+"""The reference's backward steps (see `pipeline`): d_x is the gradient of the loss by the result of step x.
 
-Three steps end the way and give arrays by their public names: d_inputs, d_projection_parameters, d_score_parameters.
-A variant with another forward step keeps the definition's way backwards, at the stages that it gives: what the gradient
-needs from between two stages, the similarity or the merged heads, is computed anew.
+Three steps give a dict of gradients by their public names: d_inputs, d_projection_parameters, d_score_parameters.
+A variant with another forward step keeps these backward steps, which are evaluated at the variant's stages. Arrays
+between two stages that a gradient needs, the similarity and the merged heads, are computed from those stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mha_core.reference.state import State, Step
 
 
 def d_output(state: State) -> NDArray:
-    """(B, Lq, Do): given."""
+    """(B, Lq, Do): the cotangent, which is given."""
     return state.inputs.cotangent  # type: ignore[return-value]  # run() asked for it
 
 
@@ -59,7 +59,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """The mask's additive bias, in its own shape: broadcasting backwards is a sum."""
+    """The gradient of the mask's additive bias, in its own shape: summed over the axes along which it is broadcast."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None
@@ -79,7 +79,7 @@ def d_similarity(state: State) -> NDArray:
         return state["d_scores"]
     similarity = unscaled(state) * state.config.softmax_scale
     slope = 1.0 - np.tanh(similarity / softcap) ** 2
-    # A score of an excluded key may be anything, even NaN.
+    # The score of an excluded key may be any number, even NaN.
     return np.where(state["allowed"], state["d_scores"] * slope, 0.0)
 
 
@@ -108,7 +108,7 @@ def d_keys(state: State) -> NDArray:
 
 
 def d_score_parameters(state: State) -> dict[str, NDArray]:
-    """The additive score's three arrays; empty for a dot product."""
+    """Name -> gradient of each of the additive score's three arrays; empty for a dot product."""
     if state.config.score != "additive":
         return {}
     inside = state["d_additive_hidden"]
@@ -138,7 +138,7 @@ def d_v_proj(state: State) -> NDArray:
 
 
 def through_projection(state: State, projection: str, gradient: NDArray) -> NDArray:
-    """(B, L, out) -> (B, L, in): with respect to what was projected; as it is in a layer without projections."""
+    """(B, L, out) -> (B, L, in): the gradient of a projection's input; unchanged in a layer without projections."""
     return gradient @ state.parameters[f"{projection}.weight"] if state.config.projections else gradient
 
 
@@ -158,7 +158,7 @@ def d_value_inputs(state: State) -> NDArray:
 
 
 def d_projection_parameters(state: State) -> dict[str, NDArray]:
-    """The W and b of the four projections; empty in a layer without them."""
+    """Name -> gradient of the W and b of the four projections; empty in a layer without them."""
     if not state.config.projections:
         return {}
     gradients = {}
@@ -171,9 +171,9 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_inputs(state: State) -> dict[str, NDArray]:
-    """The given queries, keys and values, in the shapes in which they are given, and those of the past if any.
+    """Name -> gradient of the queries, keys and values, in the shapes in which they were given, and of a past.
 
-    0 where they are padding, which was replaced by 0.
+    It is 0 in padding, because the forward direction replaces padding by 0.
     """
     is_padding = new_padding(state)
     gradients = {
@@ -218,12 +218,12 @@ BACKWARD: Mapping[str, Step] = {
 
 
 class ByStep(Protocol):
-    """What has something for each step, by the step's name."""
+    """Anything that is indexed by the names of steps, such as a State or Bounds."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
 
 def collect_gradients(steps: ByStep) -> dict[str, Any]:
-    """What backward steps gave, the arrays of a State for one, by the names of a Trace's gradients; inputs first."""
+    """Name of a gradient, as a Trace has it -> the entry of `steps` for it; those of the inputs come first."""
     bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
     return {**steps["d_inputs"], **bias, **steps["d_projection_parameters"], **steps["d_score_parameters"]}

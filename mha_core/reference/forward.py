@@ -1,16 +1,16 @@
 """The reference's forward steps, in their order. A step reads the State and returns one array (see `pipeline`).
 
-    allowed, padding                           which keys each query may attend to, which nobody may
-    query_inputs, key_inputs, value_inputs     what is projected: padding replaced by 0
+    allowed, padding                           keys each query may attend to; keys that none may attend to
+    query_inputs, key_inputs, value_inputs     the inputs of the projections: padding replaced by 0
     q_proj, k_proj, v_proj                     x W^T + b
     queries, new_keys, new_values              split into heads
     keys, values                               those of the past in front
-    additive_hidden, unscaled, similarity      the score function, and scaled
-    capped, scores                             bounded by the softcap, plus the bias
+    additive_hidden, unscaled, similarity      the score function, then times the scale
+    capped, scores                             bounded by the softcap, then plus the bias
     weights, kept_weights                      softmax, dropout
     heads, merged, output                      the weighted sum, merged heads, x W^T + b
 
-Positions that turn queries and keys would be steps between the split and the past.
+Rotary positions, which are no part of the definition, would be steps between splitting and joining the past.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def allowed(state: State) -> NDArray:
 
 
 def padding(state: State) -> NDArray:
-    """Bool (B, Lk): keys that nobody can attend to, by valid_lens or by `allowed`."""
+    """Bool (B, Lk): keys that no query can attend to, by valid_lens or by `allowed`."""
     return padding_keys(state.inputs.mask, state.sizes) & ~state["allowed"].any(axis=(1, 2))
 
 
@@ -118,7 +118,7 @@ def values(state: State) -> NDArray:
 
 
 def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
-    """The past, 0 where it is padding, and then the new ones, along the length."""
+    """(B, G, Lk, width): the past, 0 where it is padding, then the new keys or values; without a past, the new ones."""
     if past is None:
         return new
     is_padding = state["padding"][:, None, : state.sizes.past_len, None]
@@ -138,7 +138,7 @@ def additive_hidden(state: State) -> NDArray | None:
 
 
 def unscaled(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the score function: queries times keys, or the vector times what is hidden."""
+    """(B, H, Lq, Lk): the score function before the scale: q.k, or w . additive_hidden."""
     if state.config.score == "additive":
         return state["additive_hidden"] @ state.parameters["score.vector"]
     return state["queries"] @ state.heads_of("keys").swapaxes(-1, -2)
@@ -150,7 +150,7 @@ def similarity(state: State) -> NDArray:
 
 
 def capped(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the similarity within the softcap."""
+    """(B, H, Lq, Lk): the similarity, bounded by the softcap if there is one."""
     return cap(state, state["similarity"])
 
 
@@ -189,7 +189,7 @@ def kept_weights(state: State) -> NDArray:
 
 
 def dropout_factor(state: State) -> NDArray | float:
-    """What dropout multiplies each attention weight by: 0, or 1 / (1 - p); 1 without a keep-mask."""
+    """(B, H, Lq, Lk): the factor of dropout on each weight, 0 or 1 / (1 - p); the number 1 without a keep-mask."""
     if state.inputs.dropout_keep is None:
         return 1.0
     return state.inputs.dropout_keep / (1.0 - state.config.dropout)
@@ -252,4 +252,4 @@ PART_OF: Mapping[str, str] = {
     "kept_weights": "heads",
     "merged": "output",
 }
-"""Each step that the forward direction needs for one stage alone -> that stage."""
+"""Each step whose result only one stage needs in the forward direction -> that stage."""

@@ -51,7 +51,7 @@ def run_state(
     forward: Mapping[str, Step] | None = None,
     backward: Mapping[str, Step] | None = None,
 ) -> State:
-    """As `run`, but the State with the array of every step."""
+    """Run the pipeline as `run` does, and return the State, which holds the array of every step; errors as there."""
     checked = check_weights(config, weights)
     sizes = inputs.check(config)
     state = State(

@@ -1,4 +1,4 @@
-"""What a step of the reference reads: the problem, and the arrays of the steps before it."""
+"""`State`, the argument of every step of the reference: the problem, and the arrays of the steps before it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mha_core.weights import Weights
 
 @dataclass
 class State:
-    """What a step may read: the problem, and the arrays of earlier steps by name.
+    """The problem, and the arrays of the steps that have run, by name.
 
     Attributes:
         config, inputs, sizes: the layer and the call. Inputs that are split into heads are merged here.
         parameters: the layer's W and b by name, float64. The step `weights` is something else: the attention weights.
         is_split: whether the caller gave inputs that are split into heads.
-        arrays: what the steps before this one gave, by name; `state[name]` reads it.
+        arrays: step -> its result, of the steps that have run; `state[name]` reads it.
     """
 
     config: AttentionConfig
@@ -42,4 +42,4 @@ class State:
 
 
 Step = Callable[[State], Any]
-"""One step: the array, or the gradients by name, that it makes of what stands before it."""
+"""A step: State with the arrays of earlier steps -> its own array, or gradients by name."""
