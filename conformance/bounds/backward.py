@@ -87,7 +87,7 @@ def d_bias(b: Bounds) -> Bounded | None:
 
 
 def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
-    """x summed down to `shape`, from which it was broadcast; the wider of the bounds of two orders of summation.
+    """The sum of x down to `shape`, from which it was broadcast; the larger bound of two orders of summation.
 
     Either the added axes are summed first and the repeated ones afterwards, or all of them at once.
     """

@@ -58,7 +58,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, v: NDArray) -> Bounded:
-        """v with an error of 0: an array that every implementation is given, such as an input or a parameter."""
+        """The Bounded of v with an error of 0: for arrays that are given, such as inputs and parameters."""
         return cls(v, np.zeros(v.shape))
 
     @property

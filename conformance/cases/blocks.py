@@ -92,7 +92,7 @@ def _steps() -> list[Case]:
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
-    """A window that moves along the keys, with lengths that end in, before or behind it; some stretches of queries have no key."""
+    """A window that moves along the keys; lengths end in, before or behind it, and stretches of queries have no key."""
     offset = np.array([40, 25, 12])
     position = offset[:, None] + np.arange(case.query_len)
     lens = (position + rng.integers(-30, 12, size=position.shape)).clip(0, case.key_len)

@@ -42,7 +42,7 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """This problem with weights and inputs rounded to `dtype`, so that the reference starts from what a subject gets."""
+        """This problem, weights and inputs rounded to `dtype`: subject and reference start from the same numbers."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
