@@ -218,7 +218,7 @@ class MultiHeadAttention(nn.Module):
         return call
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the config, with the widths and the dtype that the parameters have."""
+        """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         dtype = layer_dtype(self) if weight_shapes(self._config) else None
         return LayerSpec.of(self._config, widths=self._widths(self.variables), dtype=dtype)
 
@@ -229,18 +229,18 @@ class MultiHeadAttention(nn.Module):
         return dot_score(queries, keys, self._config.softmax_scale, precision=self.precision)
 
     def _operands(self, queries: Array, keys: tuple[Array, ...], values: tuple[Array, ...]) -> Operands[Array]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         if self._config.score == "additive":
             return Operands(self.additive.query(queries), tuple(map(self.additive.key, keys)), values)
         return Operands(queries, keys, values)
 
     def _score(self) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         vector = self.additive.vector if self._config.score == "additive" else None
         return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
-        """(Dq, Dk, Dv); None where the first call will decide."""
+        """(Dq, Dk, Dv); None for a width that the first call decides."""
         if not self._config.projections:
             return self._config.query_dim, self._config.key_dim, self._config.value_dim
         return (
@@ -251,5 +251,5 @@ class MultiHeadAttention(nn.Module):
 
 
 def _unchanged(x: Array) -> Array:
-    """What stands in place of a projection in a layer without them."""
+    """Return x: a layer without projections calls this in their place."""
     return x

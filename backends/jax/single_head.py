@@ -38,15 +38,15 @@ class _AttentionWithoutHeads(nn.Module):
         raise NotImplementedError  # each subclass has its own
 
     def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         raise NotImplementedError  # each subclass has its own
 
     def _score(self, queries: Array) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         raise NotImplementedError  # each subclass has its own
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
-        """(Dq, Dk, Dv); None where any will do, or the first call will decide."""
+        """(Dq, Dk, Dv); None for a width that may be any, or that the first call decides."""
         return None, None, None
 
     @nn.compact

@@ -192,7 +192,7 @@ class MultiHeadAttention(KeywordBlock):
         return call
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the config, with the widths and the dtype that the parameters have."""
+        """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         return LayerSpec.of(self._config, widths=self._widths(), dtype=expected_dtype(self))
 
     def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
@@ -204,23 +204,23 @@ class MultiHeadAttention(KeywordBlock):
     def _operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
     ) -> Operands[mx.np.ndarray]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         if self._config.score == "additive":
             return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
         return Operands(queries, keys, values)
 
     def _score(self) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         vector = self.score.vector.data() if self._config.score == "additive" else None
         return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self) -> Widths:
-        """(Dq, Dk, Dv); None where the first call will decide."""
+        """(Dq, Dk, Dv); None for a width that the first call decides."""
         if not self._config.projections:
             return self._config.query_dim, self._config.key_dim, self._config.value_dim
         return in_width(self.q_proj), in_width(self.k_proj), in_width(self.v_proj)
 
 
 def _unchanged(x: mx.np.ndarray) -> mx.np.ndarray:
-    """What stands in for the projections of a layer that has none."""
+    """Return x: a layer without projections calls this in their place."""
     return x

@@ -74,11 +74,11 @@ class _AttentionWithoutHeads(KeywordBlock):
         return call
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the widths and the dtype that the parameters have."""
+        """The widths and the dtype of the parameters: `check_call` checks every call against them."""
         return LayerSpec(widths=self._widths(), dtype=expected_dtype(self))
 
     def _widths(self) -> Widths:
-        """(Dq, Dk, Dv); None where any will do, or where the first call will decide."""
+        """(Dq, Dk, Dv); None for a width that may be any, or that the first call decides."""
         return None, None, None
 
     def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
@@ -88,11 +88,11 @@ class _AttentionWithoutHeads(KeywordBlock):
     def _operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
     ) -> Operands[mx.np.ndarray]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         raise NotImplementedError  # each subclass has its own
 
     def _score(self, queries: mx.np.ndarray) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         raise NotImplementedError  # each subclass has its own
 
 

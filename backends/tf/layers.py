@@ -209,7 +209,7 @@ class MultiHeadAttention(AttentionLayer):
         return {**super().get_config(), **self._config.to_dict(), **widths}
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the config, with the widths and the dtype that the parameters have."""
+        """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         return LayerSpec.of(self._config, widths=self._widths, dtype=self._dtype())
 
     def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
@@ -221,12 +221,12 @@ class MultiHeadAttention(AttentionLayer):
     def _operands(
         self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
     ) -> Operands[tf.Tensor]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         if self._config.score == "additive":
             return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
         return Operands(queries, keys, values)
 
     def _score(self) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         vector = tf.cast(self.score.vector, self.compute_dtype) if self._config.score == "additive" else None
         return Score(self._config.softmax_scale, vector, self._config.softcap)

@@ -82,7 +82,7 @@ class _AttentionWithoutHeads(AttentionLayer):
         return super()._placed(call, training).for_one_head(lambda array: array[:, None])
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the widths and the dtype that the parameters have."""
+        """The widths and the dtype of the parameters: `check_call` checks every call against them."""
         return LayerSpec(widths=self._widths, dtype=self._dtype())
 
     def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
@@ -92,11 +92,11 @@ class _AttentionWithoutHeads(AttentionLayer):
     def _operands(
         self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
     ) -> Operands[tf.Tensor]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         raise NotImplementedError  # each subclass has its own
 
     def _score(self) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         raise NotImplementedError  # each subclass has its own
 
 

@@ -80,7 +80,7 @@ class TorchBackend(Backend):
 
 
 def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
-    """A method of the layer as one compiled program for each form of call: shapes, dtypes, masks, training or not.
+    """A method of the layer, compiled once for each form of call: shapes, dtypes, masks, training or not.
 
     PyTorch keeps what it compiles with the code object, and stops at eight programs for one of them.
     Each form therefore gets a copy of the code, whose programs go with the layer.
@@ -102,7 +102,7 @@ def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
 
 
 def _form(given: Call[torch.Tensor] | AttentionMask) -> list[Any]:
-    """What a compiled program depends on: the shape and dtype of each tensor, anything else but the mask itself."""
+    """The part of a call that a program depends on: shape and dtype of each tensor, and other fields but the mask."""
     values = ((name, value) for name, value in vars(given).items() if name != "mask")
     return [
         (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value) for name, value in values
@@ -110,6 +110,6 @@ def _form(given: Call[torch.Tensor] | AttentionMask) -> list[Any]:
 
 
 def _compiler() -> str:
-    """PyTorch's own compiler; where there is no C++ compiler, which it needs, its graphs op by op."""
+    """The backend of torch.compile: "inductor", or "aot_eager" without the C++ compiler that inductor needs."""
     cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return "inductor" if shutil.which(cxx) else "aot_eager"

@@ -1,4 +1,4 @@
-"""The subjects of `backends.torch.native.subjects` under older names, by which commands may ask for them."""
+"""The subjects of `backends.torch.native.subjects` under their older name, which `--subject` still accepts."""
 
 from backends.torch.native.subjects import D2lMultiHeadAttentionSubject as SeedMultiHeadAttention
 from backends.torch.native.subjects import MultiheadAttentionFastPathSubject as MultiheadAttentionFastPath

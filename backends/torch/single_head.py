@@ -21,7 +21,7 @@ from mha_core.config import check_dropout, check_size
 
 
 class _AttentionWithoutHeads(nn.Module):
-    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
+    """Base of DotProductAttention and AdditiveAttention, which define the score. The stages see one head."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ class _AttentionWithoutHeads(nn.Module):
         return call
 
     def _spec(self) -> LayerSpec:
-        """What a call has to fit: the widths and the dtype that the parameters have."""
+        """The widths and the dtype of the parameters: `check_call` checks every call against them."""
         return LayerSpec(widths=self._widths(), dtype=expected_dtype(self))
 
     def _widths(self) -> Widths:
-        """(Dq, Dk, Dv); None where any will do, or where the first call will decide."""
+        """(Dq, Dk, Dv); None for a width that may be any, or that the first call decides."""
         return None, None, None
 
     def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -96,11 +96,11 @@ class _AttentionWithoutHeads(nn.Module):
         raise NotImplementedError  # each subclass has its own
 
     def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
-        """Queries and keys as wide as the score takes them, so that this is done once for all blocks."""
+        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
         raise NotImplementedError  # each subclass has its own
 
     def _score(self, queries: Tensor) -> Score:
-        """How the fast path scores what `_operands` gives it."""
+        """The score function for the fast path, which is given what `_operands` returns."""
         raise NotImplementedError  # each subclass has its own
 
 

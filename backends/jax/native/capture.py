@@ -1,4 +1,4 @@
-"""Hooks on Flax modules, linen and nnx, for `mha.capture`, and how the attention layers among them are read."""
+"""Hooks on Flax modules, linen and nnx, for `mha.capture`, and adapters that read the calls of attention layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of what computes."""
+    """Package -> version, of the packages that compute."""
     return {"jax": jax.__version__, "flax": flax.__version__}
 
 
@@ -224,7 +224,7 @@ class NnxLayer(FlaxLayer):
 
 
 class OwnLayer:
-    """backends.jax.MultiHeadAttention: its call is the definition's."""
+    """backends.jax.MultiHeadAttention: its calls are recorded as they are."""
 
     kind = "backends.jax.MultiHeadAttention"
 
@@ -232,7 +232,7 @@ class OwnLayer:
         return isinstance(layer, MultiHeadAttention)
 
     def check(self, layer: MultiHeadAttention) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -255,7 +255,7 @@ class D2lLayer:
         return takes_lens(layer.__call__) and {"W_q", "W_k", "W_v", "W_o"} <= set(layer.variables.get("params", {}))
 
     def check(self, layer: nn.Module) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if has_values(layer.variables):  # else its call is refused
@@ -274,7 +274,7 @@ class D2lLayer:
 
 
 ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), D2lLayer())
-"""How the layers that are known here are read."""
+"""The adapters of the layers that can be captured; each reads the calls of one kind of layer."""
 
 
 def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
@@ -282,7 +282,7 @@ def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
 
 
 def _array(array: Any) -> NDArray:
-    """A copy, which what the model does next can't change."""
+    """A copy in NumPy, which the model can't change afterwards."""
     return np.array(to_numpy(array) if isinstance(array, jax.Array) else array)
 
 

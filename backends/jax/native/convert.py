@@ -105,7 +105,7 @@ def from_native(
 
 
 def layout_of(layer: nn.Module | nnx.Module) -> Layout:
-    """The layout of a layer's parameters. SpecError if it is of no kind that is known here.
+    """The layout of a layer's parameters. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
     'linen'

@@ -222,7 +222,7 @@ class _OwnWordsSubject(DotProductAttentionSubject):
 
     @abstractmethod
     def why_not(self, inputs: AttentionInputs) -> str | None:
-        """None, or why the argument can't say its part of the mask."""
+        """None, or why the argument can't express its part of the mask."""
 
 
 class DotProductAttentionCausalSubject(_OwnWordsSubject):

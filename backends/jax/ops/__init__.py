@@ -1,1 +1,1 @@
-"""The vocabulary of `layers.py`: the stages of the definition as functions of JAX."""
+"""The functions that `layers.py` is written in: the stages of the definition in JAX."""

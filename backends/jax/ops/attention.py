@@ -18,10 +18,10 @@ from backends.jax.ops.masks import Mask, additive_bias, allowed_keys
 
 
 class Score(NamedTuple):
-    """How queries are scored against keys, where that is done block by block.
+    """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
     softcap: c of `cap`; None without one.
     """
 
@@ -31,12 +31,12 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
-    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
@@ -73,7 +73,7 @@ def additive_score(queries: Array, keys: Array, vector: Array, *, precision: Pre
 
 
 def cap(similarity: Array, softcap: float | None) -> Array:
-    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
     return similarity if softcap is None else softcap * jnp.tanh(similarity / softcap)
 
 
@@ -84,10 +84,10 @@ def add_bias(scores: Array, mask: Mask) -> Array:
 
 
 def masked_softmax(scores: Array, mask: Mask) -> Array:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it:
-    forward and backward never see a NaN that would have to be repaired.
+    A row without an allowed key is given finite scores before the softmax, and zeros after it,
+    so no NaN arises, neither forward nor backward.
     """
     if scores.shape[-1] == 0:  # the maximum of no keys is an error
         return scores

@@ -121,7 +121,7 @@ def has_values(array: Any) -> bool:
 
 
 def to_numpy(array: jax.Array) -> NDArray:
-    """The same numbers in NumPy, which has no bfloat16: float32 holds each of them."""
+    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
     numbers = np.asarray(array)
     return numbers.astype(np.float32) if array.dtype == jnp.bfloat16 else numbers
 

@@ -1,4 +1,4 @@
-"""Heads in JAX; the facts stand in `mha_core.heads`."""
+"""Heads in JAX; the rules stand in `mha_core.heads`."""
 
 from __future__ import annotations
 

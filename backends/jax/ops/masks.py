@@ -22,7 +22,7 @@ Window = tuple[int | None, int | None]
 
 
 class Mask(struct.PyTreeNode):
-    """Which keys each query may attend to, in JAX: of a whole call, or of a `Block`; None: nothing of this kind.
+    """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
 
     key_len: Lk, of the past and the new keys; static, where the rest are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
@@ -31,7 +31,7 @@ class Mask(struct.PyTreeNode):
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to.
+        past, that no query can attend to.
     """
 
     key_len: int = struct.field(pytree_node=False)

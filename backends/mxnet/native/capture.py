@@ -1,4 +1,4 @@
-"""Hooks on Gluon blocks for `mha.capture`, and how the attention layers among them are read."""
+"""Hooks on Gluon blocks for `mha.capture`, and adapters that read the calls of attention layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of what computes."""
+    """Package -> version, of the packages that compute."""
     return {"mxnet": mx.__version__}
 
 
@@ -79,7 +79,7 @@ def _forward(name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[...,
 
 
 class OwnLayer:
-    """backends.mxnet.MultiHeadAttention: its call is the definition's."""
+    """backends.mxnet.MultiHeadAttention: its calls are recorded as they are."""
 
     kind = "backends.mxnet.MultiHeadAttention"
 
@@ -87,7 +87,7 @@ class OwnLayer:
         return isinstance(layer, MultiHeadAttention)
 
     def check(self, layer: MultiHeadAttention) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -105,7 +105,7 @@ class D2lLayer:
         return has_d2l_parts(layer, layer.forward, mx.gluon.nn.Dense)
 
     def check(self, layer: mx.gluon.Block) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if all(parameter._data is not None for parameter in layer.collect_params().values()):  # else its call decides
@@ -121,11 +121,11 @@ class D2lLayer:
 
 
 ADAPTERS = (OwnLayer(), D2lLayer())
-"""How the layers that are known here are read."""
+"""The adapters of the layers that can be captured; each reads the calls of one kind of layer."""
 
 
 def _array(array: Any) -> NDArray:
-    """A copy, which what the model does next can't change."""
+    """A copy in NumPy, which the model can't change afterwards."""
     return np.array(to_numpy(array) if isinstance(array, mx.nd.NDArray) else array)
 
 

@@ -17,10 +17,10 @@ _where = operator("where")
 
 
 class Score(NamedTuple):
-    """How queries are scored against keys, where that is done block by block.
+    """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
     softcap: c of `cap`; None without one.
     """
 
@@ -31,13 +31,13 @@ class Score(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
@@ -81,7 +81,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
     return similarity if softcap is None else mx.np.tanh(similarity / softcap) * softcap
 
 
@@ -95,10 +95,10 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it:
-    forward and backward never see a NaN that would have to be repaired.
+    A row without an allowed key is given finite scores before the softmax, and zeros after it,
+    so no NaN arises, neither forward nor backward.
 
     Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
     """

@@ -1,4 +1,4 @@
-"""Heads in MXNet; the facts stand in `mha_core.heads`."""
+"""Heads in MXNet; the rules stand in `mha_core.heads`."""
 
 from __future__ import annotations
 

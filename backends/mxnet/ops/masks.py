@@ -43,7 +43,7 @@ class Mask(NamedTuple):
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to. Of a call; that of a block has none.
+        past, that no query can attend to. Of a call; that of a block has none.
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Hooks on Keras layers for `mha.capture`, and how the attention layers among them are read."""
+"""Hooks on Keras layers for `mha.capture`, and adapters that read the calls of attention layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of what computes."""
+    """Package -> version, of the packages that compute."""
     return {"keras": keras.__version__, "tensorflow": tf.__version__}
 
 
@@ -170,7 +170,7 @@ def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
 
 
 class OwnLayer:
-    """backends.tf.MultiHeadAttention: its call is the definition's."""
+    """backends.tf.MultiHeadAttention: its calls are recorded as they are."""
 
     kind = "backends.tf.MultiHeadAttention"
 
@@ -178,7 +178,7 @@ class OwnLayer:
         return isinstance(layer, MultiHeadAttention)
 
     def check(self, layer: MultiHeadAttention) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
@@ -197,7 +197,7 @@ class D2lLayer:
         return has_d2l_parts(layer, layer.call, keras.layers.Dense)
 
     def check(self, layer: keras.Layer) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if all(getattr(layer, f"W_{part}").built for part in "qkvo"):  # else its first call decides its widths
@@ -217,7 +217,7 @@ class D2lLayer:
 
 
 ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), D2lLayer())
-"""How the layers that are known here are read."""
+"""The adapters of the layers that can be captured; each reads the calls of one kind of layer."""
 
 
 def _d2l_arrays(layer: Any) -> dict[str, NDArray]:
@@ -231,7 +231,7 @@ def _d2l_arrays(layer: Any) -> dict[str, NDArray]:
 
 
 def _array(tensor: Any) -> NDArray:
-    """A copy, which what the model does next can't change."""
+    """A copy in NumPy, which the model can't change afterwards."""
     return to_numpy(tensor) if isinstance(tensor, (tf.Tensor, tf.Variable, keras.Variable)) else np.array(tensor)
 
 

@@ -117,7 +117,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
 
 def layout_of(layer: keras.Layer) -> Layout:
-    """The layout of a layer's parameters. SpecError if it is of no kind that is known here.
+    """The layout of a layer's parameters. SpecError if it is of no kind that can be read.
 
     >>> layout_of(keras.layers.MultiHeadAttention(2, 3)).name
     'keras'

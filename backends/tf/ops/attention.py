@@ -15,10 +15,10 @@ from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
 
 
 class Score(NamedTuple):
-    """How queries are scored against keys, where that is done block by block.
+    """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
     softcap: c of `cap`; None without one.
     """
 
@@ -28,12 +28,12 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
@@ -65,7 +65,7 @@ def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf
 
 
 def cap(similarity: tf.Tensor, softcap: float | None) -> tf.Tensor:
-    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
     return similarity if softcap is None else softcap * tf.tanh(similarity / softcap)
 
 
@@ -76,10 +76,10 @@ def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it:
-    forward and backward never see a NaN that would have to be repaired. `tf.where` sends gradient
+    A row without an allowed key is given finite scores before the softmax, and zeros after it,
+    so no NaN arises, neither forward nor backward. `tf.where` sends gradient
     to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
 
     Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.

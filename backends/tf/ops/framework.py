@@ -70,7 +70,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def to_numpy(tensor: Any) -> NDArray:
-    """The same numbers in NumPy, which has no bfloat16: float32 holds each of them."""
+    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
     tensor = tf.convert_to_tensor(tensor)  # a variable, or the IndexedSlices of a gradient
     if tensor.dtype == tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)

@@ -1,4 +1,4 @@
-"""Heads in TensorFlow; the facts stand in `mha_core.heads`."""
+"""Heads in TensorFlow; the rules stand in `mha_core.heads`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Part = Block[Span | None]
 
 
 class Mask(NamedTuple):
-    """Which keys each query may attend to, as tensors: of a whole call, or of a `Block`. None: nothing of this kind.
+    """The mask of a call, or of a `Block` of one, as tensors. A field is None where the call has no such source.
 
     It takes memory that grows with Lq + Lk, beside what the caller gave.
 
@@ -38,7 +38,7 @@ class Mask(NamedTuple):
     allowed, bias: as they were given, with four axes that broadcast to (B, H, Lq, Lk); -inf in a bias excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to.
+        past, that no query can attend to.
     """
 
     query_len: Any

@@ -1,4 +1,4 @@
-"""Attention by way of all scores at once: what a block does, and a call that is not worth cutting."""
+"""Attention with all scores in one array, for a block of a call or for a call that is not worth cutting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention in PyTorch without the stages in between: `queries`, `keys` and `values` to `heads`.
+"""Attention in PyTorch from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
-Where PyTorch's fused kernel follows the definition, that computes it (`fused.py`); elsewhere the stages do, a
-block of queries after the other. Neither holds all scores: the backward pass computes them anew.
+PyTorch's fused kernel computes it where it follows the definition (`fused.py`). Elsewhere the stages do, one block of
+queries after the other, and the backward pass computes the scores of each block again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
 
 BUDGET = 2**22
-"""Bytes of scores in one block: two or three such arrays are what a processor's caches hold."""
+"""Bytes of scores in one block; a processor's caches hold two or three arrays of this size."""
 
 MOST_COMPILED = 16
 """Blocks that a compiled program may have, since each is written out in it."""
@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The tensors of one call that can have gradients; or one thing for each of them.
+    """The tensors of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
 
     queries (B, H, Lq, d); keys (B, G, Lk, d), values (B, G, Lk, dv): joined; vector: that of the score or None;
     bias: that of the mask or None.
@@ -46,7 +46,7 @@ class Floats(NamedTuple, Generic[Item]):
 
 
 class Constants(NamedTuple):
-    """What of one call has no gradients: the mask without its bias, the score without its vector.
+    """The arguments of one call that have no gradients: the mask without its bias, the score without its vector.
 
     rate: of dropout; 0 outside training.
     """
@@ -92,7 +92,7 @@ def attend_in_blocks(
 
 
 def _attend(floats: Floats[Any], constants: Constants) -> Tensor:
-    """Heads (B, H, Lq, dv) of a call, or of a block of one, by way of all its scores."""
+    """Heads (B, H, Lq, dv) of a call, or of a block of one, with all its scores in one array."""
     operands = Operands(floats.queries, (floats.keys,), (floats.values,))
     score = constants.score._replace(vector=floats.vector)
     mask = constants.mask._replace(bias=floats.bias)
@@ -100,7 +100,7 @@ def _attend(floats: Floats[Any], constants: Constants) -> Tensor:
 
 
 def _floats_of(floats: Floats[Any], block: Block, of_group: int) -> Floats[Any]:
-    """Views of what belongs to a block; of None, None. `of_group` query heads share a key head."""
+    """Views of the parts that belong to a block; None stays None. `of_group` query heads share a key head."""
     groups = slice(block.heads.start // of_group, block.heads.stop // of_group)
     queries, keys, values, vector, bias = floats
     return Floats(
@@ -122,7 +122,7 @@ def _of_group(floats: Floats[Any]) -> int:
 
 
 def _unrolled(floats: Floats[Any], constants: Constants, query_block: int | None) -> Tensor:
-    """Heads (B, H, Lq, dv) as a compiler can take them: blocks of queries, each with all heads, joined at the end."""
+    """Heads (B, H, Lq, dv) for torch.compile: blocks of queries with all heads, each written out, joined at the end."""
     batch, num_heads, query_len = floats.queries.shape[:3]
     key_len, of_group = floats.keys.shape[2], _of_group(floats)
     if query_block is None:
@@ -165,12 +165,12 @@ def _blocks(floats: Floats[Any], mask: Mask, query_block: int | None) -> list[Bl
 
 
 def _bytes_per_score(floats: Floats[Any]) -> int:
-    """Of one score, in at least float32; an additive score has a hidden layer for each."""
+    """Bytes of one score in at least float32; for the additive score, of its S hidden numbers."""
     return max(4, floats.queries.element_size()) * (1 if floats.vector is None else floats.queries.shape[3])
 
 
 class _InBlocks(torch.autograd.Function):
-    """Heads, block by block; backwards each is computed again, and nothing of it is kept but its gradients."""
+    """Heads, block by block; the backward pass computes each block again and adds up its gradients."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -194,7 +194,7 @@ class _InBlocks(torch.autograd.Function):
         floats: Floats[Any] = Floats(*ctx.saved_tensors)
         needed: Floats[bool] = Floats(*ctx.needs_input_grad[: len(floats)])
         with ctx.setting.again():
-            # PyTorch records what a backward pass does only where someone will differentiate it again.
+            # PyTorch enables gradients in a backward pass only if that will be differentiated again.
             way = _recorded_gradients if torch.is_grad_enabled() else _gradients
             found = way(ctx.blocks, ctx.constants, floats, needed, gradients[0])
         return (*found, None, None)
@@ -222,12 +222,12 @@ def _gradients(
 def _recorded_gradients(
     blocks: list[Block], constants: Constants, floats: Floats[Any], needed: Floats[bool], d_heads: Tensor
 ) -> list[Tensor | None]:
-    """These gradients as functions of the floats and of `d_heads`, to be differentiated again; it keeps the scores."""
+    """The gradients of `_gradients`, as functions that can be differentiated again; that keeps all scores."""
     of_group = _of_group(floats)
     leaves = [x for x, wanted in zip(floats, needed, strict=True) if wanted]
     heads = [_attend(_floats_of(floats, block, of_group), _constants_of(constants, block)) for block in blocks]
     d_parts = [d_heads[block.items, block.heads, block.queries] for block in blocks]
-    zeros = [(x * 0.0).sum() for x in leaves]  # where there is no block, the gradient is one of nothing
+    zeros = [(x * 0.0).sum() for x in leaves]  # zeros that depend on the leaf, for calls without a block
     d_zeros = [torch.ones_like(zero) for zero in zeros]
     found = iter(
         torch.autograd.grad([*heads, *zeros], leaves, [*d_parts, *d_zeros], create_graph=True, materialize_grads=True)
@@ -246,7 +246,7 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 class _Setting(NamedTuple):
-    """What a function depends on besides its arguments: autocast, and random numbers if it draws any."""
+    """Autocast, and the random state if dropout draws: with them a block is computed again as in the forward pass."""
 
     device_type: str
     autocast: tuple[torch.dtype, bool]
@@ -261,7 +261,7 @@ class _Setting(NamedTuple):
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """As it was then; and afterwards as it is now."""
+        """Restore autocast and random state of the forward pass; put back the current ones on exit."""
         dtype, enabled = self.autocast
         with torch.autocast(self.device_type, dtype, enabled=enabled):
             if self.state is None:

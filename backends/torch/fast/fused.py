@@ -1,9 +1,9 @@
 """PyTorch's fused attention, where it follows the definition.
 
 It is `torch.nn.functional.scaled_dot_product_attention`. On a CPU its kernel gives 0 where all scores of a row are
-NaN, excludes keys by adding -inf, which makes NaN of what is NaN or infinite there, and multiplies that -inf by the
-scale when it is causal. So it gets no NaN, nothing to exclude but padding, which is zeros, or the future, and a
-positive scale. Its backward pass can't be differentiated again: the stages then do that.
+NaN, excludes keys by adding -inf, which is NaN beside NaN or infinity, and multiplies that -inf by the scale when it
+is causal. So it is used for finite arrays only, with no mask, with padding (zeros by then) or with a causal mask and a
+positive scale. Its backward pass can't be differentiated; for second derivatives the stages compute it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backends.torch.ops.masks import Mask, allowed_keys
 from mha_core.call.blocks import Operands
 
 APART = 2**17
-"""Scores of one item from which on attending to its own keys alone is worth a call of its own."""
+"""Scores of one item from which on a call of its own, with only the keys that it has, is faster."""
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
@@ -58,14 +58,14 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Ma
         return _item_by_item(queries, keys, values, lens, options)
     allowed = allowed_keys(mask)
     assert allowed is not None
-    # A row without a key is given all, and zeros afterwards: no kernel has to know such rows.
+    # Rows without a key attend to all keys and become zeros afterwards, because kernels differ in such rows.
     has_key = allowed.any(dim=-1, keepdim=True)
     heads = scaled_dot_product_attention(queries, keys, values, attn_mask=allowed | ~has_key, **options)
     return heads.masked_fill(~has_key, 0.0)
 
 
 def _known_lens(queries: Tensor, keys: Tensor, mask: Mask) -> list[int] | None:
-    """The number of keys of each item, where that is known, is all of the mask, and is worth it."""
+    """The number of keys of each item; None if not known, not the whole mask, or if calls by item are not faster."""
     num_heads, query_len, key_len = queries.shape[1], queries.shape[2], keys.shape[2]
     worth = queries.device.type == "cpu" and num_heads * query_len * key_len >= APART
     if mask.reach is None or mask.allowed is not None or not worth:
@@ -74,7 +74,7 @@ def _known_lens(queries: Tensor, keys: Tensor, mask: Mask) -> list[int] | None:
 
 
 def _item_by_item(queries: Tensor, keys: Tensor, values: Tensor, lens: list[int], options: dict[str, Any]) -> Tensor:
-    """Heads (B, H, Lq, dv), each item with its own keys: the others are not touched."""
+    """Heads (B, H, Lq, dv) from one call for each item, with its first `lens[item]` keys; the others are not read."""
     items = zip(queries.split(1), keys.split(1), values.split(1), lens, strict=True)
     heads = [
         scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], **options) if n else torch.zeros_like(q)
@@ -85,20 +85,20 @@ def _item_by_item(queries: Tensor, keys: Tensor, values: Tensor, lens: list[int]
 
 
 def _is_finite(*arrays: Tensor) -> bool:
-    """Whether all is finite, told from one sum of each: False also where that overflows."""
+    """Whether all numbers are finite, by the sum of each array; False also where that sum overflows."""
     sums = [array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)) for array in arrays]
     return bool(torch.isfinite(sum(sums)))  # type: ignore[arg-type]  # of tensors, so no int
 
 
 def _missed_nan(queries: Tensor, keys: Tensor) -> Tensor:
-    """(B, H, Lq, 1): NaN in the rows of which the kernel would not see that all scores are NaN, 0 in the others."""
+    """(B, H, Lq, 1) to add to the heads: NaN in rows whose scores are all NaN, where the kernel gives 0; else 0."""
     of_query = (queries.detach() * 0.0).sum(dim=-1, keepdim=True)
     of_first_key = torch.where(keys.detach()[:, :, :1].isnan(), torch.nan, 0.0).sum(dim=-1, keepdim=True)
     return of_query + of_first_key.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1).to(of_query.dtype)
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
-    """The fused kernel with its own backward pass; where that will be differentiated again, with that of the stages."""
+    """The fused kernel with its own backward pass, or with that of the stages where second derivatives are wanted."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:

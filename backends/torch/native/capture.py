@@ -1,4 +1,4 @@
-"""Hooks on PyTorch's modules for `mha.capture`, and how the attention layers among them are read."""
+"""Hooks on PyTorch's modules for `mha.capture`, and adapters that read the calls of attention layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of what computes."""
+    """Package -> version, of the packages that compute."""
     return {"torch": torch.__version__}
 
 
@@ -49,7 +49,7 @@ def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
 
 
 def _holds(module: nn.Module) -> bool:
-    """Whether there are numbers in it; those of a quantized layer are no parameters."""
+    """Whether a module has parameters or a state_dict; a quantized layer has its numbers in the latter alone."""
     return any(True for _ in module.parameters()) or bool(module.state_dict())
 
 
@@ -57,9 +57,9 @@ def _holds(module: nn.Module) -> bool:
 def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
 
-    A module with forward hooks takes none of the fast paths that would go around the modules in it. The one
-    that drops padding first, and which hooks don't stop, is switched off meanwhile; what such an encoder gives is
-    then computed once more without hooks, since the fast path leaves zeros where there is padding.
+    Forward hooks disable the fast paths that would skip the modules inside, except for that of encoders with nested
+    tensors, which is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
+    is computed once more without hooks.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")
@@ -88,18 +88,18 @@ def _hook(name: str, adapter: Any, seen: Callable[..., None]) -> Callable[..., N
 
 
 def _without_hooks(watching: list[Any], handles: list[Any]) -> Callable[..., Any]:
-    """A hook on an encoder that gives what it would give if nobody watched it; `handles` are replaced."""
+    """A hook that replaces an encoder's output by its output without hooks; it removes `handles` and adds new ones."""
 
     def hook(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
         if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
-            return output  # no fast path would be taken that gives something else
+            return output  # without hooks no other path would be taken
         for handle in handles:
             handle.remove()
         encoder.use_nested_tensor = True
         try:
             with warnings.catch_warnings():
-                # PyTorch's own, of the way that it takes here; it is no news about what is captured.
+                # A warning about nested tensors, which says nothing about the captured layers.
                 warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
                 return encoder.forward(*args, **kwargs)
         finally:
@@ -114,7 +114,7 @@ _DEFAULTS = {
     for name, parameter in inspect.signature(nn.MultiheadAttention.forward).parameters.items()
     if parameter.default is not inspect.Parameter.empty
 }
-"""Of the arguments of torch.nn.MultiheadAttention."""
+"""Argument of torch.nn.MultiheadAttention.forward -> its default."""
 
 
 class TorchLayer:
@@ -143,7 +143,7 @@ class TorchLayer:
         batched = query.dim() == 3
 
         def in_order(tensor: Tensor) -> NDArray:
-            """(B, L, width), however the layer has it."""
+            """The tensor as (B, L, width), from whichever order of axes the layer uses."""
             array = _array(tensor)
             if not batched:
                 return array[None]
@@ -181,7 +181,7 @@ def _mask(arguments: Mapping[str, Any], full: tuple[int, ...]) -> AttentionMask:
 
 
 def _as_bool(mask: NDArray) -> NDArray:
-    """A mask of zeros and -inf alone only excludes: True where it does. PyTorch's own layers make such ones."""
+    """Bool, True = excluded, of a bool mask or one of zeros and -inf, as PyTorch makes; other masks as they are."""
     if mask.dtype == bool:
         return mask
     excluded = np.isneginf(mask)
@@ -189,7 +189,7 @@ def _as_bool(mask: NDArray) -> NDArray:
 
 
 def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
-    """is_causal is a hint that attn_mask is the causal mask; with a wrong one PyTorch follows now this, now that."""
+    """SpecError unless attn_mask is the causal mask, as is_causal says: if they differ, PyTorch may use either."""
     if attn_mask is None:
         raise SpecError(
             "is_causal=True needs an attn_mask beside it: without one PyTorch attends to every key on its fast path "
@@ -205,7 +205,7 @@ def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
 
 
 class OwnLayer:
-    """backends.torch.MultiHeadAttention: its call is the definition's."""
+    """backends.torch.MultiHeadAttention: its calls are recorded as they are."""
 
     kind = "backends.torch.MultiHeadAttention"
 
@@ -213,7 +213,7 @@ class OwnLayer:
         return isinstance(layer, MultiHeadAttention)
 
     def check(self, layer: MultiHeadAttention) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -231,7 +231,7 @@ class D2lLayer:
         return has_d2l_parts(layer, layer.forward, nn.Linear)
 
     def check(self, layer: nn.Module) -> None:
-        """Everything about it can be recorded."""
+        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if any(nn.parameter.is_lazy(parameter) for parameter in layer.parameters()):
@@ -250,7 +250,7 @@ class D2lLayer:
 
 
 ADAPTERS = (TorchLayer(), OwnLayer(), D2lLayer())
-"""How the layers that are known here are read."""
+"""The adapters of the layers that can be captured; each reads the calls of one kind of layer."""
 
 
 def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
@@ -258,11 +258,11 @@ def _d2l_arrays(layer: nn.Module) -> dict[str, NDArray]:
 
 
 def _array(tensor: Any) -> NDArray:
-    """A copy, which what the model does next can't change."""
+    """A copy in NumPy, which the model can't change afterwards."""
     return framework.copied(tensor) if isinstance(tensor, Tensor) else np.array(tensor)
 
 
 def _dtypes(layer: nn.Module, *tensors: Tensor) -> tuple[str, str]:
-    """The dtype of everything, as what it computes in and as what its parameters are."""
+    """The dtype of the computation and that of the parameters, which must be one and the same; SpecError if not."""
     dtype = one_dtype(str(tensor.dtype).removeprefix("torch.") for tensor in (*tensors, *layer.parameters()))
     return dtype, dtype

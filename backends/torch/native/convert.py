@@ -102,7 +102,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
 
 def layout_of(layer: nn.Module) -> Layout:
-    """The layout of a layer's state_dict. SpecError if it is of no kind that is known here.
+    """The layout of a layer's state_dict. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiheadAttention(6, 2, kdim=5)).name
     'torch-separate'
@@ -138,7 +138,7 @@ TORCH = ("torch", "torch-separate")
 
 
 def _torch_layout(config: AttentionConfig) -> Layout:
-    """Packed if all widths are one, as the layer itself decides."""
+    """The layout "torch", with packed weights, if all widths are equal, else "torch-separate", as the layer decides."""
     widths = {config.query_dim, config.key_dim, config.value_dim}
     return layouts.get("torch" if len(widths) == 1 else "torch-separate")
 
@@ -168,11 +168,11 @@ MAKERS: dict[str, Callable[[AttentionConfig, bool, Mapping[str, Any]], nn.Module
     "torch-separate": _multihead_attention,
     "d2l-torch": _d2l_attention,
 }
-"""Layout -> what makes an empty layer of it."""
+"""Layout -> function (config, has biases, options) that makes a layer of it without values."""
 
 
 def _dropout_of(layer: nn.Module) -> float:
-    """nn.MultiheadAttention has a number, the one of d2l.ai has a module inside another."""
+    """The dropout rate: a field of nn.MultiheadAttention, that of a submodule in d2l.ai's layer."""
     if isinstance(layer, D2lMultiHeadAttention):
         return layer.attention.dropout.p
     return float(layer.dropout)  # type: ignore[arg-type]  # nn.Module types an attribute as a tensor or a module

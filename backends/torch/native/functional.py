@@ -63,7 +63,7 @@ class ScaledDotProductSubject(TorchSubject):
         return {"heads": heads, "output": layer["out_proj"](merge_heads(heads))}
 
     def kernel(self) -> AbstractContextManager[Any]:
-        """Where the operator runs: here, with any kernel."""
+        """A context that restricts the operator's kernels; here it restricts nothing."""
         return nullcontext()
 
     def attend(
@@ -129,6 +129,6 @@ class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
             return {"is_causal": True}
         sizes = inputs.check(config)
         with warnings.catch_warnings():
-            # Of NaN in rows without a key, where Lq > Lk; they come out as zeros.
+            # It warns of NaN in rows without a key, where Lq > Lk; but those are zeros.
             warnings.simplefilter("ignore", UserWarning)
             return {"attn_mask": causal_lower_right(sizes.query_len, sizes.key_len)}

@@ -37,7 +37,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
         if not layer.batch_first:
             swapped = {id(x): x.transpose(0, 1) for x in given}
             given = [swapped[id(x)] for x in given]
-        # Half of the probes each way: without weights it runs other code.
+        # Half of the probes with weights and half without, where the layer runs other code.
         need_weights = inputs.queries.shape[0] > 1
         told = _told(layer, config, inputs, need_weights)
         output, shown = layer(*given, **told, need_weights=need_weights, average_attn_weights=False)
@@ -48,7 +48,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
+    """SpecError unless a layer called (queries, keys, values, valid_lens), like d2l.ai's, computes by its weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = inputs.mask.valid_lens
@@ -78,7 +78,7 @@ def check_runs(layer: nn.Module) -> str:
 
 
 def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
-    """The arrays in the module's dtype, where it stands; what is one array becomes one tensor."""
+    """The arrays as tensors of the module's dtype on its device; an array that is given twice becomes one tensor."""
     dtype, device = TORCH_DTYPES[check_runs(layer)], _device(layer)
     made = {id(array): to_tensor(array, dtype, device) for array in arrays}
     return [made[id(array)] for array in arrays]
@@ -86,7 +86,7 @@ def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
 
 @contextmanager
 def as_found(*layers: nn.Module) -> Iterator[None]:
-    """Inside, the modules are in evaluation mode without gradients; afterwards they are what they were.
+    """Inside, the modules are in evaluation mode without gradients; afterwards their state is put back.
 
     That is their mode, attributes and buffers, and PyTorch's random state. `train()` is not called: some modules
     change their weights in it. Autocast is off, since a probe is in the layer's own dtype.
@@ -125,7 +125,7 @@ def _device(layer: nn.Module) -> torch.device:
 def _told(
     layer: nn.MultiheadAttention, config: AttentionConfig, inputs: AttentionInputs, need_weights: bool
 ) -> dict[str, Any]:
-    """The mask in the layer's words: True where attention is not allowed, or numbers to add."""
+    """The keyword arguments of the layer for the mask: True where attention is not allowed, or numbers to add."""
     mask, device = inputs.mask, _device(layer)
     allowed = allowed_keys(mask, inputs.check(config), config.num_heads)
     if mask.valid_lens is not None:

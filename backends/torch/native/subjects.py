@@ -2,8 +2,8 @@
 
     mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject
 
-Each class is one path of one layer. What a layer is told is translated from the definition's mask
-here, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", d2l.ai's takes lengths alone.
+Each class is one path of one layer. The mask arguments of a layer are made here from
+the definition's mask, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", d2l.ai's lengths alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class TorchSubject(NativeSubject):
-    """What all of them share: NumPy in, autograd, NumPy out.
+    """Base of PyTorch's subjects: runs a layer and autograd, with NumPy arrays in and out.
 
     Attributes:
         training: whether the layer is in train() mode.
@@ -50,10 +50,10 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run it on `leaves`, as `AttentionInputs.leaves` names them. The stages that it shows."""
+        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; the stages that it exposes, by name."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
-        """Whether gradients of such a call can be had, all of them."""
+        """Whether every gradient of a call with these inputs can be computed."""
         return True
 
     def parameter_gradients(
@@ -125,7 +125,7 @@ class MultiheadAttentionSubject(TorchSubject):
 
 
 class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
-    """The same with the default `batch_first=False`: queries (Lq, B, E)."""
+    """MultiheadAttentionSubject with the layer's default `batch_first=False`: queries (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
@@ -139,7 +139,7 @@ class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """In train() mode. What it drops there is its own choice, so only layers without dropout can be judged."""
+    """The layer in train() mode, without dropout: its random choices could not be compared with a keep-mask."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True
@@ -151,7 +151,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """`is_causal=True` beside the causal mask: a hint that makes it drop the mask and use a kernel's own."""
+    """`is_causal=True` beside the causal mask: the layer then uses the kernel's causal masking instead of the mask."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -228,7 +228,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
+    """d2l.ai's MultiHeadAttention: valid_lens, (B,) or (B, Lq), is its only mask; causal masks are expressed by it."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

@@ -1,4 +1,4 @@
-"""The additive score as a PyTorch module: the parameters that attention with it has, with heads or without."""
+"""The additive score as a PyTorch module with its parameters, for attention with heads or without."""
 
 from __future__ import annotations
 

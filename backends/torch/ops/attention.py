@@ -15,10 +15,10 @@ from backends.torch.ops.masks import Mask, additive_bias, allowed_keys
 
 
 class Score(NamedTuple):
-    """How queries are scored against keys, where that is done block by block.
+    """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys are S wide by then; None for a dot product.
+    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
     softcap: c of `cap`; None without one.
     """
 
@@ -28,12 +28,12 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that nobody can attend to, whatever stood there."""
+    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
     return x if mask.padding is None else x.masked_fill(_rows_of(x, mask.padding), 0.0)
 
 
 def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
-    """(B, G, Lk, width): the keys or values of the past, 0 where nobody can attend to them, and then the new ones."""
+    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
@@ -47,7 +47,7 @@ def parts_of(past: Tensor | None, new: Tensor, mask: Mask, *, join: bool) -> tup
 
 
 def _rows_of(x: Tensor, padding: Tensor) -> Tensor:
-    """Padding (B, L) in the shape that x broadcasts with."""
+    """Padding (B, L) as (B, L, 1) or (B, 1, L, 1), which broadcasts with x (B, L, width) or (B, G, L, width)."""
     return padding[..., None] if x.ndim == 3 else padding[:, None, :, None]
 
 
@@ -64,7 +64,7 @@ def additive_score(queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
 
 
 def cap(similarity: Tensor, softcap: float | None) -> Tensor:
-    """(B, H, Lq, Lk): c * tanh(similarity / c), of a softcap c; without one, the similarity."""
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
     return similarity if softcap is None else softcap * torch.tanh(similarity / softcap)
 
 
@@ -75,10 +75,10 @@ def add_bias(scores: Tensor, mask: Mask) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Mask) -> Tensor:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without any.
+    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it:
-    forward and backward never see a NaN that would have to be repaired.
+    A row without an allowed key is given finite scores before the softmax, and zeros after it,
+    so no NaN arises, neither forward nor backward.
     """
     allowed = allowed_keys(mask)
     # In at least float32: half precision is too coarse for a sum of exponentials.

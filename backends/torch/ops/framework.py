@@ -43,7 +43,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray:
-    """The same numbers in NumPy, which has no bfloat16: float32 holds each of them."""
+    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.to(torch.float32)
@@ -51,7 +51,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 
 
 def copied(tensor: torch.Tensor) -> NDArray:
-    """A copy in NumPy of what a layer was given or gave. SpecError if it holds no numbers that an array can."""
+    """A copy in NumPy of a layer's input or output. SpecError if it is nested, or has no numbers to copy."""
     if tensor.is_nested:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
@@ -97,7 +97,7 @@ def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any
 
 
 def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
-    """Where a call computes: with its first tensor, or else with the layer's parameters, or where new tensors stand."""
+    """The device of a call: that of its first tensor, else that of the layer's parameters, else the default device."""
     for array in inputs:
         if isinstance(array, torch.Tensor):
             return array.device
@@ -120,7 +120,7 @@ def transforms_are_active() -> bool:
 
 
 def has_tangent(x: torch.Tensor | None) -> bool:
-    """Whether x is differentiated forwards."""
+    """Whether x has a tangent, which it has in forward-mode differentiation."""
     return x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 

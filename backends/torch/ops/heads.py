@@ -1,4 +1,4 @@
-"""Heads in PyTorch; the facts stand in `mha_core.heads`."""
+"""Heads in PyTorch; the rules stand in `mha_core.heads`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Window = tuple[int | None, int | None]
 
 
 class Mask(NamedTuple):
-    """Which keys each query may attend to, as tensors: of a whole call, or of a `Block`; None: nothing of this kind.
+    """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
 
     key_len: Lk, of the past and the new keys.
     first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
@@ -29,8 +29,9 @@ class Mask(NamedTuple):
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that nobody can attend to.
-    reach: what first and stop hold, where it is known without waiting for a device; without such a source, too.
+        past, that no query can attend to.
+    reach: the numbers of first and stop in NumPy, also without such a source; None if reading them would wait for
+        a device.
     is_diagonal: whether all that it excludes is what causal does with an offset of 0.
     only_padding: whether all that it excludes is padding.
     """
@@ -54,13 +55,13 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """A source of a mask, as it was given; while torch.compile traces, a tensor in place of a list or a NumPy array.
+    """A source of a mask as it was given, but a tensor for a list or a NumPy array while torch.compile traces.
 
     `AttentionMask` makes arrays of lists in ways of NumPy's that a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
-        bias_dtype: what a bias takes that is a number or a list, and so has no dtype; None for the other sources.
+        bias_dtype: the dtype of a bias that is a number or a list, which has none; None for the other sources.
     """
     if not torch.compiler.is_compiling() or given is None or isinstance(given, Tensor):
         return given
@@ -72,8 +73,8 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """The call with tensors in place of lists, numbers and NumPy's arrays, where it is computed.
 
-    That is where its first tensor is, or else the layer's parameters. The mask's integers stay what and where they
-    are until `build_mask` has looked at them: on another device it could not. What `check_call` refuses stays, too.
+    That is where its first tensor is, or else the layer's parameters. The mask's integers stay where they are, so that
+    `build_mask` can read them without waiting for a device. Anything that `check_call` refuses stays as it is, too.
     """
     device = device_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_tensor(array, device))
@@ -150,7 +151,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    """The mask of a block (None: of the whole call); first and stop are None if they exclude no key of the block."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
@@ -192,19 +193,19 @@ def check_first_call(call: Call[Any], layer: nn.Module) -> None:
 
 
 def _split_at(padding: Tensor, sizes: CallSizes) -> tuple[Tensor, Tensor]:
-    """(1 or B, 1 or Lk) as that of the new keys and that of the past."""
+    """Padding (1 or B, 1 or Lk) -> that of the new keys, and that of the past."""
     if padding.shape[1] == 1:
         return padding, padding
     return padding[:, sizes.past_len :], padding[:, : sizes.past_len]
 
 
 def _moved(array: Any, device: torch.device) -> Any:
-    """A source as a tensor on the device of the queries, wherever it stood; what is refused as it is."""
+    """A source as a tensor on `device`; anything that `check_call` refuses is returned as it is."""
     return array.to(device) if isinstance(array, Tensor) else as_tensor(array, device)
 
 
 def _within(integers: Tensor, limits: tuple[int, int], checked: Any) -> Tensor:
-    """The same in int64; of numbers that could not be looked at (`checked` is None), the nearest within the limits."""
+    """The integers as int64; clipped to the limits if their numbers could not be read (`checked` is None)."""
     wide = integers.to(torch.int64)
     if checked is not None:
         return wide
@@ -214,7 +215,7 @@ def _within(integers: Tensor, limits: tuple[int, int], checked: Any) -> Tensor:
 
 
 def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """`Mask.first` and `Mask.stop`."""
+    """`Mask.first` and `Mask.stop`, from valid_lens, causal, query_offset and window."""
     first = stop = None
     if mask.valid_lens is not None:
         lens = mask.valid_lens
@@ -232,7 +233,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tu
 
 
 def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor | None:
-    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    """Bool (1 or B, 1 or Lk): keys that valid_lens alone, or `allowed` alone, excludes for every query and head."""
     padding = None
     if mask.valid_lens is not None:
         lens = mask.valid_lens
