@@ -1,7 +1,7 @@
 """Random cases: every feature with every other, replayable by name, and shrunk when one fails.
 
-A random case is made of choices, each with a name and a list of options, simplest first. Where the
-choices come from is all that differs: `random-SEED-INDEX` draws them from a generator of its own, so
+A random case is made of the choices of `choices.py`, each with a name and a list of options, simplest first.
+Where the choices come from is all that differs: `random-SEED-INDEX` draws them from a generator of its own, so
 that it is the same case in every process and version; `random:{"Lk": 2, ...}` names those that are not
 the simplest; and shrinking lets hypothesis make as many as it can simpler.
 """
@@ -11,28 +11,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
-
+from conformance.cases.assemble import problem_of
 from conformance.cases.case import Case
-from conformance.cases.decoding import poison_past
+from conformance.cases.choices import SMALL, Choose, Description, describe
 from conformance.cases.problem import Problem
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
-from mha_core.config import PROJECTIONS
+from mha_core import SpecError
 from mha_core.files.outside import parse_json_object
-
-Choose = Callable[[str, Sequence[Any]], Any]
-"""(name of the choice, options, simplest first) -> one of the options."""
 
 NUMBERED = re.compile(r"random-(\d{1,18})-(\d{1,18})")
 DESCRIBED = "random:"
-
-_SIZES = tuple(range(1, 10))
-_AXES = (None, None, "K", "QK", "BK", "HK", "BQK", "HQK", "BHQK")
-_REACHES = (None, *range(10))
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
@@ -70,16 +61,16 @@ def case_from_text(text: str) -> Case:
     """
     numbered = NUMBERED.fullmatch(text)
     if numbered:
-        return _case(text, _choices_of(_from_generator(Random(f"{int(numbered[1])}/{int(numbered[2])}"))))
+        return _case(text, *_choices_of(_from_generator(Random(f"{int(numbered[1])}/{int(numbered[2])}"))))
     if not text.startswith(DESCRIBED):
         raise SpecError(f"a random case is random-SEED-INDEX or {DESCRIBED}{{...}}. Got {text!r}.")
     chosen = parse_json_object(text.removeprefix(DESCRIBED), what=f"random case: what follows {DESCRIBED!r}")
-    choices = _choices_of(_from_mapping(chosen))
+    choices, description = _choices_of(_from_mapping(chosen))
     unknown = sorted(set(chosen) - set(choices))
     if unknown:
         asked = ", ".join(choices)
         raise SpecError(f"random case: {unknown[0]!r} is not asked for beside the other choices (asked for: {asked})")
-    return _described(choices)
+    return _described(choices, description)
 
 
 def case_of(choose: Choose) -> Case:
@@ -88,7 +79,7 @@ def case_of(choose: Choose) -> Case:
     >>> case_of(lambda name, options: options[0]).id
     'random:{}'
     """
-    return _described(_choices_of(choose))
+    return _described(*_choices_of(choose))
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], *, limit: int = 300) -> Case:
@@ -128,7 +119,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], *, limit: int = 300) -> Ca
             # Nearly always the original: the search is to begin with cases that fail as the original does.
             return draw(st.sampled_from([*simple, *[options[end]] * (20 * len(simple) + 1)]))
 
-        return _described(_choices_of(choose))
+        return _described(*_choices_of(choose))
 
     settings = hypothesis.settings(
         max_examples=200,
@@ -155,44 +146,40 @@ class RandomProblem:
     chosen: tuple[tuple[str, Any], ...]
 
     def __call__(self) -> Problem:
-        return _problem(_from_mapping(dict(self.chosen)))
+        return problem_of(describe(_from_mapping(dict(self.chosen)), SMALL))
 
 
-def _choices_of(choose: Choose) -> Choices:
-    """Every choice that a problem asks for."""
+def _choices_of(choose: Choose) -> tuple[Choices, Description]:
+    """Every choice that a problem asks for, and what they describe."""
     made: Choices = {}
 
     def record(name: str, options: Sequence[Any]) -> Any:
-        if name not in made:  # a name asked for again means the same choice
-            made[name] = choose(name, options), options[0]
+        made[name] = choose(name, options), options[0]
         return made[name][0]
 
-    _config(record)
-    _inputs(record)
-    return made
+    description = describe(record, SMALL)
+    return made, description
 
 
-def _described(choices: Choices) -> Case:
+def _described(choices: Choices, description: Description) -> Case:
     """The case whose id names every choice that is not the simplest."""
     notable = {name: value for name, (value, simplest) in choices.items() if value != simplest}
-    return _case(DESCRIBED + json.dumps(notable, separators=(",", ":")), choices)
+    return _case(DESCRIBED + json.dumps(notable, separators=(",", ":")), choices, description)
 
 
-def _case(id: str, choices: Choices) -> Case:
-    chosen = tuple((name, value) for name, (value, _) in choices.items())
-    choose = _from_mapping(dict(chosen))
-    batch, query_len, key_len = _sizes(choose)
+def _case(id: str, choices: Choices, description: Description) -> Case:
+    sizes = description.sizes
     return Case(
         id,
         "what nobody thought of: features together that the table has one at a time",
-        _config(choose),
-        batch=batch,
-        query_len=query_len,
-        key_len=key_len,
-        past_len=dict(chosen)["Lp"] if dict(chosen)["past"] else 0,
+        description.config,
+        batch=sizes.batch,
+        query_len=sizes.query_len,
+        key_len=sizes.key_len,
+        past_len=sizes.past_len,
         same_sizes="random",
         trivial_mask="random",
-        source=RandomProblem(chosen),
+        source=RandomProblem(tuple((name, value) for name, (value, _) in choices.items())),
     )
 
 
@@ -212,110 +199,3 @@ def _from_mapping(chosen: Mapping[str, Any]) -> Choose:
         raise SpecError(f"random case: {name} must be one of {known}. Got {json.dumps(value)}.")
 
     return choose
-
-
-def _config(choose: Choose) -> AttentionConfig:
-    groups, per_group = choose("G", (1, 2, 3)), choose("H/G", (1, 2, 3))
-    head_dim = choose("d", _SIZES)
-    score = choose("score", ("scaled_dot", "scaled_dot", "dot", "additive"))
-    return AttentionConfig(
-        groups * per_group * head_dim,
-        groups * per_group,
-        num_kv_heads=groups,
-        value_head_dim=choose("dv", _SIZES),
-        query_dim=choose("Dq", _SIZES),
-        key_dim=choose("Dk", _SIZES),
-        value_dim=choose("Dv", _SIZES),
-        output_dim=choose("Do", _SIZES),
-        bias={name: choose(f"{name}.bias", (False, True)) for name in PROJECTIONS},
-        score=score,
-        scale=choose("scale", (None, None, 0.5, 3.0, -1.0)) if score == "scaled_dot" else None,
-        score_dim=choose("S", _SIZES) if score == "additive" else None,
-        softcap=choose("softcap", (None, None, None, 5.0, 0.7, 0.1)),
-        dropout=choose("dropout", (0.0, 0.0, 0.1, 0.5, 0.9)),
-    )
-
-
-def _sizes(choose: Choose) -> tuple[int, int, int]:
-    """B, Lq, Lk; of the keys, `choose("Lp", ...)` are of the past."""
-    return choose("B", (*(1, 2, 3, 4, 5) * 3, 0)), choose("Lq", (*_SIZES * 2, 0)), choose("Lk", (*_SIZES * 2, 0))
-
-
-def _inputs(choose: Choose) -> dict[str, Any]:
-    """What remains to be chosen: the mask, as a description, and the numbers."""
-    batch, query_len, key_len = _sizes(choose)
-    past_len = choose("Lp", range(key_len + 1)) if choose("past", (False, False, True)) else 0
-    lengths = range(key_len, -1, -1)
-    valid_lens: Any = choose("valid_lens", (None, None, "per item", "per query"))
-    if valid_lens == "per item":
-        valid_lens = [choose(f"valid_lens.{item}", lengths) for item in range(batch)]
-    elif valid_lens == "per query":
-        valid_lens = [
-            [choose(f"valid_lens.{item}.{query}", lengths) for query in range(query_len)] for item in range(batch)
-        ]
-    allowed, bias = choose("allowed", _AXES), choose("bias", _AXES)
-    causal, window = choose("causal", (False, True)), None
-    if choose("window", (False, False, True)):
-        window = choose("window.left", _REACHES), choose("window.right", _REACHES)
-    offset: Any = 0
-    if causal or window is not None:
-        offset = choose("query_offset", (0, 0, 0, *(sign * n for n in range(1, 10) for sign in (1, -1)), "per item"))
-    if offset == "per item":
-        offset = [
-            choose(f"query_offset.{item}", (0, *(sign * n for n in range(1, 10) for sign in (1, -1))))
-            for item in range(batch)
-        ]
-    return {
-        "past_len": past_len,
-        "valid_lens": valid_lens,
-        "allowed": allowed,
-        "allowed_share": choose("allowed.share", (0.8, 0.5, 0.2)) if allowed else 1.0,
-        "bias": bias,
-        "bias_excludes": bool(bias) and choose("bias.excludes", (False, True)),
-        "causal": causal,
-        "query_offset": offset,
-        "window": window,
-        "poison": bool(valid_lens is not None or allowed) and choose("padding is NaN", (False, True)),
-        "weights_times": choose("weights times", (1.0, 1.0, 0.1, 4.0)),
-        "inputs_times": choose("inputs times", (1.0, 1.0, 0.03, 3.0)),
-        "seed": choose("seed", range(1000)),
-    }
-
-
-def _problem(choose: Choose) -> Problem:
-    config, (batch, query_len, key_len), chosen = _config(choose), _sizes(choose), _inputs(choose)
-    rng = np.random.default_rng(chosen["seed"])
-    full = (batch, config.num_heads, query_len, key_len)
-
-    def shape_of(axes: str) -> tuple[int, ...]:
-        return tuple(size if axis in axes else 1 for axis, size in zip("BHQK", full, strict=True))
-
-    weights = init_weights(config, seed=chosen["seed"], bias_scale=1.0)
-    lens, offset = chosen["valid_lens"], chosen["query_offset"]
-    per_query = bool(lens) and isinstance(lens[0], list)
-    mask = AttentionMask(causal=chosen["causal"], window=chosen["window"])
-    if lens is not None:
-        mask = replace(mask, valid_lens=np.array(lens, dtype=np.int64).reshape(full[0:3:2] if per_query else batch))
-    if chosen["allowed"]:
-        mask = replace(mask, allowed=rng.random(shape_of(chosen["allowed"])) < chosen["allowed_share"])
-    if chosen["bias"]:
-        bias = rng.normal(size=shape_of(chosen["bias"]))
-        mask = replace(mask, bias=np.where(rng.random(bias.shape) < 0.3 * chosen["bias_excludes"], -np.inf, bias))
-    mask = replace(mask, query_offset=np.array(offset, dtype=np.int64) if isinstance(offset, list) else offset)
-    past_len, times, heads = chosen["past_len"], chosen["inputs_times"], config.head_shapes
-
-    def past_shape(num_heads: int, width: int) -> tuple[int, ...]:
-        return batch, num_heads, past_len, width
-
-    inputs = AttentionInputs(
-        queries=times * rng.normal(size=(batch, query_len, config.query_dim)),
-        keys=times * rng.normal(size=(batch, key_len - past_len, config.key_dim)),
-        values=times * rng.normal(size=(batch, key_len - past_len, config.value_dim)),
-        mask=mask,
-        dropout_keep=rng.random(full) >= config.dropout if config.dropout else None,
-        cotangent=rng.normal(size=(batch, query_len, config.output_dim)),
-        past_keys=times * rng.normal(size=past_shape(*heads.keys)) if past_len else None,
-        past_values=times * rng.normal(size=past_shape(*heads.values)) if past_len else None,
-    )
-    problem = Problem(config, {name: chosen["weights_times"] * array for name, array in weights.items()}, inputs)
-    return poison_past(rng, problem) if chosen["poison"] else problem

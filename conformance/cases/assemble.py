@@ -1,0 +1,151 @@
+"""The Problem of choices that have been made: weights, inputs and mask, from generators that the choices seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Rng
+from conformance.cases.choices import Description
+from conformance.cases.decoding import poison_past
+from conformance.cases.problem import Problem
+from mha_core import AttentionInputs, AttentionMask, init_weights
+from mha_core.heads import split_heads
+from mha_core.weights import Weights
+
+Shape = tuple[int, ...]
+
+
+def _repeated_rows(rng: Rng, shape: Shape) -> NDArray:
+    return np.broadcast_to(rng.normal(size=shape[-1:]), shape)
+
+
+def _cancelling(rng: Rng, shape: Shape) -> NDArray:
+    """+c, -c, +c, ... and a thousandth of noise."""
+    signs = 1.0 - 2.0 * (np.arange(shape[-1]) % 2)
+    return signs * (rng.normal() + 1e-3 * rng.normal(size=shape))
+
+
+def _loud_item(rng: Rng, shape: Shape) -> NDArray:
+    x = rng.normal(size=shape)
+    x[: 1 if shape[0] else 0] *= 100.0
+    return x
+
+
+STYLES: Mapping[str, Callable[[Rng, Shape], NDArray]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "positive": lambda rng, shape: np.abs(rng.normal(size=shape)),
+    "uniform": lambda rng, shape: rng.uniform(0.5, 1.0, size=shape),
+    "constant": lambda rng, shape: np.full(shape, rng.normal()),
+    "ones": lambda rng, shape: np.ones(shape),
+    "ramp": lambda rng, shape: np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape) + rng.normal(),
+    "repeated rows": _repeated_rows,
+    "powers of two": lambda rng, shape: rng.choice([-1.0, 1.0], size=shape) * 2.0 ** rng.integers(-6, 4, size=shape),
+    "nearly equal": lambda rng, shape: rng.normal() + 1e-4 * rng.normal(size=shape),
+    "cancelling": _cancelling,
+    "two values": lambda rng, shape: rng.choice(rng.normal(size=2), size=shape),
+    "sparse": lambda rng, shape: rng.normal(size=shape) * (rng.random(shape) < 0.1),
+    "heavy tails": lambda rng, shape: rng.standard_t(2, size=shape),
+    "loud item": _loud_item,
+}
+"""Name -> numbers of about unit size."""
+
+EXCLUDED_SHARE = 0.3
+"""Of a bias that excludes keys, how much of it is -inf."""
+
+
+def weights_of(description: Description) -> Weights:
+    """The weights: uniform as `init_weights` draws them, or matrices of another style."""
+    numbers = description.numbers
+    weights = init_weights(description.config, seed=numbers.weights_seed, bias_scale=numbers.biases_times)
+    if numbers.weights_style != "normal":
+        rng = np.random.default_rng([numbers.weights_seed, 1])  # not the stream of the biases
+        style = STYLES[numbers.weights_style]
+        weights = {
+            name: style(rng, array.shape) / np.sqrt(array.shape[1]) if array.ndim == 2 else array
+            for name, array in weights.items()
+        }
+    return {name: numbers.weights_times * array for name, array in weights.items()}
+
+
+def problem_of(description: Description, weights: Weights | None = None) -> Problem:
+    """The problem, the same one each time. `weights`: `weights_of` the same description, if at hand.
+
+    >>> from conformance.cases.choices import SMALL, describe
+    >>> problem_of(describe(lambda name, options: options[1], SMALL)).inputs.queries.shape
+    (2, 2, 2)
+    """
+    config, sizes, numbers = description.config, description.sizes, description.numbers
+    # The order of draws is part of the name of a random case: what is new comes last, or where it draws nothing there.
+    rng = np.random.default_rng(numbers.seed)
+    mask = _mask(rng, description)
+    heads = config.head_shapes
+
+    def drawn(name: str, *shape: int) -> NDArray:
+        times = numbers.cotangent_times if name == "cotangent" else numbers.inputs_times
+        return times * STYLES[numbers.styles[name]](rng, shape)
+
+    def given(name: str, length: int, width: int, num_heads: int) -> NDArray:
+        merged = drawn(name, sizes.batch, length, width)
+        return split_heads(merged, num_heads) if description.split else merged
+
+    def past(name: str, num_heads: int, width: int) -> NDArray | None:
+        return drawn(name, sizes.batch, num_heads, sizes.past_len, width) if sizes.past_len else None
+
+    new_len = sizes.key_len - sizes.past_len
+    inputs = AttentionInputs(
+        queries=given("queries", sizes.query_len, config.query_dim, heads.queries[0]),
+        keys=given("keys", new_len, config.key_dim, heads.keys[0]),
+        values=given("values", new_len, config.value_dim, heads.values[0]),
+        mask=mask,
+        dropout_keep=rng.random(_full_shape(description)) >= config.dropout if config.dropout else None,
+        cotangent=drawn("cotangent", sizes.batch, sizes.query_len, config.output_dim),
+        past_keys=past("past_keys", *heads.keys),
+        past_values=past("past_values", *heads.values),
+    )
+    problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
+    return poison_past(rng, problem) if description.poison else problem
+
+
+def _full_shape(description: Description) -> Shape:
+    """(B, H, Lq, Lk)."""
+    sizes = description.sizes
+    return sizes.batch, description.config.num_heads, sizes.query_len, sizes.key_len
+
+
+def _mask(rng: Rng, description: Description) -> AttentionMask:
+    chosen, full = description.mask, _full_shape(description)
+
+    def shape_of(axes: str) -> Shape:
+        return tuple(size if axis in axes else 1 for axis, size in zip("BHQK", full, strict=True))
+
+    valid_lens, allowed, bias = None, None, None
+    if chosen.valid_lens is not None:
+        per_query = bool(chosen.valid_lens) and isinstance(chosen.valid_lens[0], list)
+        shape = full[0:3:2] if per_query else full[:1]
+        valid_lens = np.array(chosen.valid_lens, dtype=np.int64).reshape(shape)
+    if chosen.allowed:
+        allowed = rng.random(shape_of(chosen.allowed)) < chosen.allowed_share
+    if chosen.lone:
+        lone = np.arange(full[3]) == rng.integers(full[3], size=shape_of(chosen.lone))
+        allowed = lone if allowed is None else allowed & lone
+    if chosen.bias:
+        bias = STYLES[chosen.bias_style](rng, shape_of(chosen.bias))
+        bias = np.where(rng.random(bias.shape) < EXCLUDED_SHARE * chosen.bias_excludes, -np.inf, bias)
+    if chosen.large_bias:  # the same for a row: no weight may notice it
+        large = np.full(shape_of(chosen.large_bias), chosen.large_bias_size)
+        bias = large if bias is None else bias + large
+    if chosen.excluding_bias:
+        excluding = np.where(rng.random(shape_of(chosen.excluding_bias)) < EXCLUDED_SHARE, -np.inf, 0.0)
+        bias = excluding if bias is None else bias + excluding
+    offset = chosen.query_offset
+    return AttentionMask(
+        valid_lens=valid_lens,
+        allowed=allowed,
+        bias=bias,
+        causal=chosen.causal,
+        window=chosen.window,
+        query_offset=np.array(offset, dtype=np.int64) if isinstance(offset, list) else offset,
+    )
