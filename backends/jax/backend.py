@@ -27,11 +27,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "fast": {"method": "attend"},
     "blocks": {"method": "attend", "query_block": BLOCK},
 }
-"""What each path calls."""
+"""Path -> the keyword arguments of `layer.apply` for it: the method, and the options of that."""
 
 Arrays = dict[str, Array]
 Rules = tuple[tuple[str, Any], ...]
-"""The fields of a mask that are no arrays: they are static, so that a program is compiled for each."""
+"""(name, value) of the mask's fields that are no arrays; jax.jit compiles a program for each value of them."""
 
 # Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
 # its fusions and the library calls in it are the same.
@@ -64,7 +64,7 @@ class JaxBackend(Backend):
         def compute(
             variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
         ) -> tuple[Arrays, Any]:
-            """What the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
+            """The stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
 
             def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
                 call = _put_together({**leaves, **others}, rules)
@@ -99,7 +99,7 @@ class JaxBackend(Backend):
 
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
-    """What `jax.jit` takes of a call: its arrays other than the leaves, and the rest of its mask, which is static."""
+    """A call as `jax.jit` takes it: its arrays other than the leaves, and the other, static fields of its mask."""
     given = {**vars(call.mask), "dropout_keep": call.dropout_keep}
     others = {name: value for name, value in given.items() if isinstance(value, Array) and name not in leaves}
     rules = tuple((name, value) for name, value in vars(call.mask).items() if not isinstance(value, Array))
@@ -107,7 +107,7 @@ def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
 
 
 def _put_together(arrays: Arrays, rules: Rules) -> Call[Array]:
-    """The call of which these are all arrays, and the rest of its mask."""
+    """The inverse of `_taken_apart`: the Call with these arrays by name, and these other fields of its mask."""
     of_call = {name: arrays[name] for name in (*FLOATS, "dropout_keep") if name in arrays}
     of_mask: dict[str, Any] = {name: array for name, array in arrays.items() if name not in of_call}
     return Call(**of_call, mask=AttentionMask(**of_mask, **dict(rules)))

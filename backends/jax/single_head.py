@@ -26,7 +26,7 @@ from mha_core.config import check_dropout, check_size
 
 
 class _AttentionWithoutHeads(nn.Module):
-    """What DotProductAttention and AdditiveAttention share: everything but the score and the fields."""
+    """Base of DotProductAttention and AdditiveAttention, which define the score and the fields."""
 
     def __post_init__(self) -> None:
         check_fields(self)

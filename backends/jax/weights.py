@@ -22,7 +22,7 @@ from mha_core.errors import SpecError
 from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
 
 Variables = Mapping[str, Any]
-"""What `layer.init` returns and `layer.apply` takes: {"params": {...}}."""
+"""The variables of a layer, {"params": {...}}: `layer.init` returns them, `layer.apply` takes them."""
 
 
 def from_weights(
@@ -60,7 +60,7 @@ def to_weights(variables: Variables) -> Weights:
     """The weights that a MultiHeadAttention's variables hold, under their canonical names.
 
     The arrays are read-only NumPy copies. bfloat16 parameters come out as float32, which holds each
-    of them exactly. `check_weights`, which needs a config, says whether they fit it and are finite.
+    of them exactly. Whether they are finite and fit a config is not checked here: see `check_weights`.
 
     Raises:
         SpecError: the variables hold no parameters.
@@ -84,5 +84,5 @@ _NAMES = tuple(weight_shapes(AttentionConfig(1, 1, bias=True, score="additive"))
 
 
 def _path(name: str) -> tuple[str, ...]:
-    """Where the array of a canonical name stands: ("q_proj", "kernel") for "q_proj.weight"."""
+    """The path in "params" of a canonical name: ("q_proj", "kernel") for "q_proj.weight"."""
     return tuple("kernel" if part == "weight" else part for part in name.split("."))

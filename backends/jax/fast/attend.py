@@ -1,6 +1,6 @@
-"""Attention block by block, between the projections: `heads` without all Lq x Lk scores in memory.
+"""Attention in JAX from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
-How a call is cut is decided here: loops over its items, groups of heads and queries. `block` computes each of them.
+A call is cut here, by loops over its items, groups of heads and queries; `block.py` computes each block.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
 
 BUDGET = 2**22
-"""Bytes of scores in a block: they stay in the second-level caches of two cores while they are used."""
+"""Bytes of scores in one block; the second-level caches of two cores hold this much."""
 
 ITEMS, GROUPS, QUERIES = 0, 1, 3
-"""The axes of these of an array of a block."""
+"""The axes of items, groups and queries in the arrays of a block."""
 
 
 class Chunks(NamedTuple):
@@ -37,7 +37,7 @@ class Chunks(NamedTuple):
 
 
 Attend = Callable[[Floats, Constants], Array]
-"""Gives the heads (B, G, R, Lq, dv) of a part of a call."""
+"""(Floats, Constants) of a part of a call -> its heads (B, G, R, Lq, dv)."""
 
 
 def attend_in_blocks(
@@ -101,7 +101,7 @@ def attend_in_blocks(
 
 
 def _chunks(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """As many of each as the budget has room for."""
+    """As many queries as fit the budget; all groups if that fits, else one, and the same for items."""
     of_item = bytes_per_query * query_len * groups
     return Chunks(
         fitting_block(query_len, bytes_per_query, BUDGET),
@@ -111,7 +111,7 @@ def _chunks(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Ch
 
 
 def _floats(operands: Operands[Array], score: Score, bias: Array | None, groups: int, block: Block) -> Floats:
-    """The floats of a block of queries, whose bias is this one."""
+    """The Floats of a block of queries; `bias` is the block's own already."""
     queries = operands.queries[block.items, block.heads, block.queries]
     return Floats(
         _in_groups(queries, groups),
@@ -130,7 +130,7 @@ def _in_groups(x: Array, groups: int) -> Array:
 
 
 def _in_chunks(attend: Attend, axis: int, chunk: int, floats: Floats, constants: Constants) -> Array:
-    """What `attend` gives, computed for `chunk` indices of an axis at a time, which divide it, one after the other."""
+    """The heads of `attend`, one chunk after the other: `chunk` indices of `axis` each, a divisor of its size."""
     size = floats.queries.shape[axis]
     if chunk >= size:
         return attend(floats, constants)
@@ -138,11 +138,11 @@ def _in_chunks(attend: Attend, axis: int, chunk: int, floats: Floats, constants:
     is_cut = [leaf.ndim > 4 and leaf.shape[axis] == size for leaf in leaves]
 
     def chunks_of(x: Array) -> Array:
-        """(count, ..., chunk, ...)."""
+        """X with `axis` split into (count, chunk), and count moved to the front."""
         return jnp.moveaxis(x.reshape(*x.shape[:axis], size // chunk, chunk, *x.shape[axis + 1 :]), axis, 0)
 
     def attend_to(parts: list[Array]) -> Array:
-        """The heads of one chunk, of which these are the arrays that are cut."""
+        """The heads of one chunk; `parts` are its pieces of the arrays that are cut."""
         others = iter(parts)
         of_chunk = [next(others) if cut else leaf for leaf, cut in zip(leaves, is_cut, strict=True)]
         return attend(*jax.tree.unflatten(tree, of_chunk))

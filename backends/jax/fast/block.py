@@ -1,4 +1,4 @@
-"""One block of queries: its heads by way of all its scores, and their derivatives, which keep no scores.
+"""One block of queries: its heads, and their derivatives, for which the scores are computed again.
 
 Every array of a block has the axes (B, G, R, Lq, ...), each of its full size or 1: R = H / G are the query heads
 that share a key head, so nothing is repeated for them.
@@ -20,14 +20,14 @@ from backends.jax.ops.attention import cap
 from backends.jax.ops.masks import Mask, additive_bias, allowed_keys, cut_keys, has_key, with_keys
 
 KEY_STEPS = 4
-"""Into how many parts the keys are cut, of which a block leaves out those at both ends that no query may attend to."""
+"""Number of parts of the keys; a block leaves out parts at both ends that none of its queries may attend to."""
 
 SMALLEST_STEP = 64
-"""Keys below which leaving a part of them out gains nothing."""
+"""Smallest number of keys in a part: leaving out fewer is not faster."""
 
 
 class Static(NamedTuple):
-    """What is the same for all blocks of a call, and no array, so that a program may depend on it.
+    """Arguments of a call that are no arrays: a program is compiled for each combination of them.
 
     softcap, precision: as in the layer.
     rate: of dropout; 0 outside training.
@@ -54,7 +54,7 @@ class Floats(NamedTuple):
     bias: Array | None
 
     def with_keys(self, start: Array, key_len: int) -> Floats:
-        """Those of the `key_len` keys from `start` on."""
+        """These Floats with keys, values and bias cut to the `key_len` keys from `start` on."""
         keys, values, bias = jax.tree.map(lambda x: cut_keys(x, start, key_len), (self.keys, self.values, self.bias))
         return self._replace(keys=keys, values=values, bias=bias)
 
@@ -63,7 +63,8 @@ class Constants(NamedTuple):
     """The arrays that have no gradients, of a call or of a part of one.
 
     mask: without its bias; arrays (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
-    rng, number: what dropout draws from, and integers (B, G, 1, Lq, 1) that tell rows apart; None if it does not draw.
+    rng, number: the random key of dropout, and a different integer (B, G, 1, Lq, 1) for each row; None if it does not
+        draw.
     """
 
     mask: Mask
@@ -71,7 +72,7 @@ class Constants(NamedTuple):
     number: Array | None
 
     def with_keys(self, start: Array, key_len: int) -> Constants:
-        """Those of the `key_len` keys from `start` on."""
+        """These Constants with the mask cut to the `key_len` keys from `start` on."""
         return self._replace(mask=with_keys(self.mask, start, key_len))
 
 
@@ -91,7 +92,7 @@ def _attend(static: Static, floats: Floats, constants: Constants) -> tuple[Array
 def _attend_jvp(
     static: Static, primals: tuple[Floats, Constants], tangents: tuple[Floats, Constants]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Scores are computed once more, forwards and, as this is linear in the tangents, backwards: nothing is kept."""
+    """The derivative, for which the scores are computed again; linear in the tangents, so JAX can transpose it."""
     (floats, constants), (moved, _) = primals, tangents
     heads, logsumexp = _attend(static, floats, constants)
 
@@ -129,10 +130,10 @@ def _within_reach(
 
 
 def _forward(static: Static, floats: Floats, constants: Constants) -> tuple[Array, Array]:
-    """`_attend`, by way of all scores of the block."""
+    """Heads and logsumexp as `_attend` returns them, from all scores of the block."""
     allowed, open_rows = _openness(floats, constants)
     scores = _where(allowed, _scores(static, floats), -jnp.inf)
-    # Rows without a key are given a finite maximum and sum: no NaN that would have to be repaired.
+    # Rows without a key are given a finite maximum and sum, so that no NaN arises.
     highest = _where(open_rows, scores.max(axis=-1, keepdims=True, initial=-jnp.inf), 0.0)
     exponentials = _where(allowed, jnp.exp(scores - highest), 0.0)
     total = _where(open_rows, exponentials.sum(axis=-1, keepdims=True), 1.0)
@@ -158,14 +159,14 @@ def _tangent(
 
 
 def _openness(floats: Floats, constants: Constants) -> tuple[Array | None, Array | None]:
-    """Which keys are allowed, and which rows have any; None, and no work, where all are."""
+    """Bool masks of the allowed keys, and of the rows that have one; both None where all keys are allowed."""
     mask = constants.mask.replace(bias=floats.bias)
     allowed = allowed_keys(mask)
     return allowed, None if allowed is None else has_key(mask, allowed)
 
 
 def _where(condition: Array | None, x: Array, other: float) -> Array:
-    """`x` where the condition holds, which None does everywhere."""
+    """`x` where the condition holds, else `other`; a condition of None holds everywhere."""
     return x if condition is None else jnp.where(condition, x, other)
 
 
@@ -191,7 +192,7 @@ def _similarity(queries: Array, keys: Array, vector: Array | None, precision: Pr
 
 
 def _kept(static: Static, constants: Constants, shape: tuple[int, ...]) -> Array | None:
-    """Bool (B, G, R, Lq, Lk), the weights that dropout keeps; drawn once more, it is the same. None without dropout."""
+    """Bool (B, G, R, Lq, Lk), the weights that dropout keeps, the same in each call; None without dropout."""
     if constants.rng is None or constants.number is None:
         return constants.mask.keep
     rng = jax.random.fold_in(constants.rng, constants.number.reshape(-1)[0])

@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
     """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
 
-    Those of linen are made anew in each call, so their names alone tell what is in what.
+    Linen makes its modules anew in each call, so only their names show which module is inside which.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None
@@ -94,7 +94,7 @@ def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Cal
 
 
 def _belongs(module: nn.Module, target: nn.Module) -> bool:
-    """Whether a module that is being called is part of the model; `apply` calls a copy of it."""
+    """Whether a module that is being called is part of `target`, of which `apply` calls a copy."""
     root = module
     while isinstance(root.parent, nn.Module):
         root = root.parent
@@ -111,7 +111,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
-    """A module's `__call__` belongs to its class, so that is where it is replaced, for the chosen modules alone."""
+    """As `watch`, for flax.nnx: replaces `__call__` of the modules' classes, and reports the chosen modules alone."""
     graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
     modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
     outer_first = sorted(modules.values(), key=lambda named: named[0].count("/") + bool(named[0]))
@@ -139,7 +139,7 @@ def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Call
 
 
 def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, defaults included; SpecError for numbers that are not there."""
+    """The arguments by name, defaults included; SpecError for arrays that JAX traces, which have no numbers."""
     arguments = arguments_of(inspect.signature(function), args, kwargs)
     arguments.pop("self", None)
     if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
@@ -151,12 +151,12 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 class FlaxLayer:
-    """What flax.linen's and flax.nnx's layers have in common: their call, and a mask of any kind, True = attend."""
+    """Base of the adapters of flax.linen and flax.nnx: their calls have equal arguments, with True = attend."""
 
     kind: str
 
     def check(self, layer: Any) -> None:
-        """What it can't have is refused when it is read."""
+        """Refuse nothing here: the conversion to canonical weights refuses layers that can't be expressed."""
 
     def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]
@@ -171,7 +171,7 @@ class FlaxLayer:
         return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
 
     def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
-        """What it computes in, and what its parameters are."""
+        """The dtype that the layer computes in, and that of its parameters."""
         given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
         return _dtypes(layer, params, given, output)
 
@@ -287,10 +287,10 @@ def _array(array: Any) -> NDArray:
 
 
 def _dtypes(layer: Any, params: Any, given: list[Any], output: Any) -> tuple[str, str]:
-    """What a layer computes in, and what its parameters are.
+    """The dtype that a layer computes in, and that of its parameters.
 
-    With a `dtype` it casts to that what it is given and its parameters; without, each projection is in whatever
-    can hold both. SpecError where that is not one and the same for all.
+    A layer with a `dtype` casts its inputs and parameters to that; without one, each projection is computed in the
+    dtype to which JAX promotes input and parameter. SpecError if these dtypes differ within a call.
     """
     leaves = [str(leaf.dtype) for leaf in jax.tree.leaves(params)]
     parameters = one_dtype(leaves) if leaves else one_dtype(str(jnp.asarray(array).dtype) for array in given)

@@ -302,7 +302,7 @@ def from_d2l(
 
 
 MAKERS: dict[str, Callable[..., Any]] = {"linen": to_linen, "nnx": to_nnx, "d2l-jax": to_d2l}
-"""Layout -> what makes a layer of it: (layer, variables) with linen, the layer with nnx."""
+"""Layout -> function that makes a layer of it; it returns (layer, variables) with linen, the layer with nnx."""
 
 
 # Between ----------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def _arrays_of(variables: Variables) -> dict[str, NDArray]:
 
 
 def _refuse(layer: Any, **wanted: Any) -> None:
-    """SpecError if a field of the layer says something that weights and config can't."""
+    """SpecError if a field of the layer differs from `wanted`: weights and config could not express it."""
     for name, value in wanted.items():
         given = getattr(layer, name)
         if given not in (value, None):

@@ -1,4 +1,4 @@
-"""d2l.ai's layer in Flax, as the book teaches it: the trap it is, kept as it is.
+"""d2l.ai's layer in Flax as the book has it, with its differences from the definition.
 
 Four Dense projections, heads folded into the batch, `valid_lens` as the only mask, and -1e6 written over
 the scores that it excludes. See https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html
@@ -16,7 +16,7 @@ from jax import Array
 from backends.jax.ops.heads import transpose_output, transpose_qkv
 
 FILL = -1e6
-"""What it writes where a key is excluded; a number like others, not minus infinity."""
+"""The score that excluded keys get: a finite number, so a lower score loses to it."""
 
 
 class D2lMultiHeadAttention(nn.Module):

@@ -1,6 +1,6 @@
-"""Live Flax layers run on probes (see `mha_core.live.probe`). They are functions of their variables: nothing changes.
+"""Live Flax layers run on probes (see `mha_core.live.probe`). Running one does not change it.
 
-Each probe is one program, compiled once for all layers that come to the same one.
+Each probe is one program, which is compiled once for all layers with an equal program.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) does so. A copy of it is run."""
+    """SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) computes by its weights; a copy is run."""
     graph, state = nnx.split(layer)
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
@@ -61,7 +61,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """SpecError unless a linen layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
+    """SpecError unless a linen layer called (queries, keys, values, valid_lens) computes what its variables say."""
     own = layer.clone(parent=None)
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
@@ -73,7 +73,7 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, varia
     _check(layer, config, weights, run, dtype, Words(masks=("valid_lens",)), variables)
 
 
-# The programs, with the layer itself for a constant ---------------------------------------------------------
+# The programs; the layer itself is a constant in them ---------------------------------------------------------
 
 
 def _linen(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
@@ -92,8 +92,10 @@ def _d2l(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
 
 
 def _shown(program: Any, layer: Any, variables: Any, given: Mapping[str, Any]) -> dict[str, NDArray]:
-    """The output: of one compiled program, or operation by operation where it looks at the numbers of its arrays, or
-    where it can be run but not be compiled, as jax.nn's fused attention in float16 on CPUs.
+    """The output by name, of one compiled program.
+
+    Operation by operation instead if the layer reads numbers of its arrays, or if its program can't be compiled, as
+    jax.nn's fused attention in float16 on CPUs.
     """
     run = partial(program, layer)
     try:
@@ -111,7 +113,7 @@ def _shown(program: Any, layer: Any, variables: Any, given: Mapping[str, Any]) -
 
 
 COMPILED = 64
-"""How many programs are kept for layers to come, which are like those before in most models."""
+"""Number of compiled programs that are kept, since most models repeat one kind of layer."""
 
 _compiled: dict[bytes, Any] = {}
 
@@ -133,7 +135,10 @@ def _check(
 
 @contextmanager
 def _as_ever(dtype: str, variables: Any) -> Iterator[None]:
-    """Where the variables are, with float64 where they have it, in full precision; `is_probing` says so."""
+    """Inside, computation is on the variables' device, with float64 if `dtype` is that, in full precision.
+
+    `is_probing` returns True inside.
+    """
     leaf = next(iter(jax.tree.leaves(variables)))
     device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.local_devices(backend="cpu")[0]
     token = _probing.set(True)
@@ -145,7 +150,7 @@ def _as_ever(dtype: str, variables: Any) -> Iterator[None]:
 
 
 def _dtype(layer: Any, variables: Any) -> str:
-    """What it computes in: its own `dtype`, or that of its parameters."""
+    """The dtype that a layer computes in: its own `dtype`, or else that of its parameters."""
     own = getattr(layer, "dtype", None)
     return str(jnp.dtype(own if own is not None else jax.tree.leaves(variables)[0].dtype))
 

@@ -1,4 +1,4 @@
-"""Probes: small runs that measure again what JAX and Flax do otherwise and no case shows.
+"""Probes: small runs that show where JAX and Flax differ from the definition, where no case of the suite can.
 
 Each returns a sentence of what was seen, or None if it does not happen in the versions installed. The
 table `deviations.toml` beside this names them.
@@ -22,16 +22,16 @@ from backends.jax.native.d2l import masked_softmax
 from backends.jax.ops.framework import device_of, scope
 
 HEADS, WIDTH = 2, 6
-"""Of the layers here."""
+"""Number of heads and width of the layers in this file."""
 
 
 def linen_additive_mask() -> str | None:
-    """An additive mask, 0 or -1e9, given to flax.linen as `mask`: read by truth, so the other way round."""
+    """flax.linen reads an additive mask, 0 or -1e9, as bool, and so excludes the keys that were to be open."""
     return _inverted(lambda x, mask: nn.dot_product_attention(x, x, x, mask=mask, deterministic=True))
 
 
 def nnx_additive_mask() -> str | None:
-    """The same given to flax.nnx."""
+    """flax.nnx reads an additive mask, 0 or -1e9, as bool, and so excludes the keys that were to be open."""
     return _inverted(lambda x, mask: nnx.dot_product_attention(x, x, x, mask=mask))
 
 

@@ -1,4 +1,4 @@
-"""What Flax's and JAX's own layers have in common as subjects: the door from NumPy into JAX and back."""
+"""`JaxSubject`, the base of the subjects in JAX: runs layers of Flax and JAX, with NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from mha_core.subject import NativeSubject
 from mha_core.weights import Weights
 
 Stages = dict[str, Array]
-"""What a layer shows, by the name of the stage; "output" is always there."""
+"""Name of a stage -> its array, of the stages that a layer exposes; "output" is always among them."""
 
 Forward = Callable[..., Stages]
-"""(parameters, floats, **told) -> Stages, where floats holds what `AttentionInputs.leaves` gives."""
+"""(parameters, floats, **told) -> Stages, where floats are the arrays of `AttentionInputs.leaves`."""
 
 
 class JaxSubject(NativeSubject):
-    """What all have in common: NumPy in, one compiled program forward and backward, NumPy out."""
+    """Base of JAX's subjects: runs a layer, compiled with its gradients, with NumPy arrays in and out."""
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
-        """The layer's parameters as a tree of JAX arrays, and what runs it."""
+        """The layer's parameters as a tree of JAX arrays, and the function that runs it."""
 
     @abstractmethod
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
         """Gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """The mask in the words of the layer: NumPy arrays, which are traced, and anything else, which is not."""
+        """The layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
@@ -86,6 +86,6 @@ class JaxSubject(NativeSubject):
 
 
 def bool_mask(config: AttentionConfig, inputs: AttentionInputs, mask: AttentionMask | None = None) -> NDArray | None:
-    """Bool (B, H, Lq, Lk), True = may attend, which is what JAX and Flax mean by it too; None if all is allowed."""
+    """Bool (B, H, Lq, Lk), True = may attend, as in JAX and Flax; None if all keys are allowed."""
     allowed = allowed_keys(inputs.mask if mask is None else mask, inputs.check(config), config.num_heads)
     return None if allowed.all() else allowed

@@ -2,7 +2,7 @@
 
     mha check --subject backends.jax.native.subjects:NnxMultiHeadAttentionSubject
 
-Each is told the mask in its own words, made from what `mha_core.call.masks.allowed_keys` says is allowed.
+The mask arguments of each are made from `mha_core.call.masks.allowed_keys`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
 
 
 class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAttentionSubject):
-    """The same with sow_weights=True, which hands out the weights."""
+    """flax.linen.MultiHeadDotProductAttention with sow_weights=True, which exposes the weights."""
 
     name = "flax.linen.MultiHeadDotProductAttention (sow_weights)"
 
@@ -96,21 +96,21 @@ class NnxMultiHeadAttentionSubject(JaxSubject):
 
 
 def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
-    """The layer's output and what it sowed."""
+    """The layer's output, and the intermediate arrays that it sowed."""
     if hasattr(nnx, "capture"):  # from flax 0.12.6 on, which deprecates the other way
         return nnx.capture(layer, nnx.Intermediate)(*inputs, **options)
     return layer(*inputs, **options), nnx.pop(layer, nnx.Intermediate)
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """The same with sow_weights=True, which hands out the weights, and takes other arithmetic."""
+    """flax.nnx.MultiHeadAttention with sow_weights=True, which exposes the weights and has arithmetic of its own."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
 
 
 class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
-    """The same with a dropout rate that does not act (deterministic=True): other arithmetic all the same."""
+    """flax.nnx.MultiHeadAttention with an inactive dropout rate (deterministic=True), which changes its arithmetic."""
 
     name = "flax.nnx.MultiHeadAttention (dropout_rate, deterministic)"
 
@@ -119,7 +119,7 @@ class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
 
 
 class D2lMultiHeadAttentionSubject(JaxSubject):
-    """The layer of `backends.jax.native.d2l`, told everything as valid_lens."""
+    """The layer of `backends.jax.native.d2l`; every mask is expressed as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
     capabilities = Capabilities("head_dim", *WIDTHS, only_lengths=True)
@@ -205,7 +205,7 @@ class LinenDotProductAttentionSubject(_OperationSubject):
 
 
 class DotProductAttentionSubject(_OperationSubject):
-    """jax.nn.dot_product_attention, told the mask as `mask`."""
+    """jax.nn.dot_product_attention with the whole mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
     capabilities = OPERATION.but("past", without=("value_head_dim",))
@@ -215,7 +215,7 @@ class DotProductAttentionSubject(_OperationSubject):
 
 
 class _OwnWordsSubject(DotProductAttentionSubject):
-    """jax.nn.dot_product_attention, told a part of the mask by an argument of its own and the rest as `mask`."""
+    """jax.nn.dot_product_attention with a part of the mask as another argument, and the rest as `mask`."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         return super().supports(config, inputs) or self.why_not(inputs)
@@ -254,7 +254,7 @@ class DotProductAttentionWindowSubject(_OwnWordsSubject):
         far = sizes.query_len + sizes.key_len + abs(offset)
         left, right = mask.window or (None, None)
         ahead = far if right is None else right
-        # JAX counts as we do, the query itself not; but its queries start at 0, ours at query_offset.
+        # As in the definition, JAX does not count the query itself; but its queries start at 0, not at query_offset.
         window = (far if left is None else left - offset, (min(ahead, 0) if mask.causal else ahead) + offset)
         rest = replace(mask, window=None, causal=False)
         return {"local_window_size": window, "mask": bool_mask(config, inputs, rest)}
@@ -279,7 +279,7 @@ def _three(floats: Stages) -> tuple[Array, Array, Array]:
 
 
 def _finite_bias(bias: Array | None) -> Array | None:
-    """The additive bias, rank 4: 0 where -inf only excluded, which the bool mask says too."""
+    """The additive bias, of rank 4, with 0 in place of -inf: the bool mask excludes those keys already."""
     if bias is None:
         return None
     return jnp.where(jnp.isneginf(bias), 0.0, bias).reshape((1,) * (4 - bias.ndim) + bias.shape)

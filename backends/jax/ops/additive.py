@@ -14,7 +14,7 @@ from backends.jax.ops.attention import additive_score
 class AdditiveScore(nn.Module):
     """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk).
 
-    Its parts are `query` (A), `key` (C), and `vector` (w) in the dtype of what they give.
+    Its parts are `query` (A), `key` (C), and `vector` (w), which is used in the dtype of their outputs.
     """
 
     score_dim: int

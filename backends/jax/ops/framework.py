@@ -25,7 +25,7 @@ else:  # where JAX has it up to 0.7
 
 
 def devices() -> tuple[str, ...]:
-    """What JAX sees: "cpu", then "gpu:0" or "tpu:0" and so on."""
+    """The names of the devices that JAX sees: "cpu", then "gpu:0" or "tpu:0" and so on."""
     return ("cpu", *_accelerators())
 
 
@@ -35,7 +35,7 @@ def device_of(name: str) -> jax.Device:
 
 
 def dtypes(device: str) -> tuple[str, ...]:
-    """The dtypes that JAX computes in on a device, as they are; elsewhere it emulates some of them."""
+    """The dtypes that JAX computes in on a device itself; it emulates the others there."""
     return DTYPES if device.split(":")[0] in ("cpu", "gpu") else ("float32", "bfloat16")
 
 
@@ -51,7 +51,7 @@ def scope(dtype: str, device: jax.Device) -> Iterator[None]:
 
 
 def check_enabled(name: str, dtype: Any) -> None:
-    """Raise SpecError if JAX would take a narrower dtype instead of this one, which it does in silence."""
+    """Raise SpecError for a dtype that JAX would silently replace by a narrower one."""
     if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
         raise SpecError(
             f"{name} is {jnp.dtype(dtype)}, which JAX turns into {jax.dtypes.canonicalize_dtype(dtype)} while "
@@ -60,7 +60,7 @@ def check_enabled(name: str, dtype: Any) -> None:
 
 
 def check_fields(layer: Any) -> None:
-    """Raise SpecError if JAX would not take the dtypes that a linen module is to have."""
+    """Raise SpecError if JAX would silently narrow a linen module's dtype or param_dtype."""
     for name in ("dtype", "param_dtype"):
         check_enabled(name, getattr(layer, name, None))
 
@@ -92,7 +92,7 @@ def to_array(name: str, array: Any) -> jax.Array:
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
     """An array of JAX for one of NumPy, or for a list of JAX's; in `dtype`, or in its own.
 
-    What `mha_core` refuses, and what JAX would take in a narrower dtype, comes back as it is; so does everything else.
+    Arrays that `mha_core` refuses, or that JAX would narrow, are returned as they are; so is everything else.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)
@@ -116,7 +116,7 @@ def numbers(array: Any) -> NDArray | None:
 
 
 def has_values(array: Any) -> bool:
-    """Whether the numbers are at hand: they are not while JAX traces."""
+    """Whether the numbers of the arrays can be read, which they can't while JAX traces."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
 
 

@@ -47,12 +47,12 @@ class Mask(struct.PyTreeNode):
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """The call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
-    The mask's integers of NumPy stay what they are until `build_mask` has looked at them: JAX might not hold them.
-    What `check_call` refuses, and what JAX would take in a narrower dtype, stays, too.
+    The mask's integers stay in NumPy until `build_mask` has checked them, because JAX might narrow them. Arrays that
+    `check_call` refuses, or that JAX would narrow, stay as they are, too.
 
     Args:
         call: as it was given.
-        layer: not looked at here: JAX itself moves new arrays to where the layer's parameters are.
+        layer: not used: JAX itself moves new arrays to the device of the layer's parameters.
     """
     call = call.map(as_jax)
     mask = call.mask
@@ -133,7 +133,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block, None for everything, without what `zero_padding` needs of the whole."""
+    """The mask of a block (None: of the whole call), without the padding, which only whole calls need."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -196,7 +196,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """The same in JAX's usual integers; of numbers that could not be looked at, the nearest within the limits."""
+    """The integers in JAX's default integer dtype; clipped to the limits if their numbers could not be read."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)
@@ -207,12 +207,12 @@ def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
 
 
 def _plus(position: Array, more: Any) -> Array:
-    """The sum, or the largest integer of 32 bits."""
+    """The sum, at most the largest integer of 32 bits."""
     return jnp.minimum(position, LONGEST - more) + more
 
 
 def _minus(position: Array, less: int) -> Array:
-    """The difference, or the smallest integer of 32 bits."""
+    """The difference, at least the smallest integer of 32 bits."""
     return jnp.maximum(position, less - LONGEST - 1) - less
 
 
