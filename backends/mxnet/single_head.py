@@ -18,7 +18,7 @@ from mha_core.config import check_dropout, check_size
 
 @mx.util.use_np
 class _AttentionWithoutHeads(KeywordBlock):
-    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
+    """Base of DotProductAttention and AdditiveAttention, which define the score. The stages see one head."""
 
     def __init__(self, dropout: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -21,7 +21,7 @@ from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
-"""The paths through a tf.function, and whether XLA compiles it."""
+"""Path that is traced by tf.function -> whether XLA compiles it."""
 
 
 class TensorFlowBackend(Backend):
@@ -53,7 +53,7 @@ class TensorFlowBackend(Backend):
         def compute(
             leaves: dict[str, tf.Tensor], others: dict[str, Any], training: bool, cotangent: tf.Tensor | None
         ) -> tuple[dict[str, tf.Tensor], Any]:
-            """What the path exposes; with a cotangent also the gradients of the leaves and of the layer's variables."""
+            """The stages that the path exposes; with a cotangent also the gradients of leaves and variables."""
             with tf.GradientTape() as tape:
                 tape.watch(leaves)
                 made = run_call(_call_of(leaves, **others), training=training)
@@ -85,6 +85,6 @@ class TensorFlowBackend(Backend):
 
 
 def _call_of(leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, **sources: Any) -> Call[tf.Tensor]:
-    """The call with these leaves and other sources of its mask, made where it is traced: it can't be an argument."""
+    """The Call with these leaves and other sources of its mask; made while tracing, since it can't be an argument."""
     mask = AttentionMask(**{**sources, "bias": leaves.get("bias")})
     return Call(mask=mask, dropout_keep=dropout_keep, **{name: leaves.get(name) for name in FLOATS})

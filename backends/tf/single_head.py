@@ -22,7 +22,7 @@ from mha_core.errors import SpecError
 
 
 class _AttentionWithoutHeads(AttentionLayer):
-    """What DotProductAttention and AdditiveAttention share: everything but the score. To the stages it is one head."""
+    """Base of DotProductAttention and AdditiveAttention, which define the score. The stages see one head."""
 
     def _project(self, call: Call[tf.Tensor], mask: Mask) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Queries (B, 1, Lq, Dq), keys (B, 1, Lk, Dk) and values (B, 1, Lk, Dv), as they are: nothing projects them."""

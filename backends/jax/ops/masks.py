@@ -217,7 +217,7 @@ def _minus(position: Array, less: int) -> Array:
 
 
 def _padding(mask: AttentionMask, sizes: CallSizes) -> Array | None:
-    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    """Bool (1 or B, 1 or Lk): keys that valid_lens alone, or `allowed` alone, excludes for every query and head."""
     padding = None
     if mask.valid_lens is not None:
         lens = mask.valid_lens

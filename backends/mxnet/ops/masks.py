@@ -167,7 +167,7 @@ def expected_dtype(layer: mx.gluon.Block) -> str | None:
 def _padding(
     valid_lens: NDArray | None, allowed: mx.np.ndarray | None, sizes: CallSizes, ctx: mx.Context
 ) -> mx.np.ndarray | None:
-    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    """Bool (1 or B, 1 or Lk): keys that valid_lens alone, or `allowed` alone, excludes for every query and head."""
     used = []
     if valid_lens is not None:
         longest = valid_lens if valid_lens.ndim == 1 else valid_lens.max(axis=1, initial=0)

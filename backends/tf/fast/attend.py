@@ -1,6 +1,6 @@
-"""Attention between the projections block by block, for calls that ask for no stages and no weights.
+"""Attention in TensorFlow from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
-A block's scores stand in memory only while it is computed; the backward pass computes them again. Shapes as in
+The scores of a block are kept only while it is computed; the backward pass computes them again. Shapes as in
 `mha_core.stages`. Half precision is computed in float32 and rounded once, at the end.
 """
 
@@ -67,7 +67,7 @@ def attend_in_blocks(
 
 
 def _attend_one_query(operands: Operands[tf.Tensor], score: Score, mask: Mask) -> tf.Tensor:
-    """(B, H, 1, dv) for one query, whose scores are few: past and new keys stay where they are."""
+    """Heads (B, H, 1, dv) of one query, by all its scores; past and new keys are not joined."""
     scores = tf.concat([similarity(operands.queries, keys, score) for keys in operands.keys], axis=3)
     weights = masked_softmax(add_bias(scores, mask), mask)
     past_len = tf.shape(operands.keys[0])[2]
@@ -76,14 +76,14 @@ def _attend_one_query(operands: Operands[tf.Tensor], score: Score, mask: Mask) -
 
 
 def _gradients(passes: Passes, made: Rows, floats: Floats) -> Callable[..., tuple[tf.Tensor, ...]]:
-    """The backward pass as a function of the heads' gradient and of the floats, that has a gradient itself.
+    """The backward pass as a function of the heads' gradient and of the floats, which can itself be differentiated.
 
-    Second derivatives are those of the blocks' own operations. `floats` says which there are.
+    TensorFlow derives its gradient from the operations of the blocks. `floats` shows which of the fields are given.
     """
 
     @tf.custom_gradient
     def gradients(d_heads: tf.Tensor, *arrays: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
-        # Traced, because forward-mode differentiation comes here with all tapes stopped.
+        # Traced, because forward-mode differentiation stops all tapes before it calls this.
         @tf.function(autograph=False)
         def again(d_heads: tf.Tensor, arrays: Any, cotangents: Any) -> Any:
             once = tf.gradients(passes.forward(floats.refilled(arrays)).heads, arrays, d_heads)
@@ -100,14 +100,14 @@ def _gradients(passes: Passes, made: Rows, floats: Floats) -> Callable[..., tupl
 
 
 def _seed(mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor | None:
-    """Where the layer draws which weights it drops in this call; None if it drops none, or is told which."""
+    """The seed of this call's dropout, from the layer's seed generator; None without dropout or with a keep-mask."""
     if mask.keep is not None or not training or dropout.rate == 0.0:
         return None
     return tf.cast(dropout.seed_generator.next(), tf.int64)
 
 
 def _with_known_axes(bias: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """With as many rows and columns as there are queries and keys, where tracing does not know whether it has one."""
+    """The bias, broadcast to Lq or Lk along each of these axes whose size is unknown while tracing."""
     sizes = list(ops.shape(bias))
     for axis, length in ((2, mask.query_len), (3, mask.key_len)):
         if bias.shape[axis] is None:

@@ -1,4 +1,4 @@
-"""How the fast path cuts a call: chunks of items and heads, blocks of queries in each, and the way through them."""
+"""How the fast path cuts a call into chunks of items and heads, and each chunk into blocks of queries."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from backends.tf.ops.masks import Mask, Part
 from mha_core.call.blocks import SMALLEST_BLOCK, Block, query_block, query_blocks
 
 BUDGET = 2**23
-"""Bytes of one block's scores: what the caches hold, and the allocator has at hand without asking for fresh pages."""
+"""Bytes of scores in one block; caches hold this much, and the allocator reuses it without asking for new pages."""
 
 UNROLLED = 256
-"""Blocks that a traced program writes out, so that each takes only the keys that it needs; more go in a loop."""
+"""Most blocks that a traced program writes out, each with only the keys that it needs; more are put in a loop."""
 
 SKIPPING = 8
-"""Blocks into which queries are cut at least where they don't all reach the same keys."""
+"""Smallest number of blocks of queries in calls whose queries reach different keys, so that blocks can skip keys."""
 
 Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """`count` blocks of `size` queries and one of the `rest`; tensors where tracing knows no numbers."""
+    """`count` blocks of `size` queries, and one of the `rest`; tensors if tracing does not know the numbers."""
 
     size: Any
     count: Any
     rest: Any
 
     def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
-        """The rows of all blocks, one below the other on axis 2, and what they add up to.
+        """Run `step` on each block in turn; return the rows of all blocks, joined on axis 2, and the final sums.
 
-        One after the other, so that no two of them stand in memory: `step` takes the sums so far, None at first,
-        and gives them.
+        `step` takes a block's queries and the sums so far, None at first, and returns the block's rows and the new
+        sums. Only one block is in memory at a time.
         """
         size, count, rest = self
         sums: Any = None
@@ -59,14 +59,14 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some items and key heads of a call, None for all, and its blocks of queries."""
+    """A part of a call: spans of its items and key heads, None for all, and its blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
-        """This chunk of (B or 1, heads or 1, ...), with `group` heads for each key head."""
+        """The part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
@@ -76,7 +76,7 @@ class Chunk(NamedTuple):
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """What is made inside waits for these blocks; eager code runs in order by itself."""
+    """A context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -117,13 +117,13 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """One array (B or 1, heads or 1, ...) of what its chunks are; added up along an axis of which there is but one."""
+    """One array of `shape` (B or 1, heads or 1, ...) from its chunks, which are summed along an axis of size 1."""
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 
 
 def _even(number: int, most: int) -> int:
-    """How many of a number to take at once, at most `most`, so that all parts are about as large."""
+    """The size of the parts into which `number` is cut: at most `most`, and all parts about equal."""
     return -(-number // -(-number // most)) if number else 1
 
 

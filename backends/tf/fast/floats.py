@@ -14,7 +14,7 @@ from backends.tf.ops.masks import Mask, Part
 
 
 class Floats(NamedTuple):
-    """What the heads are computed of, or the gradients of that.
+    """The tensors from which heads are computed, or the gradient of each of them.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv). vector: (S,), of the additive score, or None.
     bias: of rank 4, broadcastable to (B, H, Lq, Lk), -inf where it excludes; or None.
@@ -28,38 +28,38 @@ class Floats(NamedTuple):
 
     @classmethod
     def of(cls, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, score: Score, mask: Mask) -> Floats:
-        """Those of a call: the vector is the score's, the bias the mask's."""
+        """The Floats of a call, with the vector of its score and the bias of its mask."""
         return cls(queries, keys, values, score.vector, mask.bias)
 
     @property
     def group(self) -> int:
-        """How many query heads read one key head."""
+        """H / G, the number of query heads that share a key head."""
         return self.queries.shape[1] // self.keys.shape[1]
 
     def given(self) -> tuple[tf.Tensor, ...]:
-        """Those that there are, in order, as TensorFlow's functions take them."""
+        """The fields that are not None, in order, for functions that take only tensors."""
         return tuple(x for x in self if x is not None)
 
     def refilled(self, arrays: Iterable[tf.Tensor]) -> Floats:
-        """The same fields with other tensors, in the order of `given`."""
+        """A Floats in which `arrays`, in the order of `given`, replace the fields that are not None."""
         rest = iter(arrays)
         return Floats(*(None if x is None else next(rest) for x in self))
 
     def of_chunk(self, chunk: Chunk) -> Floats:
-        """What a chunk of items and heads needs."""
+        """The parts of these tensors that belong to a chunk of items and heads."""
         bias = None if self.bias is None else chunk.of(self.bias, self.group)
         keys, values = chunk.of(self.keys), chunk.of(self.values)
         return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
 
     def of_block(self, block: Part) -> Floats:
-        """What a block of queries needs, beside the keys that they reach; it has all items and heads."""
+        """The parts of these tensors for a block: its queries, and the keys that they reach; all items and heads."""
         bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
         keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
         return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)
 
 
 class Rows(NamedTuple):
-    """What the forward pass makes of queries.
+    """The results of the forward pass, one row for each query.
 
     heads: (B, H, Lq, dv). marks: (B, H, Lq, 1), NaN for the rows whose weights are NaN, 0 for the others.
     """
@@ -68,5 +68,5 @@ class Rows(NamedTuple):
     marks: tf.Tensor
 
     def map(self, convert: Any) -> Rows:
-        """The same with `convert(array)` in place of each."""
+        """A Rows with `convert(array)` in place of each array."""
         return Rows(convert(self.heads), convert(self.marks))

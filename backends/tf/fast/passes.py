@@ -22,13 +22,13 @@ from mha_core.call.blocks import Block
 
 
 class Dropping(NamedTuple):
-    """Which weights dropout drops where the mask has no keep-mask: by numbers drawn from a seed; None drops none."""
+    """Dropout of a call: its rate, and the seed of its random numbers; None if the call draws none."""
 
     rate: float
     seed: tf.Tensor | None
 
     def of_chunk(self, chunk: Chunk) -> Dropping:
-        """With a seed of the chunk's own."""
+        """The dropout of a chunk, with a seed of its own."""
         seed = self.seed
         if seed is not None:
             for span in (chunk.items, chunk.kv_heads):
@@ -36,7 +36,7 @@ class Dropping(NamedTuple):
         return Dropping(self.rate, seed)
 
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
-        """What the weights of these queries are multiplied by, the same whenever asked; None for 1."""
+        """The factor of dropout on the weights of these queries, the same in every call; None for 1."""
         if mask.keep is not None:
             kept = mask.keep
         elif self.seed is not None:
@@ -65,7 +65,7 @@ class Passes:
         return Rows(heads, marks)
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
-        """The gradients of the floats, from that of the heads and from what the forward pass made."""
+        """The gradients of the floats, from that of the heads and the results of the forward pass."""
 
         def step(chunk: Chunk, passes: _ChunkPasses) -> Floats:
             rows = made.map(lambda x: chunk.of(x, floats.group))
@@ -74,7 +74,7 @@ class Passes:
         found = self._each_chunk(floats, step)
 
         def whole(name: str, x: tf.Tensor | None) -> tf.Tensor | None:
-            """The gradient of all of x, one of the floats."""
+            """The gradient of the field `name`, which is x, joined from those of the chunks; None for None."""
             if x is None:
                 return None
             parts = [[getattr(gradients, name) for gradients in of_items] for of_items in found]
@@ -83,7 +83,7 @@ class Passes:
         return Floats(**{name: whole(name, x) for name, x in floats._asdict().items()})
 
     def _each_chunk(self, floats: Floats, step: Callable[[Chunk, _ChunkPasses], Any]) -> list[list[Any]]:
-        """What `step` makes of each chunk, one after the other; those of the same items in one list."""
+        """The results of `step` on each chunk in turn, with those of the same items in one list."""
         found: list[list[Any]] = []
         last: Any = []
         for of_items in self.chunks:
@@ -100,11 +100,11 @@ class Passes:
 
 
 class _Weighed(NamedTuple):
-    """What both passes compute of a block of n queries and the m keys that they reach.
+    """The arrays of a block of n queries and the m keys that they reach, which both passes compute.
 
-    floats: of the block. keys: which those are, None for all. similarity: (B, H, n, m), before the bias.
+    floats: of the block. keys: the span of the m keys, None for all. similarity: (B, H, n, m), before the bias.
     allowed: (B, H, n, m), None where all are. scores: with the bias, -inf where a key is excluded. has_key:
-    (B, H, n, 1), None where all rows have one. weights: before dropout. factor: what dropout multiplies them by,
+    (B, H, n, 1), None where all rows have one. weights: before dropout. factor: that of dropout on them,
     None for 1.
     """
 
@@ -143,7 +143,7 @@ class _ChunkPasses:
         return Rows(*rows)
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
-        # What has rows of its own in each block: the queries, and a bias with an axis of them. The rest adds up.
+        # Queries, and a bias with an axis of queries, have rows in each block; other gradients are sums over blocks.
         given = [name for name, x in floats._asdict().items() if x is not None]
         by_row = ["queries"] + ["bias"] * (floats.bias is not None and floats.bias.shape[2] != 1)
         added_up = [name for name in given if name not in by_row]
@@ -160,7 +160,7 @@ class _ChunkPasses:
         return Floats(**dict(zip([*by_row, *added_up], [*rows, *sums], strict=True)))
 
     def _weigh(self, floats: Floats, queries: Span) -> _Weighed:
-        """The weights of these queries."""
+        """The scores and weights of these queries, with the keys that they reach."""
         keys = reachable(self.mask, queries)
         block: Part = Block(None, None, queries, keys)
         part = floats.of_block(block)
@@ -173,7 +173,7 @@ class _ChunkPasses:
         return _Weighed(part, keys, plain, allowed, scores, has_key, weights, factor)
 
     def _gradients(self, d_heads: tf.Tensor, made: Rows, floats: Floats, queries: Span) -> Floats:
-        """What a block of queries adds to the gradients; `d_heads` and `made` are the block's, `floats` the chunk's."""
+        """A block's share of the chunk's gradients; `d_heads` and `made` are the block's, `floats` the chunk's."""
         block = self._weigh(floats, queries)
         part = block.floats
         d_rows = _where(block.has_key, d_heads) + made.marks
@@ -200,9 +200,9 @@ class _ChunkPasses:
 
 
 def _masked(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """-inf where a key is excluded, and 0 in rows without a key; (.., n, 1), which rows have one: None for all.
+    """The scores, -inf where a key is excluded, and 0 in rows without a key; and which rows (.., n, 1) have one.
 
-    The weights of a row without a key are no NaN, then, and count for nothing.
+    The second is None if all have one. The zeros keep the weights of a row without a key from being NaN.
     """
     if allowed is None:
         return scores, None
@@ -227,12 +227,12 @@ def _marks(scores: tf.Tensor) -> tf.Tensor:
 
 
 def _where(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
-    """x, 0 where the condition doesn't hold; None holds everywhere."""
+    """`x` where the condition holds, else 0; a condition of None holds everywhere."""
     return x if condition is None else tf.where(condition, x, tf.zeros((), x.dtype))
 
 
 def _grown(gradient: tf.Tensor, axis: int, keys: Span | None, whole: tf.Tensor) -> tf.Tensor:
-    """The gradient of `whole` from that of its `keys` along the axis, None for all: zeros for the others."""
+    """The gradient of `whole`: that of its `keys` along the axis (None for all), and zeros for the other keys."""
     length = whole.shape[axis]
     if keys is None or gradient.shape[axis] == length:
         return gradient

@@ -102,7 +102,7 @@ def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]
 
 
 class _Training(keras.Layer):
-    """Learns whether the layer around it is called in training; Keras tells that to arguments of this name."""
+    """Records whether the layer around it is called in training; Keras fills in the argument `training`."""
 
     def call(self, x: Any, training: bool | None = None) -> Any:
         self.seen = bool(training)
@@ -152,7 +152,7 @@ class KerasGroupedLayer(KerasLayer):
 
 
 def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
-    """The mask in terms of the definition; of any number or bool, what is not zero may be attended to."""
+    """The mask in terms of the definition; keys whose entry is True, or not 0, may be attended to."""
     sources = []
     if arguments["attention_mask"] is not None:
         array = _array(arguments["attention_mask"]).astype(bool)
@@ -236,7 +236,7 @@ def _array(tensor: Any) -> NDArray:
 
 
 def _dtypes(layer: keras.Layer, *tensors: Any) -> tuple[str, str]:
-    """What it computes in, which everything that it is given is cast to before; and what its parameters are."""
+    """The dtype that the layer computes in, to which Keras casts its inputs, and that of its parameters."""
     computed = [keras.backend.standardize_dtype(tensor.dtype) for tensor in tensors]
     computed += [part.compute_dtype for part in _layers(layer) if part.weights]
     dtype = one_dtype(computed)
@@ -245,7 +245,7 @@ def _dtypes(layer: keras.Layer, *tensors: Any) -> tuple[str, str]:
 
 @contextmanager
 def _parameters_as_they_are() -> Iterator[None]:
-    """Inside, variables have their own dtype; within a call Keras shows them cast to what the layer computes in."""
+    """Inside, variables have their own dtype; within a call Keras otherwise casts them to the layer's compute dtype."""
     scope = global_state.get_global_attribute("autocast_scope")
     global_state.set_global_attribute("autocast_scope", None)
     try:

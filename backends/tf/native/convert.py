@@ -33,7 +33,7 @@ LAYOUT_OF: dict[type[keras.Layer], str] = {
 """Kind of layer -> its layout."""
 
 OWN_ARITHMETIC = ("call", "_compute_attention", "_masked_softmax")
-"""Methods with which a subclass makes another layer of one of these."""
+"""Methods by which a subclass computes something else than the layer does."""
 
 
 def to_native(
@@ -152,7 +152,7 @@ which the definition does not have
 
 
 def window_of(layer: keras.Layer) -> tuple[int, int] | None:
-    """The `window` of a mask that says what the layer's `sliding_window` does; None without one.
+    """The `window` of a mask that equals the layer's `sliding_window`; None without one.
 
     Keras counts the query's own position, the definition does not.
 
@@ -203,12 +203,12 @@ MAKERS: dict[str, Callable[[AttentionConfig, bool, dict[str, Any]], keras.Layer]
 
 
 def _heads_of(layer: keras.Layer) -> int:
-    """GroupQueryAttention has a name of its own for it."""
+    """The number of heads, which GroupQueryAttention has under another name."""
     return getattr(layer, "num_query_heads", None) or layer.num_heads
 
 
 def _dropout_of(layer: keras.Layer) -> float:
-    """Keras's layers have a number, the one of d2l.ai has a layer inside another."""
+    """The dropout rate: a field of Keras's layers, that of a sublayer in d2l.ai's layer."""
     if isinstance(layer, D2lMultiHeadAttention):
         return float(layer.attention.dropout.rate)
     return float(layer.dropout)

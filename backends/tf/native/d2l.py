@@ -1,7 +1,7 @@
 """d2l.ai's layer as it is written: "Dive into Deep Learning", in TensorFlow.
 
-Kept as it is, with what the definition does otherwise: a row without a valid key averages all values,
-because its scores are all filled with -1e6 and a softmax does not see what they have in common. One
+Kept as it is, with its difference from the definition: a row without a valid key averages all values,
+because its scores are all -1e6, and a softmax of equal scores is uniform. One
 thing is repaired: the book divides the scores by a float32 square root whatever they are, which in
 float64 is an error (`backends.tf.native.probes.d2l_divides_by_float32`); here the root has their dtype.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html; the book's
@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 FILL = -1e6
-"""What is written over a score that a length excludes: a number like others, not minus infinity."""
+"""The score that excluded keys get: a finite number, so a lower score loses to it."""
 
 
 def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor:

@@ -33,7 +33,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
         if inputs.mask.has_sources and not inputs.mask.causal:
             allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
             told["attention_mask"] = tf.constant(allowed[:, 0])
-        # Half of the probes each way: with scores it runs other code.
+        # Half of the probes with scores, where the layer runs other code, and half without.
         scores = inputs.queries.shape[0] > 1
         found = layer(queries, values, key=keys, **told, return_attention_scores=scores, training=False)
         output, shown = found if scores else (found, None)
@@ -47,7 +47,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a layer of d2l.ai's kind, called (queries, keys, values, valid_lens), does so."""
+    """SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
@@ -75,14 +75,14 @@ def _check(
 
 
 def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
-    """The arrays in the dtype that the layer computes in; what is one array becomes one tensor."""
+    """The arrays as tensors of the layer's compute dtype; an array that is given twice becomes one tensor."""
     made = {id(array): to_tensor(array, TF_DTYPES[layer.compute_dtype]) for array in arrays}
     return [made[id(array)] for array in arrays]
 
 
 @contextmanager
 def as_found(layer: keras.Layer) -> Iterator[None]:
-    """Inside, nothing is recorded on tapes; afterwards the layer is what it was.
+    """Inside, nothing is recorded on tapes; afterwards the layer's state is put back.
 
     That is the state of its random seeds and other variables that are not trained, the tensors that it and its parts
     keep (weights of the last call), and their losses.

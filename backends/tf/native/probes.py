@@ -283,5 +283,5 @@ def _size(array: Any) -> float:
 
 
 def _span(array: Any) -> str:
-    """From the smallest to the largest number."""
+    """The range of the numbers in words, from the smallest to the largest."""
     return f"{np.min(array):.3g} to {np.max(array):.3g}"

@@ -48,7 +48,7 @@ def _roundings_of_float16() -> float:
 
 
 def _roundings_of_float16_elsewhere(*, onednn: bool) -> float:
-    """What `_roundings_of_float16` gives in a process of its own."""
+    """The result of `_roundings_of_float16` in a process of its own, with or without oneDNN."""
     return _elsewhere("[_roundings_of_float16()]", onednn=onednn)[0]
 
 
@@ -77,12 +77,12 @@ def _softmax(row: list[float]) -> list[float]:
 
 
 def _softmax_elsewhere(row: list[float], *, onednn: bool) -> list[float]:
-    """What `_softmax` gives in a process of its own."""
+    """The result of `_softmax` in a process of its own, with or without oneDNN."""
     return _elsewhere(f"_softmax([*map(float, {[*map(str, row)]})])", onednn=onednn)
 
 
 def _elsewhere(expression: str, *, onednn: bool) -> list[float]:
-    """What an expression of this module gives in a process of its own: TensorFlow decides once whether to use oneDNN.
+    """The value of an expression of this module in a process of its own: TensorFlow chooses once whether to use oneDNN.
 
     By itself it does so on processors with AVX512_VNNI and the like.
     """

@@ -2,7 +2,7 @@
 
     mha check --subject backends.tf.native.subjects:MultiHeadAttentionSubject
 
-Each class is one path of one layer. What a layer is told is translated from the definition's mask here, by
+Each class is one path of one layer. The mask arguments of a layer are made here from the definition's mask, by
 `mha_core.call.masks`: Keras takes a bool mask where True attends, a causal flag aligned top-left, and nothing else;
 d2l.ai's takes lengths alone.
 """
@@ -38,19 +38,19 @@ Tensors = Mapping[str, tf.Tensor]
 
 
 class TfSubject(NativeSubject):
-    """What all of them share: NumPy in, a gradient tape, NumPy out."""
+    """Base of TensorFlow's subjects: runs a layer and a gradient tape, with NumPy arrays in and out."""
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
-        """What holds these weights: a layer, or tensors by name."""
+        """An object with these weights: a layer, or tensors by name."""
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """What of it gradients are taken of, by its own names."""
+        """The tensors of the layer of which gradients are taken, by the layer's own names."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run it on `leaves`, which hold queries, keys, values and, if there is one, bias; the stages that it shows."""
+        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; the stages that it exposes, by name."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -95,7 +95,7 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Whether some query may attend to a key that is NaN, or is NaN itself: its scores then are.
+    """Whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
 
     With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
     and NaN without. No case can list that; `backends.tf.native.softmax_probes.softmax_hides_nan` shows it.
@@ -179,10 +179,10 @@ class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
 
 
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-    """The mask in Keras's words: `use_causal_mask` for what that flag means, and the rest as `attention_mask`.
+    """The mask as Keras's arguments: `use_causal_mask` if that flag can express causal, the rest as `attention_mask`.
 
-    Keras aligns causal masks top-left, so the flag says nothing but `query_offset=0`. The mask is bool
-    (B, H, Lq, Lk), True = may attend, or None if there is nothing left to say.
+    Keras aligns causal masks top-left, so the flag can express only `query_offset=0`. The mask is bool
+    (B, H, Lq, Lk), True = may attend, or None if nothing else is excluded.
     """
     mask, flag = inputs.mask, inputs.mask.causal and not np.any(inputs.mask.query_offset)
     allowed = allowed_keys(replace(mask, causal=mask.causal and not flag), inputs.check(config), config.num_heads)

@@ -100,7 +100,7 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
-    """(B, H, Lq, Lk): the weights after this layer has dropped some, or by the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after the layer `dropout`, or by the mask's keep-mask if it has one."""
     if mask.keep is not None:
         return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
     return dropout(weights, training=training)

@@ -9,9 +9,9 @@ from keras import ops
 
 
 class Span(NamedTuple):
-    """`size` neighbours from `start` on, of one axis. Integers, or scalars of a graph that does not know them.
+    """The `size` elements of an axis from `start` on; both integers, or scalars that only the running graph knows.
 
-    Not a slice, whose size a graph does not know where its ends are scalars: XLA compiles only parts of known sizes.
+    Not a slice, because the size of a slice between two scalars is unknown in a graph, and XLA needs to know it.
     """
 
     start: Any
@@ -23,7 +23,7 @@ class Span(NamedTuple):
         return isinstance(self.start, int) and isinstance(self.size, int)
 
     def times(self, count: int) -> Span:
-        """The span of `count` times as many: the query heads of some key heads, `count` to each."""
+        """The span with start and size times `count`: of the query heads, if `count` of them share each key head."""
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """The span of an axis, None for all of it."""
+    """The span of x along an axis; x itself for None."""
     length = x.shape[axis]
     if span is None:
         return x
@@ -44,7 +44,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """The span of an axis of an array that broadcasts: all of it where it has, or turns out to have, one element."""
+    """The span of an array that broadcasts: an axis with one element stays, even if only the running graph knows it."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -24,7 +24,7 @@ if keras.backend.backend() != "tensorflow":
     )
 
 Shape = tuple[int | None, ...] | None
-"""A shape as Keras gives it to `build`: None for a size that it does not know, and where it saw no array."""
+"""A shape as Keras gives it to `build`: a size is None if it is not known, the whole shape if there was no array."""
 
 _TENSORS = (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)
 
@@ -37,7 +37,7 @@ def devices() -> tuple[str, ...]:
 
 
 def device_of(name: str) -> str:
-    """What `tf.device` calls a name in `devices()`."""
+    """The name for `tf.device` of a name in `devices()`."""
     kind, _, index = name.partition(":")
     return f"/{kind.upper()}:{index or 0}"
 
@@ -78,7 +78,7 @@ def to_numpy(tensor: Any) -> NDArray:
 
 
 def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
-    """A copy on the current device, so that the caller's array stays the caller's."""
+    """A copy on the current device, so that nothing done to it can reach the caller's array."""
     return tf.cast(tf.constant(array), dtype)
 
 

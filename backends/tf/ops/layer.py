@@ -1,7 +1,7 @@
-"""How a Keras layer of attention is made, built and called, with heads or without: all but what it computes.
+"""`AttentionLayer`, the base of the Keras layers: it makes, builds and calls a layer, with heads or without.
 
 No layer casts its inputs, as Keras would by default, and none reads Keras' implicit masks: one on the
-queries passes on to the output, as through a Dense layer, and the arguments alone say who may attend.
+queries passes on to the output, as through a Dense layer, and only the arguments exclude keys.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AttentionLayer(keras.Layer):
         return call
 
     def _dtype(self) -> str | None:
-        """The dtype that the inputs must have: what the layer computes in; None for a layer without parameters."""
+        """The dtype that the inputs must have: the layer's compute dtype; None for a layer without parameters."""
         return self.compute_dtype if self.weights else None
 
 
@@ -87,7 +87,7 @@ def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> W
 
 
 def _check_first_call(queries: Any = None, keys: Any = None, values: Any = None, *_: Any, **__: Any) -> None:
-    """Refuse what is no array, or of a dtype that TensorFlow has not: a layer can't be built for it."""
+    """Refuse inputs that are no arrays, or of a dtype that TensorFlow lacks: no layer can be built for them."""
     given = {"queries": queries, "keys": keys, "values": values}
     specs = [describe_argument(name, array, describe) for name, array in given.items()]
     if any(isinstance(array, np.ndarray) for array in given.values()):

@@ -33,8 +33,8 @@ class Mask(NamedTuple):
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` leave key j iff
         first <= j < stop.
-    reach: what first and stop hold, in NumPy, as far as tracing knows it: no query reaches further than it says.
-    is_exact: whether `reach` is all that first and stop hold.
+    reach: bounds on first and stop in NumPy, as far as tracing knows them: no query reaches further.
+    is_exact: whether `reach` equals first and stop.
     allowed, bias: as they were given, with four axes that broadcast to (B, H, Lq, Lk); -inf in a bias excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
@@ -55,9 +55,9 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """The call with tensors in place of every list, number and array of NumPy; what `check_call` refuses stays.
+    """The call with tensors in place of lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
 
-    TensorFlow brings a tensor to the device where it is needed by itself: `layer` has no say.
+    `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """
     call = call.map(lambda _, array: as_tensor(array))
     mask = call.mask
@@ -88,7 +88,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     )
     check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
 
-    # Tensors where tracing knows no number.
+    # Tensors if tracing does not know the numbers.
     query_len, new_len = ops.shape(call.queries)[-2], ops.shape(call.keys)[-2]
     past_len = 0 if call.past_keys is None else ops.shape(call.past_keys)[2]
     key_len = past_len + new_len
@@ -145,13 +145,13 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
     items, _, queries, keys = block
 
     def part(source: tf.Tensor | None, cut_axis: Callable[..., tf.Tensor] = cut_source) -> tf.Tensor | None:
-        """Of what has, or broadcasts to, (B, H, Lq, Lk)."""
+        """The block's part of an array that broadcasts to (B, H, Lq, Lk); None for None."""
         for axis, span in enumerate(block):
             source = None if source is None else cut_axis(source, axis, span)
         return source
 
     def part_of_bound(bound: tf.Tensor | None) -> tf.Tensor | None:
-        """Of first or stop, counted from the first key of the block."""
+        """The block's part of first or stop, counted from the first key of the block; None for None."""
         if bound is None or is_open:
             return None
         bound = cut_source(cut_source(bound, 0, items), 1, queries)
@@ -175,7 +175,7 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """The keys that any of these queries may reach, as far as numbers are known; None for all."""
+    """The keys that any of these queries may reach, by the numbers that are known; None for all."""
     if mask.reach is None or not queries.is_known:
         return None
     keys = mask.reach.keys(slice(None), queries.as_slice())
@@ -195,7 +195,7 @@ def _is_open(mask: Mask, block: Part) -> bool:
 
 
 def _part_of_reach(known: Reach | None, block: Part) -> Reach | None:
-    """What is known of a block's queries, counted from its first key; None where the graph decides which those are."""
+    """The known reach of a block's queries, counted from its first key; None if only the graph knows its position."""
     spans = [span for span in (block.items, block.queries, block.keys) if span is not None]
     if known is None or not all(span.is_known for span in spans):
         return None
@@ -207,7 +207,7 @@ def _part_of_reach(known: Reach | None, block: Part) -> Reach | None:
 
 
 def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:
-    """(1 or B, 1 or Lk): what `valid_lens` alone, or `allowed` alone, excludes for every query and head."""
+    """Bool (1 or B, 1 or Lk): keys that valid_lens alone, or `allowed` alone, excludes for every query and head."""
     padding = None
     if mask.valid_lens is not None:
         lens = mask.valid_lens
@@ -220,12 +220,12 @@ def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:
 
 
 def _static(integers: Any) -> Any:
-    """The numbers, in NumPy, where tracing knows them; an integer of Python as it is."""
+    """The numbers in NumPy, None if tracing does not know them; an integer of Python as it is."""
     return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
 
 
 def _within(integers: Any, limits: tuple[Any, Any]) -> Any:
-    """The same in int64; of numbers that could not be looked at, the nearest within the limits."""
+    """The integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
     if isinstance(integers, int):
         return integers
     lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
@@ -238,7 +238,7 @@ def _within(integers: Any, limits: tuple[Any, Any]) -> Any:
 def _interval(
     mask: AttentionMask, known: Reach | None, query_len: int | tf.Tensor, key_len: int | tf.Tensor
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """`Mask.first` and `Mask.stop`; `known` is what they hold, None where tracing does not know all of it."""
+    """`Mask.first` and `Mask.stop`; `known` has their numbers, or is None if tracing does not know all of them."""
     if mask.valid_lens is None and not mask.has_positions:
         return None, None
     if known is not None:
