@@ -1,6 +1,6 @@
-"""Attention block by block in MXNet, between the projections: `queries`, `keys` and `values` to `heads` in one step.
+"""Attention in MXNet from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
-A block is computed and used up before the next one, and the backward pass computes it anew.
+The scores of a block are kept only while it is computed; the backward pass computes them again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
 
 BUDGET = 2**21
-"""Bytes of scores in one block: so much stays in the caches between the product, the softmax and the next product."""
+"""Bytes of scores in one block; the caches hold this much between the two products and the softmax."""
 
 AT_ONCE = 2**22
-"""Bytes of scores of a whole call up to which all heads are computed together: there, operators cost more by number."""
+"""Bytes of scores of a call up to which all heads are computed at once, since few large operators are faster then."""
 
 RUN_AHEAD = 2**25
-"""Bytes of scores after which Python waits for the operators: it would run ahead of them, and take memory for all."""
+"""Bytes of scores after which Python waits for the operators, because each call that is queued holds memory."""
 
 _add, _copy = operator("_npi_add"), operator("_copy")
 _transpose = operator("transpose")
@@ -44,7 +44,7 @@ _slice = operator("slice_axis")
 
 
 class Floats(NamedTuple):
-    """The arrays of one call that can have gradients, or one thing for each of them, in tuples by their kind.
+    """The arrays of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
 
     queries: one, (B, H, Lq, d). keys, values: their parts, (B, G, L, d) and (B, G, L, dv).
     vector, bias: that of the score and that of the mask; empty without one.
@@ -58,11 +58,11 @@ class Floats(NamedTuple):
 
     @property
     def in_a_row(self) -> list[Any]:
-        """All of them, in the order of the fields."""
+        """The arrays in one list, in the order of the fields."""
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Something for each of these arrays, given in their order, in the tuples that the arrays are in."""
+        """The inverse of `in_a_row`: a Floats whose tuples, as long as these, hold the items of a list."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -108,7 +108,7 @@ def attend_in_blocks(
 
 @mx.util.use_np
 def _without_elements(operands: Operands[Array], score: Score, mask: Mask, dropout: float, training: bool) -> Array:
-    """Heads where a size is 0: by the functions of the stages, which have the gradients of such arrays right."""
+    """Heads where a size is 0, by the functions of the stages: the blocked backward pass fails on empty arrays."""
     queries, keys, values = operands.queries, _joined(operands.keys), _joined(operands.values)
     if score.vector is None:
         similarity = dot_score(queries, keys, score.scale)
@@ -119,7 +119,7 @@ def _without_elements(operands: Operands[Array], score: Score, mask: Mask, dropo
 
 
 def _joined(parts: Sequence[Array]) -> Array:
-    """Keys or values (B, G, Lk, width) of their parts."""
+    """Keys or values (B, G, Lk, width), joined from their parts."""
     return parts[0] if len(parts) == 1 else mx.np.concatenate(parts, axis=2)
 
 
@@ -128,7 +128,7 @@ def _present(array: Array | None) -> tuple[Array, ...]:
 
 
 def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
-    """Drawn from MXNet's random state, for a dropout without a keep-mask in training; else None."""
+    """The seed of this call's dropout, from MXNet's random state; None without dropout or with a keep-mask."""
     if mask.keep is not None or dropout == 0.0 or not training:
         return None
     with mx.autograd.pause():
@@ -136,10 +136,10 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """What happens to the scores of a call, which is what happens to those of its blocks.
+    """The mask, score function and dropout of a call, from which each block gets its own.
 
     dropout: its rate; 0 outside training.
-    seed: of the random numbers by which dropout chooses; None if it draws none.
+    seed: of the random numbers of dropout; None if it draws none.
     dtype: of the scores.
     """
 
@@ -165,7 +165,7 @@ class Rules(NamedTuple):
     def _keep(self, mask: Mask, block: Block | None) -> Array | None:
         """(rows, keys): 1 where dropout keeps a weight of the block, else 0; None without dropout.
 
-        Backwards the random numbers of a block are drawn again, so they depend on the seed and the block alone.
+        The backward pass draws the random numbers again, so they depend only on the seed and the block.
         """
         rows = math.prod(mask.shape[:3])
         if mask.keep is not None:
@@ -195,7 +195,7 @@ class _AtOnce:
         return view(heads, (*self.shape[:3], heads.shape[2]))
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """The gradients from that of the heads; that of the bias is None where it isn't wanted."""
+        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
         cotangent = view(cotangent, (*self.queries.shape[:2], cotangent.shape[3]))
         found = self.attention.backward(cotangent, self.queries, self.keys, self.values)
         bias = self.attention.bias
@@ -232,7 +232,7 @@ class _HeadByHead:
         return heads
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """As `_AtOnce.backward`."""
+        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
         d_queries, d_keys, d_values = _zeros(self.queries), _zeros(self.keys), _zeros(self.values)
         d_vector = None if self.rules.score.vector is None else _zeros(self.rules.score.vector)
         d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None
@@ -256,14 +256,14 @@ class _HeadByHead:
         return Floats((d_queries,), (d_keys,), (d_values,), _present(d_vector), (d_bias,) if wanted.bias else ())
 
     def _wait(self, attention: BlockAttention, result: Array) -> None:
-        """Wait for a result where Python is too far ahead."""
+        """Wait for `result` if the operators since the last wait hold more than RUN_AHEAD bytes of scores."""
         self.ahead += math.prod(attention.shape) * _item_size(result)
         if self.ahead > RUN_AHEAD:
             result.wait_to_read()
             self.ahead = 0
 
     def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
-        """Queries (n, d), keys (m, d) and values (dv, m) of a block."""
+        """Queries (n, d), keys (m, d) and values (dv, m) of a block; `turned` has all values, transposed."""
         width, query_len, key_len = self.values.shape[3], self.queries.shape[2], self.keys.shape[2]
         values = turned[group * width : (group + 1) * width]
         if block.keys.stop - block.keys.start < key_len:
@@ -272,13 +272,13 @@ class _HeadByHead:
         return queries, _rows(self.flat_keys, group, key_len, block.keys), values
 
     def _turned(self) -> Array:
-        """The values (B, G, dv, Lk)."""
+        """The values, transposed: (B, G, dv, Lk)."""
         return _transpose(self.values, axes=(0, 1, 3, 2))
 
     def _blocks(self) -> Iterator[tuple[int, int, Block, BlockAttention]]:
-        """The head and its group, both counted through all items, the block, and its attention.
+        """For each block: its head and group, both counted through all items, the block itself, and its attention.
 
-        Without the blocks that lengths or positions exclude whole.
+        Blocks that lengths or positions exclude completely are left out.
         """
         batch, heads, query_len, _ = self.queries.shape
         groups, key_len = self.keys.shape[1:3]
@@ -303,7 +303,7 @@ def _flat(x: Array) -> Array:
 
 
 def _rows(x: Array, head: int, length: int, rows: slice) -> Array:
-    """Those rows of a head of what `_flat` gives; `length` is L."""
+    """The given rows of a head in an array that `_flat` returned; `length` is L."""
     return x[head * length + rows.start : head * length + rows.stop]
 
 

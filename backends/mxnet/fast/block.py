@@ -36,9 +36,9 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of what a block was computed of, keys and values in their parts, and of its scores.
+    """The gradients of a block's queries, of its keys and values in their parts, and of its scores.
 
-    scores: of the shape of the scores; the bias, which is added to them, has the same before it is summed up.
+    scores: of the shape of the scores; summed over the axes along which the bias is broadcast, it is the bias's.
     vector: of the additive score; None without one.
     """
 
@@ -64,7 +64,7 @@ class Exclusion:
     empty: bool = True
 
     def fill(self, x: Array, value: float) -> Array:
-        """`value` in place of whatever stands in x at the excluded keys; x itself is used up."""
+        """X (..., m) with `value` at the excluded keys; x itself may be overwritten."""
         rows = view(x, (-1, x.shape[-1]))
         if self.open is not None:
             otherwise = mx.np.full(rows.shape, value, dtype=x.dtype, ctx=x.ctx)
@@ -77,7 +77,7 @@ class Exclusion:
 
 
 def exclusion_of(mask: Mask) -> Exclusion | None:
-    """What the mask of a block excludes from it; None where it excludes nothing."""
+    """The keys that the mask of a block excludes; None if it excludes none."""
     rows, length = mask.shape[:3], mask.shape[3]
     if mask.allowed is None and mask.bias is None:
         if mask.reach is None:
@@ -97,7 +97,7 @@ def exclusion_of(mask: Mask) -> Exclusion | None:
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """What becomes of the queries, keys and values of one block: score, softcap, bias, exclusion, softmax, dropout.
+    """The attention of one block: score, softcap, bias, exclusion, softmax, dropout, and their gradients.
 
     shape: (items, heads, queries, keys) of its scores.
     score: how queries are scored against keys; the scale is in the queries already.
@@ -164,7 +164,7 @@ class BlockAttention:
         return view(scores, (*queries.shape[:-1], keys.shape[-2]))
 
     def _similar_backward(self, cotangent: Array, queries: Array, keys: Array) -> tuple[Array, Array, Array | None]:
-        """The gradients of queries, of this part of the keys, and of the vector, from that of `_similar`."""
+        """The gradients of queries, of this part of the keys, and of the vector; `cotangent` is that of `_similar`."""
         if self.score.vector is None:
             return *similar_backward(cotangent, queries, keys), None
         q, k, vector = (x.detach() for x in (queries, keys, self.score.vector))
@@ -176,11 +176,11 @@ class BlockAttention:
         return q.grad, k.grad, vector.grad
 
     def _excluding(self, x: Array, value: float) -> Array:
-        """`value` in place of whatever stands in x at the excluded keys; x itself is used up."""
+        """X (..., m) with `value` at the excluded keys; x itself may be overwritten."""
         return x if self.exclusion is None else self.exclusion.fill(x, value)
 
     def _dropped(self, x: Array) -> Array:
-        """Weights after dropout, or the gradient of weights from that of what dropout left of them."""
+        """X times the factor of dropout: the weights, or the gradient of the weights after dropout."""
         if self.keep is None:
             return x
         return view(drop_by(view(x, self.keep.shape), self.keep, self.dropout), x.shape)
@@ -228,7 +228,7 @@ def _both_gradients(cotangent: Array, x: Array, y: Array) -> tuple[Array, Array]
 
 
 def _joined(parts: Sequence[Array]) -> Array:
-    """(..., n, m), one part after the other along the last axis."""
+    """The parts (..., n, .) joined along the last axis: (..., n, m)."""
     return parts[0] if len(parts) == 1 else _join(*parts, num_args=len(parts))
 
 
@@ -241,7 +241,7 @@ def _split(x: Array, parts: Sequence[Array]) -> list[Array]:
 
 
 def _total(parts: Sequence[Array | None]) -> Array | None:
-    """The sum of what one or two parts send back; None of None."""
+    """The sum of the gradients from one or two parts; None if they are None."""
     return parts[0] if len(parts) == 1 or parts[0] is None else parts[0] + parts[1]
 
 

@@ -1,4 +1,4 @@
-"""Attention as MXNet's own libraries are built: Gluon Dense projections, and the interleaved operators.
+"""Attention as in libraries built on MXNet: with Gluon Dense projections, and with the interleaved operators.
 
 Written anew after GluonNLP's attention cell (fill value, then times the mask) and Sockeye 2's layers (time-major,
 lengths and an additive bias). Both take legacy arrays, `mx.nd`, and a caller's `npx.set_np()` does not change that.
@@ -18,10 +18,10 @@ Array: TypeAlias = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FILL = -1e18
-"""What GluonNLP writes into the scores of keys that may not be attended to, in float32 and float64."""
+"""The score that GluonNLP gives to excluded keys, in float32 and float64."""
 
 LARGE = 99999999.0
-"""What Sockeye subtracts from them."""
+"""The number that Sockeye subtracts from the scores of excluded keys."""
 
 OPERATORS = mx.nd.contrib
 
@@ -84,7 +84,7 @@ class DenseAttention(mx.gluon.Block):
 
 
 class InterleavedAttention(mx.gluon.Block):
-    """What Sockeye's two layers share: softmax with lengths and an additive bias, dropout, the output projection."""
+    """Base of Sockeye's two layers: softmax with lengths and an additive bias, dropout, the output projection."""
 
     def __init__(self, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class InterleavedSelfAttention(InterleavedAttention):
         return self.attend(self.ff_in(x), lengths, bias)
 
     def attend(self, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """The same from (L, B, H * 3 * d), which `ff_in` gives."""
+        """The output (L, B, output_width) from (L, B, H * 3 * d), the result of `ff_in`."""
         scores = OPERATORS.interleaved_matmul_selfatt_qk(projected, heads=self.num_heads)
         weights = self.softmax(scores, lengths, bias)
         heads = OPERATORS.interleaved_matmul_selfatt_valatt(projected, weights, heads=self.num_heads)
@@ -168,7 +168,7 @@ class InterleavedEncDecAttention(InterleavedAttention):
         return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
 
     def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """The same from (Lq, B, H * d) and (Lk, B, H * 2 * d), which `ff_q` and `ff_kv` give."""
+        """The output (Lq, B, output_width) from the results (Lq, B, H * d), (Lk, B, H * 2 * d) of `ff_q`, `ff_kv`."""
         scores = OPERATORS.interleaved_matmul_encdec_qk(queries, projected, heads=self.num_heads)
         weights = self.softmax(scores, lengths, bias)
         heads = OPERATORS.interleaved_matmul_encdec_valatt(projected, weights, heads=self.num_heads)

@@ -214,7 +214,7 @@ MAKERS: dict[str, Maker] = {
     "mxnet-selfatt": _self_attention,
     "mxnet-encdec": _encoder_decoder,
 }
-"""Layout -> what makes a layer without values."""
+"""Layout -> function that makes a layer of it without values."""
 
 LAYOUT_OF = {name: "d2l-mxnet" if name == "gluon" else name for name in MAKERS}
 """Layout, or "gluon" for the layer of any widths -> the layout of its arrays."""

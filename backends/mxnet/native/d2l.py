@@ -1,6 +1,6 @@
 """d2l.ai's layer: multi-head attention of "Dive into Deep Learning", section 11.5, anew.
 
-It computes what the book's MXNet tab does, with what the definition does otherwise: scores of padded keys are
+It computes what the book's MXNet tab does, which differs from the definition: scores of padded keys are
 overwritten with -1e6, so a row without a valid key averages all values.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html)
 """
@@ -13,7 +13,7 @@ from backends.mxnet.ops.framework import mx
 from backends.mxnet.ops.heads import transpose_output, transpose_qkv
 
 FILL = -1e6
-"""What stands in the scores of padded keys."""
+"""The score that padded keys get."""
 
 
 @mx.util.use_np

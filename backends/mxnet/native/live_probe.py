@@ -19,7 +19,7 @@ from mha_core.live.probe import Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 Call = Callable[[Any, AttentionConfig, AttentionInputs, str, mx.Context], Any]
-"""(block, config, inputs, dtype, where) -> the output (B, Lq, Do)."""
+"""(block, config, inputs, dtype, context) -> the output (B, Lq, Do)."""
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
@@ -48,7 +48,7 @@ def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights
 
 
 def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
-    """What a block is called with; a HybridBlock says it in `hybrid_forward`, after F."""
+    """The names of a block's arguments; those of a HybridBlock are in `hybrid_forward`, after F."""
     if isinstance(block, mx.gluon.HybridBlock) and type(block).forward is mx.gluon.HybridBlock.forward:
         return tuple(inspect.signature(block.hybrid_forward).parameters)[1:]
     return tuple(inspect.signature(block.forward).parameters)
@@ -56,7 +56,7 @@ def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
 
 @contextmanager
 def as_found(block: mx.gluon.Block) -> Iterator[None]:
-    """Inside, it is evaluation without gradients; afterwards the block and its parts hold what they held."""
+    """Inside, the mode is evaluation without gradients; afterwards the block's state is put back."""
     parts: list[mx.gluon.Block] = []
     block.apply(parts.append)
     kept = [(part, dict(vars(part))) for part in parts]
@@ -71,14 +71,14 @@ def as_found(block: mx.gluon.Block) -> Iterator[None]:
 
 
 def _as_lens(block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context) -> Any:
-    """d2l.ai's: lengths in the dtype of the scores, as npx.sequence_mask takes them."""
+    """Call d2l.ai's layer, with lengths in the dtype of the scores, as npx.sequence_mask takes them."""
     lens = inputs.mask.valid_lens
     told = None if lens is None else _array(lens, dtype, context)
     return block(*_three(inputs, dtype, context), told)
 
 
 def _as_ones(block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context) -> Any:
-    """GluonNLP's: ones and zeros (B * H, Lq, Lk)."""
+    """Call a layer like GluonNLP's, with a mask of ones and zeros (B * H, Lq, Lk)."""
     allowed = _allowed(config, inputs)
     told = _array(allowed.reshape(-1, *allowed.shape[2:]), dtype, context) if inputs.mask.has_sources else None
     return block(*_three(inputs, dtype, context), told)
@@ -87,7 +87,7 @@ def _as_ones(block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype
 def _interleaved_self(
     block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context
 ) -> Any:
-    """Sockeye's: time-major, lengths (B * H, Lq), and numbers to add (B * H, Lq, Lk)."""
+    """Call a layer like Sockeye's: time-major, with lengths (B * H, Lq) and a bias (B * H, Lq, Lk)."""
     queries, _, _ = _three(inputs, dtype, context)
     return block(queries.swapaxes(0, 1), *_lengths_and_bias(config, inputs, dtype, context)).swapaxes(0, 1)
 
@@ -140,4 +140,4 @@ WAYS: dict[tuple[str, ...], tuple[Call, Words, Callable[[Any], Any]]] = {
         legacy,
     ),
 }
-"""The arguments of a forward -> how it is called, what it can be told, and of what kind its arrays are."""
+"""Arguments of a forward -> function that calls it, masks that it can express, and the semantics of its arrays."""

@@ -2,7 +2,7 @@
 
     mha check --subject backends.mxnet.native.subjects:InterleavedSelfAttentionSubject
 
-What a layer is told is translated from the definition's mask here, by `mha_core.call.masks`: lengths where it takes
+The mask arguments of a layer are made here from the definition's mask, by `mha_core.call.masks`: lengths where it takes
 lengths, ones and zeros where it takes a mask, a large negative bias where it takes a bias.
 """
 
@@ -36,7 +36,7 @@ NO_ELEMENTS = "arrays without elements"
 
 
 class GluonSubject(NativeSubject):
-    """What all of them share: NumPy in, autograd.record, NumPy out.
+    """Base of MXNet's subjects: runs a layer under autograd.record, with NumPy arrays in and out.
 
     Attributes:
         layer: the name of the layer in `backends.mxnet.native.convert`.
@@ -52,7 +52,7 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """What else the layer shows of its last call, in the definition's shapes."""
+        """The other stages that the layer exposes of its last call, by name, in the definition's shapes."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -109,8 +109,8 @@ def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.boo
 class FoldedSubject(GluonSubject):
     """A layer that keeps its stages with the heads folded into the batch.
 
-    Not its keys and values: no such layer puts 0 in place of padding, and what stands there instead is nobody's
-    business until it reaches something else.
+    Its keys and values are not compared: such a layer does not replace padding by 0, and padding that reaches no
+    other stage does not matter.
     """
 
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
@@ -154,14 +154,15 @@ class InterleavedSubject(GluonSubject):
     """Sockeye's way to call the interleaved operators: time-major, lengths in the softmax, everything else a bias.
 
     Queries, keys and values of a case are different inputs, but the layer has one matrix for several of them: it is
-    applied to each, and the rows that are meant are taken. With one input for all, that is what the layer does.
+    applied to each input, and the rows of that input's projection are taken. With one input for all, this equals
+    the layer.
     """
 
     dtypes = ("float32",)
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Lengths int32 (B * H, Lq) of valid_lens, and what to add to (B * H, Lq, Lk) for the other sources."""
+        """Lengths int32 (B * H, Lq) from valid_lens, and a bias (B * H, Lq, Lk) from the other sources."""
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask
         lengths = None

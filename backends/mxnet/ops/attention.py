@@ -13,7 +13,7 @@ from backends.mxnet.ops.masks import Mask, additive_bias, allowed_keys
 from backends.mxnet.ops.operators import operator, view
 
 _where = operator("where")
-"""With a condition of one axis it chooses whole rows; forward and backward by selecting."""
+"""MXNet's `where`: a condition of one axis selects whole rows; its gradient selects as well."""
 
 
 class Score(NamedTuple):
@@ -127,7 +127,7 @@ def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> 
 
 @mx.util.use_np
 def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.ndarray:
-    """An array of any shape after dropout of this rate; as it is outside training."""
+    """X, of any shape, after dropout of this rate; x itself outside training."""
     if dropout == 0.0 or not training:
         return x
     # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.

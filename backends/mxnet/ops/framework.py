@@ -57,11 +57,11 @@ with warnings.catch_warnings():
     import mxnet as mx
 
 MXNET_DTYPES = ("float64", "float32")
-"""What the layers compute in. MXNet has no float16 on a CPU: it fails late, when the result is read."""
+"""The dtypes that the layers compute in. Not float16, which fails on a CPU, and only when the result is read."""
 
 
 ARRAY_DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint8", "bool")
-"""What MXNet has arrays of."""
+"""The dtypes that MXNet has arrays of."""
 
 
 def devices() -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def to_numpy(array: mx.np.ndarray) -> NDArray:
-    """The same numbers in NumPy. Waits for them, so that what MXNet had put off fails here and not later."""
+    """The array in NumPy. This waits for its numbers, so that an error in a queued operation is raised here."""
     array.wait_to_read()  # asnumpy waits too, but not for an array without elements
     return array.asnumpy()
 
@@ -107,8 +107,8 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
     """An mx.np array on `ctx` of a legacy one, with its gradient, of one of NumPy, or of a list of arrays.
 
-    In `dtype`, or in its own. What `mha_core` refuses, and what MXNet has no dtype for, comes back as it is; so does
-    everything else.
+    In `dtype`, or in its own. Arrays that `mha_core` refuses, or whose dtype MXNet lacks, are
+    returned as they are; so is everything else.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
@@ -120,12 +120,12 @@ def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
 
 
 def numbers(array: Any) -> Any:
-    """Integers in NumPy; those of Python as they are."""
+    """An array of integers in NumPy; an integer of Python as it is."""
     return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
 
 
 def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
-    """Where a call computes: with its first array of MXNet, or else with the parameters, or where MXNet does."""
+    """The context of a call: that of its first array of MXNet, else of the parameters, else the current one."""
     for array in inputs:
         if isinstance(array, mx.nd.NDArray):
             return array.ctx
@@ -144,7 +144,7 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
     return next((parameter for parameter in found if parameter is not None), None)
 
 
-# Operations and blocks in place of MXNet's own, where those do wrong or too little.
+# Operations and blocks in place of MXNet's own, where those are wrong or lack something.
 
 
 @mx.util.use_np
@@ -163,8 +163,8 @@ def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.n
 def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
     """An array of `shape`, which has no elements, that sends a gradient of zeros to every source.
 
-    For what MXNet computes from nothing, or broadcasts to nothing: it leaves some gradients unwritten,
-    so that they are whatever stood in memory, and fails at others. Those of `matmul` it gets right.
+    It replaces operations on empty arrays, and broadcasts to empty shapes: there MXNet leaves some gradients
+    unwritten, with random memory in them, and fails at others. Those of `matmul` are right.
     """
     total = mx.np.zeros(shape, dtype=sources[0].dtype, ctx=sources[0].ctx)
     for x in sources:

@@ -7,7 +7,7 @@ from backends.mxnet.ops.operators import operator, view
 from mha_core.heads import check_split
 
 swap = operator("transpose")
-"""What oneDNN does; mx.np's own transpose takes five times as long."""
+"""The transpose that oneDNN computes; that of mx.np takes five times as long."""
 
 
 @mx.util.use_np

@@ -28,17 +28,17 @@ from mha_core.call.sizes import CallSizes
 Window = tuple[int | None, int | None]
 
 INTEGERS = ("valid_lens", "query_offset")
-"""The sources of a mask that come down to `Mask.reach`, and are needed in NumPy for it."""
+"""The sources of a mask from which `Mask.reach` is made in NumPy."""
 
 
 class Mask(NamedTuple):
-    """Which keys each query may attend to, in a whole call or in a `Block`; None: nothing of this kind.
+    """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
 
-    All of it takes memory that grows with Lq + Lk, but for what was given larger.
+    Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     shape: (B, H, Lq, Lk), of all scores or those of the block.
     ctx: where its arrays are.
-    reach: which keys valid_lens, causal and window leave to a query, in NumPy; None also where they leave all.
+    reach: the keys that valid_lens, causal and window leave to each query, in NumPy; None also if they leave all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -61,7 +61,7 @@ def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
     """The call with arrays of MXNet in place of lists, numbers and NumPy's arrays, where it is computed.
 
     That is where its first array of MXNet is, or else the layer's parameters. The mask's integers stay in NumPy if
-    they are: `build_mask` looks at them there. What `check_call` refuses stays, too.
+    they are, because `build_mask` needs them there. Anything that `check_call` refuses stays as it is, too.
     """
     ctx = context_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_mxnet(array, ctx))
@@ -154,7 +154,7 @@ def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
 
 
 def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Where a block lies in an array of this shape, which is broadcast along the axes that are 1 long."""
+    """The slices of a block in an array of this shape, which is broadcast along its axes of size 1."""
     return tuple(slice(None) if size == 1 else part for size, part in zip(shape, block, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""MXNet's operators by their own names, views, and gradients of one's own: what a fast path needs beside `mx.np`.
+"""MXNet's operators by their own names, views, and custom gradients, which the fast path needs beside `mx.np`.
 
 `mx.np` has no function for some operators that reach oneDNN, and another, slower one for others.
 """
@@ -18,7 +18,7 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 from backends.mxnet.ops.framework import mx
 
 Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.ndarray | None]]
-"""From the gradients of the outputs, and which inputs need one, to the gradients of the inputs."""
+"""(gradients of the outputs, whether each input needs one) -> the gradients of the inputs."""
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
@@ -38,15 +38,15 @@ def operator(name: str, **attributes: Any) -> Callable[..., Any]:
 
 @mx.util.use_np
 def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
-    """The same memory in another shape; `x.reshape` copies. Not for arrays without elements."""
+    """X in another shape, without a copy, which `x.reshape` would make. Not for arrays without elements."""
     return x.as_nd_ndarray().reshape(shape).as_np_ndarray()
 
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """An array to write into, whose memory is taken when that happens: that of `mx.np.empty` is taken at once.
+    """An array to write into, whose memory is allocated when it is written; that of `mx.np.empty` is allocated at once.
 
-    Python runs ahead of the operators by any number of blocks.
+    This matters because Python may queue the operators of many blocks before the first one runs.
     """
     return mx.np.ndarray(handle=_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
 
@@ -55,8 +55,8 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
     """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
 
-    What mx.autograd.Function does, but that one ends early at an input that needs no gradient, and forgets to
-    add where a gradient is to be added up. `backward` runs in a thread of the library's, with its own settings.
+    Used in place of mx.autograd.Function, which stops at the first input that needs no gradient, and overwrites a
+    gradient that is to be added to. `backward` runs in a thread of the library's, with its own settings.
     """
     if not mx.autograd.is_recording():
         return
@@ -100,10 +100,10 @@ def _array(handle: int) -> mx.np.ndarray:
 
 
 ADD = 3
-"""What autograd asks for where a gradient is to be added to what is there."""
+"""The request of autograd to add a gradient to the array that it is written to (grad_req "add")."""
 
 _recorded: dict[int, Any] = {}
-"""What the library calls back, which must live as long as the graph."""
+"""The callbacks that the library holds pointers to; they must live as long as the graph."""
 
 _counter = itertools.count()
 _add, _copy = operator("_npi_add"), operator("_copy")
