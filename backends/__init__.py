@@ -5,20 +5,20 @@
     positional.py    sinusoidal positions
     weights.py       canonical parameters in and out
     backend.py       the contract: NumPy in, NumPy out
-    ops/             the vocabulary of layers.py
+    ops/             the functions that layers.py is written in
         framework.py   imports the framework; its dtypes, devices and arrays
         heads.py       split, merge, group
         masks.py       the mask of one call, built on the device
         attention.py   score functions, masked softmax, dropout, weighted sum
         additive.py    the module of the additive score
-    fast/            the same without an array of all scores
+    fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
         convert.py     their parameters in and out
         d2l.py         the layer of d2l.ai's chapter
         subjects.py    each as a subject of the suite
         capture.py     how a call of one is recorded
-        probes.py      where they do something else: the probe behind each known deviation
+        probes.py      where they differ from the definition: the probe behind each known deviation
         live_probe.py  whether a live one computes what its parameters say
 
 A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
@@ -42,7 +42,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "part_of": "mask, block",  # the Mask of a Block
     },
     "ops.attention": {
-        "zero_padding": "x, mask",  # (B, L, D) with rows of 0 where nobody may attend
+        "zero_padding": "x, mask",  # (B, L, D) with rows of 0 where no query may attend
         "after_past": "past, new, mask",  # (B, G, Lp, d), (B, G, L, d) -> (B, G, Lk, d)
         "dot_score": "queries, keys, scale",  # (B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)
         "additive_score": "queries, keys, vector",  # (B, H, Lq, S), (B, G, Lk, S), (S,) -> (B, H, Lq, Lk)
@@ -62,4 +62,4 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "layout_of": "layer",  # the layout of its parameters
     },
 }
-"""Module -> function -> its arguments; the same in all four."""
+"""Module -> function -> its arguments, which are equal in all four backends."""

@@ -51,7 +51,7 @@ def from_weights(
     check_enabled("the weights' dtype", param_dtype)
     arrays = {name: round_to(array, str(param_dtype)).astype(param_dtype) for name, array in checked.items()}
     layer = MultiHeadAttention(**vars(config), param_dtype=param_dtype)
-    # JAX may keep the memory that it is given, so each array is a copy that nobody else holds.
+    # JAX may keep the memory that it is given, so each array is a copy to which there is no other reference.
     params = {_path(name): jnp.asarray(np.array(array.T, order="C")) for name, array in arrays.items()}
     return layer, {"params": unflatten_dict(params)}
 

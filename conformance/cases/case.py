@@ -1,4 +1,4 @@
-"""Case: one entry of the suite. Its sizes, its mask, and what it catches; the table stands in `table.py`.
+"""Case: one entry of the suite. Its sizes, its mask, and the bugs that it catches; the table is in `table.py`.
 
 A case is a recipe; `Case.build()` makes the Problem, the same one each time. Building refuses a
 mask that excludes nothing or everything, and equal sizes, which would hide a transposition, unless the

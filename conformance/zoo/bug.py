@@ -1,6 +1,6 @@
 """Bug: one way of getting attention wrong, as a few steps of the reference pipeline replaced; and a bug as a subject.
 
-The registry stands in `registry.py`, the bugs themselves by topic in `forward/`, `backward/` and `blocked/`.
+The registry is in `registry.py`, the bugs themselves are by topic in `forward/`, `backward/` and `blocked/`.
 """
 
 from __future__ import annotations

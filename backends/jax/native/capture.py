@@ -105,13 +105,13 @@ def _belongs(module: nn.Module, target: nn.Module) -> bool:
 def _same(one: Any, other: Any) -> bool:
     try:
         return one is other or bool(one == other)
-    except (TypeError, ValueError):  # arrays, of which nobody says whether they are equal
+    except (TypeError, ValueError):  # arrays, whose == gives no single bool
         return True
 
 
 @contextmanager
 def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
-    """As `watch`, for flax.nnx: replaces `__call__` of the modules' classes, and reports the chosen modules alone."""
+    """`watch` for flax.nnx: replaces `__call__` of the modules' classes, and reports the chosen modules alone."""
     graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
     modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
     outer_first = sorted(modules.values(), key=lambda named: named[0].count("/") + bool(named[0]))

@@ -325,7 +325,7 @@ def _layer_arrays(
 
 
 def _variables(arrays: Mapping[str, NDArray]) -> Variables:
-    # JAX may keep the memory that it is given: `arrays` are copies that nobody else holds.
+    # JAX may keep the memory that it is given: `arrays` are copies to which there is no other reference.
     flat = {name: jnp.asarray(array) for name, array in arrays.items()}
     return {"params": unflatten_dict(flat, sep="/")}
 

@@ -108,7 +108,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """The numbers of an array, if they are at hand without waiting for a device; None while JAX traces."""
+    """The numbers of an array in NumPy; None if reading them would wait for a device, and while JAX traces."""
     if isinstance(array, np.ndarray):
         return array
     is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())

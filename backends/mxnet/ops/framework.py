@@ -105,7 +105,7 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """An mx.np array on `ctx` of a legacy one, with its gradient, of one of NumPy, or of a list of arrays.
+    """An mx.np array on `ctx`, made of a legacy array with its gradient, of one of NumPy, or of a list of arrays.
 
     In `dtype`, or in its own. Arrays that `mha_core` refuses, or whose dtype MXNet lacks, are
     returned as they are; so is everything else.

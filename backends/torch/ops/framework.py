@@ -106,7 +106,7 @@ def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """The numbers of an array, if they are at hand without waiting for a device; None while something traces."""
+    """The numbers of an array in NumPy; None if reading them would wait for a device, and while PyTorch traces."""
     if not isinstance(array, torch.Tensor):
         return None if torch.compiler.is_compiling() else np.asarray(array)
     if torch.compiler.is_compiling() or array.device.type != "cpu" or transforms_are_active():

@@ -247,7 +247,7 @@ def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Ten
 
 
 def _known_reach(mask: AttentionMask, known: AttentionMask, sizes: CallSizes) -> Reach | None:
-    """`Mask.reach`: None while a compiler traces, and where some source's numbers are not at hand."""
+    """`Mask.reach`: None while a compiler traces, and if the numbers of some source can't be read without waiting."""
     intervals = ("valid_lens", "query_offset") if mask.has_positions else ("valid_lens",)
     if torch.compiler.is_compiling() or any(
         getattr(known, name) is None and getattr(mask, name) is not None for name in intervals
