@@ -136,7 +136,7 @@ def _problem_on(
 def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run]) -> Outcome:
     """Run one subject on one problem. `prepared` keeps what it prepared, by its name."""
     problem = wanted.problem
-    selector = getattr(subject, "selector", "")
+    selector = getattr(subject, "selector", "").partition(" --path ")[0]  # a backend takes part on all its paths
     try:
         if subject.name not in prepared:
             prepared[subject.name] = subject.prepare(problem.config, problem.weights)
