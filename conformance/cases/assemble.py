@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Rng
 from conformance.cases.choices import Description
-from conformance.cases.decoding import poison_past
+from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, init_weights
 from mha_core.heads import split_heads

@@ -135,3 +135,16 @@ def views(rng: Rng, problem: Problem) -> Problem:
     for array in (strided, transposed):
         array.flags.writeable = False
     return replace(problem, inputs=replace(inputs, queries=strided, keys=expanded, values=transposed))
+
+
+def poison_past(rng: Rng, problem: Problem) -> Problem:
+    """The problem with NaN, infinity and 1e30 in the padding among its past and new keys and values."""
+    problem = poison_padding(rng, problem)
+    inputs = problem.inputs
+    if inputs.past_keys is None or inputs.past_values is None:
+        return problem
+    keys, values = inputs.past_keys.copy(), inputs.past_values.copy()
+    item, position = np.nonzero(problem.padding()[:, : keys.shape[2]])
+    keys[item, :, position] = np.nan
+    values[item, :, position] = np.inf
+    return replace(problem, inputs=replace(inputs, past_keys=keys, past_values=values))

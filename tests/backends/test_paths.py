@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conformance.cases.parts import every_source, prime_config
 from conformance.cases.problem import Problem
-from conformance.cases.table import every_source, prime_config, select
+from conformance.cases.table import select
 from conformance.judging.compare import compare
 from conformance.judging.expected import answer
 from conformance.reports.text import failure_text

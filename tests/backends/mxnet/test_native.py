@@ -15,7 +15,8 @@ from backends.mxnet.native.convert import MAKERS, from_native, layout_of, read_b
 from backends.mxnet.native.d2l import D2lMultiHeadAttention
 from backends.mxnet.ops.framework import mx, to_array, to_numpy
 from conformance.cases.case import Case
-from conformance.cases.table import prime_config, select
+from conformance.cases.parts import prime_config
+from conformance.cases.table import select
 from conformance.deviations import known as deviations
 from conformance.deviations.known import load
 from conformance.runner import run_case

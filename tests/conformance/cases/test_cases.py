@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from conformance.cases.case import Case
-from conformance.cases.table import all_cases, prime_config, select
+from conformance.cases.parts import prime_config
+from conformance.cases.table import all_cases, select
 from mha_core import AttentionConfig, AttentionMask, SpecError
 
 

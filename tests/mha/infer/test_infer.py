@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformance.cases.trained import trained_cases
+from conformance.cases.topics.trained import cases as trained_cases
 from mha.infer import Observed, describe, evidence, infer
 from mha.infer.hypotheses.candidates import Candidates
 from mha.infer.search import Search

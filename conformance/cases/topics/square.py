@@ -22,7 +22,7 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionMask
 
 
-def square_cases() -> list[Case]:
+def cases() -> list[Case]:
     return [*_twins(), *_for_other_layers()]
 
 

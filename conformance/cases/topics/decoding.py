@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from conformance.cases.case import Case, Rng
-from conformance.cases.parts import bias_that_excludes, fixed, poison_padding, prime_config
-from conformance.cases.problem import Problem
+from conformance.cases.case import Case
+from conformance.cases.parts import bias_that_excludes, fixed, poison_past, prime_config
 from mha_core import AttentionConfig
 
 OF_HEADS = "without projections the widths are those of the heads"
@@ -21,20 +19,7 @@ def bare_config(**changes: Any) -> AttentionConfig:
     return AttentionConfig(**{**sizes, **changes}, projections=False)
 
 
-def poison_past(rng: Rng, problem: Problem) -> Problem:
-    """The problem with NaN, infinity and 1e30 in the padding among its past and new keys and values."""
-    problem = poison_padding(rng, problem)
-    inputs = problem.inputs
-    if inputs.past_keys is None or inputs.past_values is None:
-        return problem
-    keys, values = inputs.past_keys.copy(), inputs.past_values.copy()
-    item, position = np.nonzero(problem.padding()[:, : keys.shape[2]])
-    keys[item, :, position] = np.nan
-    values[item, :, position] = np.inf
-    return replace(problem, inputs=replace(inputs, past_keys=keys, past_values=values))
-
-
-def decoding_cases() -> list[Case]:
+def cases() -> list[Case]:
     return [*_softcap(), *_past(), *_bare()]
 
 

@@ -18,13 +18,13 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.weights import check_weights
 
-FIXTURE = Path(__file__).parent / "data" / "minilm.safetensors"
+FIXTURE = Path(__file__).parents[1] / "data" / "minilm.safetensors"
 
 LAYERS = {"first": "layer0", "last": "layer5"}
 """Position of a layer in the model -> the prefix of its arrays in the file."""
 
 
-def trained_cases() -> list[Case]:
+def cases() -> list[Case]:
     """One case per layer."""
     config, batch, length = _header()
     return [

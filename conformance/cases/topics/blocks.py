@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.decoding import poison_past
-from conformance.cases.parts import fixed, prime_config
+from conformance.cases.parts import fixed, poison_past, prime_config
 from mha_core import AttentionConfig, AttentionMask
 
 
-def block_cases() -> list[Case]:
+def cases() -> list[Case]:
     return [*_queries_without_keys(), *_training(), *_steps(), _long()]
 
 
