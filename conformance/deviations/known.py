@@ -21,6 +21,7 @@ from conformance.deviations.table import check_ids, read
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from mha_core import SpecError
+from mha_core.files.shadow import OURS, foreign_file
 
 ENTRY_POINT_GROUP = "mha.deviations"
 """Entry points of this group name packages with a `deviations.toml` in their folder."""
@@ -73,12 +74,16 @@ def load(path: Path | None = None) -> Deviations:
 def tables() -> list[Path]:
     """The tables of all that is installed, by the names of their entry points. No package is imported.
 
+    One of a package of ours that a user's own hides is left out: nobody can ask for its layers then.
+
     Raises:
         SpecError: an entry point names a package that is not there, or one without a table.
     """
     found = []
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
         top, *inner = point.module.split(".")
+        if top in OURS and foreign_file(top) is not None:
+            continue
         spec = find_spec(top)  # of the inner packages it would import the outer ones, and so a framework
         folders = [] if spec is None else spec.submodule_search_locations or []
         paths = [path for folder in folders if (path := Path(folder, *inner, "deviations.toml")).is_file()]

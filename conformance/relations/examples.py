@@ -135,8 +135,9 @@ def _heads(rng: Rng, choose: Callable[[int], NDArray]) -> Instance:
         for name in ("queries", "keys", "values")
     }
     mask = _mapped(problem, lambda array: array[:, chosen])
-    changed = Problem(*attention_alone(len(chosen), config.head_dim, config.value_head_dim), inputs)
-    return Instance(problem, (_with(changed, **arrays, mask=mask),), wanted=lambda heads: heads[:, chosen])
+    config, weights = attention_alone(len(chosen), config.head_dim, config.value_head_dim)
+    changed = Problem(config, weights, replace(inputs, **arrays, mask=mask))
+    return Instance(problem, (changed,), wanted=lambda heads: heads[:, chosen])
 
 
 def heads_permuted(rng: Rng, dtype: str) -> Instance:
