@@ -37,6 +37,9 @@ FIRST_STAGE = 0.5
 """Credit for a case in which a hypothesis explains the first wrong stage but not the output."""
 
 
+_OF_THE_INPUTS = ("query_inputs", "key_inputs", "value_inputs")
+"""Steps that read the inputs alone; a bug of any stage may read what they give."""
+
 _ORDER = {name: position for position, name in enumerate(FORWARD)}
 
 
@@ -159,7 +162,7 @@ class Evidence:
             for name, step in pipelines(*bugs)[0].items():
                 part_of = PART_OF.get(name, name)
                 own = self._seen_before(observation, part_of, stage)
-                if own is None or part_of == "scores":
+                if own is None or part_of == "scores" or name in _OF_THE_INPUTS:
                     try:
                         state.arrays[name] = step(state)
                     except DoesNotApply:

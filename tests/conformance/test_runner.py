@@ -15,6 +15,7 @@ from conformance.runner import run_all, run_case, until_interrupted
 from conformance.subjects.backend import BackendSubject, ReferenceSubject, paths_to_check
 from mha_core import STAGES, Trace
 from mha_core.backend import Backend, SoftmaxKernel
+from mha_core.call.masks import padding_keys
 from mha_core.heads import split_heads
 from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
@@ -53,7 +54,14 @@ def split_as_d_h(state):
 MISTAKES = {
     "scale left out": ("scores", {"scores": lambda s: forward.scores(s) / s.config.softmax_scale}),
     "heads split as (d, h)": ("queries", {"queries": split_as_d_h}),
-    "mask inverted": ("weights", {"allowed": lambda s: ~forward.allowed(s)}),
+    "mask inverted": (
+        "weights",
+        {
+            "allowed": lambda s: ~forward.allowed(s),
+            "padding": lambda s: padding_keys(s.inputs.mask, s.sizes),
+        },
+    ),
+    "mask inverted, and padding with it": ("keys", {"allowed": lambda s: ~forward.allowed(s)}),
     "lengths one too long": (
         "keys",
         {
