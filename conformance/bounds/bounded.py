@@ -116,9 +116,10 @@ class Rounding:
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
-    def store(self, x: Bounded) -> Bounded:
-        """Rounding to the storage dtype; below its smallest normal number, anything may become 0."""
-        return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, self.precision.tau))
+    def store(self, x: Bounded, lost: float | None = None) -> Bounded:
+        """Rounding to the storage dtype; below `lost`, by default its smallest normal number, anything may become 0."""
+        flushed = self.precision.tau if lost is None else lost
+        return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 
     def product(self, a: Bounded, b: Bounded, v: NDArray | None = None) -> Bounded:
         """A @ b, stored. `v` is the exact product where it is known already."""

@@ -101,6 +101,19 @@ class Precision:
         return FLUSHED[self.storage]
 
     @property
+    def lost_weight(self) -> float:
+        """Weights below this may become 0: stored, or before that as exponentials, which lie above the weights.
+
+        For an exponential it is twice the smallest normal number of the softmax: libraries form 2^n e^f as
+        2 (2^(n - 1) e^f), because the largest n would overflow, and the half in brackets may be flushed.
+
+        >>> float32 = Precision.of("float32")
+        >>> float32.lost_weight / float32.tau
+        2.0
+        """
+        return max(self.tau, 2.0 * FLUSHED[self.softmax])
+
+    @property
     def linear_below(self) -> float:
         """Errors below it add up one by one: they come from flushing to zero, which always errs to one side.
 

@@ -92,7 +92,9 @@ def weights(b: Bounds) -> Bounded:
         least, most = _extremes(state, r, own)
         extreme = np.maximum(most * (1.0 + rho) - right, right - least * (1.0 - rho))
         e = np.where(_any_key(own), np.where(state["allowed"], extreme, 0.0), e)
-    return r.store(Bounded(right, e))
+    # Before it is flushed, an exponential is at least `lower`, or `least`. One that is lost was less than lost_weight,
+    # so the weight is less than e + lost_weight; and a 0 is stored as it is, so nothing is lost a second time.
+    return r.store(Bounded(right, e), r.precision.lost_weight)
 
 
 def _any_key(own: NDArray) -> NDArray:
@@ -128,7 +130,7 @@ def heads(b: Bounds) -> Bounded:
     moved = np.minimum(moved, r.within(furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
     rounded = _own_roundings(state, r) + 2.0 * r.unit(r.precision.u)
-    stored = Bounded(weights.v, rounded * weights.most + r.precision.tau)
+    stored = Bounded(weights.v, rounded * weights.most + r.precision.lost_weight)
     return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
 
 
