@@ -85,6 +85,7 @@ def measure(
     samples: Mapping[str, list[float]],
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing]:
     """Median and quartiles of each call's time.
 
@@ -94,6 +95,7 @@ def measure(
             the samples of slow contestants count as measured, the others do not.
         seconds: time for each contestant; FEWEST_ROUNDS are run however long they take, unless a contestant is slow.
         clock: returns a time in seconds.
+        before: called with the name before each call, outside the measured time.
     """
     estimates = {name: samples[name][-1] for name in calls}
     slow = slow_ones(estimates)
@@ -103,6 +105,7 @@ def measure(
             for name in order:
                 if name in slow and len(found[name]) >= FEWEST_SLOW:
                     continue
+                before(name)
                 found[name].append(timed(calls[name], clock)[0])
     return {name: Timing.of(taken) for name, taken in found.items()}
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mha.bench import machine
 from mha.bench.form import check_form
-from mha.bench.run import Measured
+from mha.bench.run import Measured, is_too_large
 from mha_core.errors import SpecError, shown
 from mha_core.files.outside import parse_json
 from mha_core.files.writing import write_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the file's form; a change that readers would notice raises it. `schema.json` describes the form."""
 
 Results = dict[str, Any]
@@ -104,13 +104,23 @@ def by_key(results: Results) -> dict[Key, dict[str, Row]]:
 
 def failures(results: Results) -> list[str]:
     """A line for each contestant or worker that should have run and did not, with the reason."""
-    lines = [
+    return _reasons(results, lambda entry: entry["failed"]) + [
+        each["problem"] for each in results["frameworks"].values() if each["problem"]
+    ]
+
+
+def without_room(results: Results) -> list[str]:
+    """A line for each contestant that memory had no room for, with what it needs."""
+    return _reasons(results, is_too_large)
+
+
+def _reasons(results: Results, concerns: Callable[[MeasurementDict], bool]) -> list[str]:
+    return [
         f"{row['framework']}, {row['setting']['name']}, {row['direction']}: {entry['name']} {entry['left_out']}"
         for row in results["rows"]
         for entry in row["contestants"]
-        if entry["failed"]
+        if concerns(entry)
     ]
-    return lines + [each["problem"] for each in results["frameworks"].values() if each["problem"]]
 
 
 def write(path: Path, results: Results) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from mha.bench import machine
+from mha.bench import machine, room
 from mha.bench.contestants.contestant import contestants_of, names
 from mha.bench.worker import Request
 from mha_core.backend import install_line
@@ -66,11 +68,32 @@ def run_framework(request: Request, advance: Callable[[dict[str, Any]], None] = 
     """Measure one framework: in one process, or time and memory in one each. `advance` is called with each row."""
     special = contestants_of(request.framework).memory_environment
     if not special:
-        return run_worker(request, {}, advance)
-    measured = run_worker(replace(request, measures=("time",)), {}, advance)
+        return run_pass(request, {}, advance)
+    measured = run_pass(replace(request, measures=("time",)), {}, advance)
     if measured.problem is None:
-        add_memory(measured, run_worker(replace(request, measures=("memory",)), special, advance))
+        add_memory(measured, run_pass(replace(request, measures=("memory",)), special, advance))
     return measured
+
+
+def run_pass(request: Request, environment: Mapping[str, str], advance: Callable[[dict[str, Any]], None]) -> Measured:
+    """Measure all rows in one process; then, each in a process of its own, who had no room beside the others."""
+    measured = run_worker(request, environment, advance)
+    for number, row in enumerate(measured.rows):
+        if len(row["contestants"]) == 1:
+            continue
+        for index, entry in enumerate(row["contestants"]):
+            if is_too_large(entry) and room.fits(entry["need"], room.free_memory()):
+                alone = replace(request, first=number, count=1, only=entry["name"])
+                found = run_worker(alone, environment, lambda row: None)
+                for again in found.rows:
+                    row["contestants"][index] = {**again["contestants"][0], "alone": True}
+    return measured
+
+
+def is_too_large(entry: Mapping[str, Any]) -> bool:
+    """Whether a contestant was left out because memory had no room for it."""
+    measured = entry["time"] is not None or entry["extra_memory"] is not None
+    return not measured and entry["need"] is not None and not room.fits(entry["need"], entry["free"])
 
 
 def passes(request: Request) -> int:
@@ -79,17 +102,51 @@ def passes(request: Request) -> int:
 
 
 def add_memory(measured: Measured, other: Measured) -> None:
-    """Add the memory that another process measured to the rows of `measured`."""
+    """Add the memory that another process measured to the rows of `measured`, and why it has none of a contestant."""
     measured.problem = other.problem
     for row, again in zip(measured.rows, other.rows, strict=False):  # a process that ended early has fewer
         for entry, found in zip(row["contestants"], again["contestants"], strict=True):
             entry["extra_memory"] = found["extra_memory"]
+            entry |= {name: entry[name] or found[name] for name in ("left_out", "failed", "alone")}
 
 
 def run_worker(request: Request, environment: Mapping[str, str], advance: Callable[[dict[str, Any]], None]) -> Measured:
-    """Run one process with these environment variables; if it ends early, the rows so far are kept."""
+    """Measure the rows of a request in a process with these environment variables.
+
+    If a contestant ends the process, it is left out of that row with the reason, and another process goes on there.
+    What ends it elsewhere is a problem; the rows so far are kept.
+    """
     measured = Measured(request.framework)
-    with tempfile.TemporaryFile("w+") as errors:
+    done, lost = 0, dict[str, str]()
+    while True:
+        count = None if request.count is None else request.count - done
+        rest = replace(request, first=request.first + done, count=count, lost=lost)
+        end = _run_process(rest, environment, measured, advance)
+        if end is None:
+            return measured
+        if len(measured.rows) > done:
+            done, lost = len(measured.rows), {}
+        if not end.during or end.during in lost:
+            measured.problem = "\n".join([f"the measuring of {request.framework} {end.how}", *end.last_words])
+            return measured
+        lost = {**lost, end.during: end.how}
+
+
+class _End(NamedTuple):
+    """How a worker ended early: in words, during which contestant ("" for none), and the last lines of its stderr."""
+
+    how: str
+    during: str
+    last_words: list[str]
+
+
+def _run_process(
+    request: Request, environment: Mapping[str, str], measured: Measured, advance: Callable[[dict[str, Any]], None]
+) -> _End | None:
+    """Run one process, whose report is added to `measured`; None if it ended as it should."""
+    kills = room.kills()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        place = Path(folder, "place")
         with subprocess.Popen(
             [sys.executable, "-m", "mha.bench.worker"],
             stdin=subprocess.PIPE,
@@ -101,18 +158,31 @@ def run_worker(request: Request, environment: Mapping[str, str], advance: Callab
             try:
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(request.to_json())
+                process.stdin.write(replace(request, place=str(place)).to_json())
                 process.stdin.close()
                 gather(measured, map(json.loads, process.stdout), advance)
                 status = process.wait()
             except BaseException:
                 process.kill()
                 raise
-        if status != 0:
-            errors.seek(0)
-            last = errors.read().strip().splitlines()[-WORDS_OF_AN_END:]
-            measured.problem = "\n".join([f"the measuring of {request.framework} ended with status {status}", *last])
-    return measured
+        if status == 0:
+            return None
+        errors.seek(0)
+        last = errors.read().strip().splitlines()[-WORDS_OF_AN_END:]
+        during = place.read_text(encoding="utf-8") if place.exists() else ""
+    return _End(_how(status, room.kills() != kills), during, last)
+
+
+def _how(status: int, memory_ran_out: bool) -> str:
+    """How a process ended early.
+
+    >>> _how(-9, memory_ran_out=True), _how(-11, memory_ran_out=False), _how(3, memory_ran_out=False)
+    ('was killed: memory ran out (SIGKILL)', 'was killed (SIGSEGV)', 'ended its process with status 3')
+    """
+    if status >= 0:
+        return f"ended its process with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was killed: memory ran out ({name})" if name == "SIGKILL" and memory_ran_out else f"was killed ({name})"
 
 
 def gather(measured: Measured, events: Iterable[dict[str, Any]], advance: Callable[[dict[str, Any]], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mha.bench.results import Key, Results, Row, best_peer, by_key, leanest_peer, median, ours
+from mha.bench.run import is_too_large
 from mha.bench.settings import Setting
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ def _time(row: Row) -> str:
     entry, peer = ours(row), best_peer(row)
     seconds = median(entry)
     if seconds is None:
-        return "failed" if entry["failed"] else NOTHING
+        return "failed" if entry["failed"] else "too large" if is_too_large(entry) else NOTHING
     ratio = "no peer" if peer is None else f"{entry['ratio']:.2f}"
-    return f"{ratio} ({_number(seconds * 1e3)})"
+    return f"{ratio} ({_number(seconds * 1e3)})" + (", not in turn" if peer is not None and peer["alone"] else "")
 
 
 def _memory(row: Row) -> str:
@@ -113,10 +114,12 @@ def _memory(row: Row) -> str:
 def _contestants(row: Row) -> list[tuple[str, ...]]:
     lines = []
     for entry in row["contestants"]:
-        name = f"  {entry['name']}"
+        name = f"  {entry['name']}" + (" (alone)" if entry["alone"] else "")
         time = entry["time"]
+        if entry["left_out"] is not None:
+            name = f"{name}: {entry['left_out']}"
         if time is None:
-            lines.append((f"{name}: {entry['left_out']}", *[""] * 5))
+            lines.append((name, *[""] * 5))
             continue
         quartiles = f"{_number(time['lower'] * 1e3)} to {_number(time['upper'] * 1e3)}, n={time['samples']}"
         ratio = NOTHING if entry["ratio"] is None else f"{entry['ratio']:.2f}"

@@ -11,11 +11,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from mha.bench import machine
+from mha.bench import machine, room
 from mha.bench.contestants.contestant import CannotRun, Contestant, Framework, Prepared, Task, load
 from mha.bench.measure import Timing, measure, timed
 from mha.bench.memory import extra_peak
@@ -42,6 +43,10 @@ class Request:
         seconds: time for each contestant of a row.
         threads: how many threads the framework may use.
         measures: "time", "memory", or both.
+        first, count: the rows to measure, numbered in the order of `rows_of`; a count of None is all the rest.
+        only: the name of the one contestant to measure; None for all.
+        lost: contestant -> the reason for which it is not called in the first row: it ended an earlier process there.
+        place: a file that always says what is being called, for whoever finds this process dead; "" for none.
     """
 
     framework: str
@@ -52,6 +57,11 @@ class Request:
     seconds: float = 0.4
     threads: int = 1
     measures: tuple[str, ...] = ("time", "memory")
+    first: int = 0
+    count: int | None = None
+    only: str | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    place: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -63,14 +73,41 @@ class Request:
         return cls(**{**fields, "settings": tuple(map(Setting.from_dict, fields["settings"]))})
 
 
+class Place:
+    """A file that holds the name of the contestant that is being called, and nothing between calls."""
+
+    def __init__(self, path: str):
+        self._file = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115  # as long as the process
+        self._name = ""
+
+    def enter(self, name: str) -> None:
+        """Say that this contestant is called from now on; "" for none."""
+        if self._file is None or name == self._name:
+            return
+        self._name = name
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(name)
+        self._file.flush()
+
+
+NOWHERE = Place("")
+
+
 @dataclass
 class Measurement:
-    """The measurements of one contestant in one row."""
+    """The measurements of one contestant in one row.
+
+    need, free: bytes of memory that it takes at most, roughly, and that were free before it; None where that is not
+        the processor's memory, or not known.
+    """
 
     contestant: Contestant
     prepared: Prepared | None = None
     left_out: str | None = None
     failed: bool = False
+    need: int | None = None
+    free: int | None = None
     difference: float | None = None
     extra_memory: int | None = None
     samples: list[float] = field(default_factory=list)
@@ -83,6 +120,9 @@ class Measurement:
             "kind": self.contestant.kind,
             "left_out": self.left_out,
             "failed": self.failed,
+            "need": self.need,
+            "free": self.free,
+            "alone": False,
             "difference": self.difference,
             "time": None if self.timing is None else asdict(self.timing),
             "extra_memory": self.extra_memory,
@@ -99,6 +139,7 @@ def main() -> None:
         print(json.dumps({"event": kind, **content}), file=events, flush=True)
 
     request = Request.from_json(sys.stdin.read())
+    room.go_first()
     machine.hold_to(request.threads)
     try:
         framework = load(request.framework)
@@ -107,34 +148,45 @@ def main() -> None:
         return
     threads = framework.set_threads(request.threads)
     report("ready", versions=framework.versions(), threads=threads, devices=framework.devices())
-    for row in measure_framework(request, framework):
+    for row in measure_framework(request, framework, Place(request.place)):
         report("row", row=row)
 
 
-def measure_framework(request: Request, framework: Framework) -> Iterator[dict[str, Any]]:
+def measure_framework(request: Request, framework: Framework, place: Place = NOWHERE) -> Iterator[dict[str, Any]]:
     """Measure each row of a request; yields rows in the form of a results file."""
-    for device in framework.devices() if request.devices is None else request.devices:
-        if device not in framework.devices():
-            continue
-        peaks: dict[str, float] = {}
-        for setting in request.settings:
-            for dtype in _dtypes(request, setting, framework, device):
-                if dtype not in peaks:
-                    peaks[dtype] = product_peak(framework, dtype, device)
-                workload = make_workload(setting, dtype)
-                for direction in request.directions:
-                    task = Task(workload, direction, dtype, device)
-                    entries = measure_row(framework.CONTESTANTS, task, request.seconds, request.measures)
-                    yield {
-                        "framework": request.framework,
-                        "device": device,
-                        "setting": asdict(setting),
-                        "dtype": dtype,
-                        "direction": direction,
-                        "flops": flops(workload, direction),
-                        "peak": peaks[dtype],
-                        "contestants": [entry.to_dict() for entry in entries],
-                    }
+    last = None if request.count is None else request.first + request.count
+    contestants = [each for each in framework.CONTESTANTS if request.only in (None, each.name)]
+    peaks: dict[tuple[str, str], float] = {}
+    lost = request.lost
+    for device, setting, dtype, direction in rows_of(request, framework)[request.first : last]:
+        if (device, dtype) not in peaks:
+            peaks[device, dtype] = product_peak(framework, dtype, device)
+        task = Task(make_workload(setting, dtype), direction, dtype, device)
+        entries = measure_row(tuple(contestants), task, request.seconds, request.measures, place, lost)
+        lost = {}
+        yield {
+            "framework": request.framework,
+            "device": device,
+            "setting": asdict(setting),
+            "dtype": dtype,
+            "direction": direction,
+            "flops": flops(task.workload, direction),
+            "peak": peaks[device, dtype],
+            "contestants": [entry.to_dict() for entry in entries],
+        }
+
+
+def rows_of(request: Request, framework: Framework) -> list[tuple[str, Setting, str, Direction]]:
+    """Device, setting, dtype and direction of each row of a request, in order."""
+    known = framework.devices()
+    return [
+        (device, setting, dtype, direction)
+        for device in (known if request.devices is None else request.devices)
+        if device in known
+        for setting in request.settings
+        for dtype in _dtypes(request, setting, framework, device)
+        for direction in request.directions
+    ]
 
 
 def _dtypes(request: Request, setting: Setting, framework: Framework, device: str) -> list[str]:
@@ -147,25 +199,49 @@ def _dtypes(request: Request, setting: Setting, framework: Framework, device: st
 
 
 def measure_row(
-    contestants: tuple[Contestant, ...], task: Task, seconds: float, measures: tuple[str, ...] = ("time", "memory")
+    contestants: tuple[Contestant, ...],
+    task: Task,
+    seconds: float,
+    measures: tuple[str, ...] = ("time", "memory"),
+    place: Place = NOWHERE,
+    lost: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Measurement]:
-    """Measure all contestants in one setting: first their answers, then memory, then time."""
+    """Measure all contestants in one setting: first their answers, then memory, then time.
+
+    Those that are `lost`, with the reason, and those that memory has no room for are not called.
+    """
     wanted = reference_answer(task.workload, task.direction)
     entries = [Measurement(contestant) for contestant in contestants]
     for entry in entries:
-        _prepare(entry, task)
-        _try_out(entry, task, wanted, memory="memory" in measures)
-    if "time" not in measures:
-        return entries
-    there = {entry.contestant.name: entry for entry in entries if entry.prepared is not None}
-    timings = measure(
-        {name: entry.prepared.call for name, entry in there.items() if entry.prepared is not None},
-        {name: entry.samples for name, entry in there.items()},
-        seconds,
-    )
-    for name, entry in there.items():
-        entry.timing = timings[name]
+        name = entry.contestant.name
+        if name in lost:
+            entry.left_out, entry.failed = lost[name], True
+        elif _has_room(entry, task):
+            place.enter(name)
+            _prepare(entry, task)
+            _try_out(entry, task, wanted, memory="memory" in measures)
+    if "time" in measures:
+        there = {entry.contestant.name: entry for entry in entries if entry.prepared is not None}
+        timings = measure(
+            {name: entry.prepared.call for name, entry in there.items() if entry.prepared is not None},
+            {name: entry.samples for name, entry in there.items()},
+            seconds,
+            before=place.enter,
+        )
+        for name, entry in there.items():
+            entry.timing = timings[name]
+    place.enter("")
     return entries
+
+
+def _has_room(entry: Measurement, task: Task) -> bool:
+    """Whether the memory that is free now has room for a contestant; if not, that is why it is left out."""
+    if task.device != "cpu":
+        return True  # a device says so itself when its memory runs out, and ends no process
+    entry.need, entry.free = entry.contestant.need(task), room.free_memory()
+    if not room.fits(entry.need, entry.free):
+        entry.left_out = room.too_large(entry.need, entry.free)
+    return entry.left_out is None
 
 
 def _prepare(entry: Measurement, task: Task) -> None:

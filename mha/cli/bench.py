@@ -112,6 +112,7 @@ def bench(context: click.Context, asked: BenchOptions) -> None:
 
         for path in draw(results, asked.folder):
             errors.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    warn(errors, files.without_room(results))
     for line in files.failures(results):
         errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(COULD_NOT_RUN if files.failures(results) or not results["rows"] else EQUAL)

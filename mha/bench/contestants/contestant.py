@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from mha.bench.settings import Direction
+from mha.bench.settings import Direction, array_bytes
 from mha.bench.workload import Answer, Workload
 from mha_core.errors import BackendError
 from mha_core.files.declared import declared
 
 Kind = Literal["ours", "variant", "peer"]
 """Our layer with its defaults, our layer called in another way, or another project's layer."""
+
+OTHERS, SMALL_ONES = 14, 2**27
+"""Beside scores, a call holds OTHERS arrays of (B, Lq + Lk, E), and in bytes what allocators and blocks take."""
 
 ENTRY_POINT_GROUP = "mha.bench"
 """Backend -> its `Contestants`."""
@@ -77,13 +80,36 @@ class Prepared:
     extra_memory: Callable[[], int | None] | None = None
 
 
+class Scores(NamedTuple):
+    """How many arrays as large as all scores, (B, H, Lq, Lk), a contestant holds at its peak, in each direction."""
+
+    forward: int
+    both: int
+
+
+NONE_HELD = Scores(0, 0)
+
+MOST_HELD = Scores(2, 6)
+"""The most that any known contestant holds."""
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """One layer to measure; `make` raises CannotRun or SpecError for a task that it can't do."""
+    """One layer to measure; `make` raises CannotRun or SpecError for a task that it can't do.
+
+    `scores` is what decides whether it is called at all on a machine with little memory.
+    """
 
     name: str
     kind: Kind
     make: Callable[[Task], Prepared]
+    scores: Scores = MOST_HELD
+
+    def need(self, task: Task) -> int:
+        """Bytes of memory that a call takes at most, roughly: its arrays of all scores, and some of the other sizes."""
+        held = self.scores.both if task.differentiates else self.scores.forward
+        sizes = array_bytes(task.workload.setting, task.dtype)
+        return held * sizes.scores + OTHERS * sizes.rows + SMALL_ONES
 
 
 class Framework(Protocol):

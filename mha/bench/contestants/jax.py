@@ -15,7 +15,7 @@ from backends.jax.native.convert import to_d2l, to_linen, to_nnx
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_numpy
 from backends.jax.weights import from_weights
-from mha.bench.contestants.contestant import Contestant, Prepared, Task, unable
+from mha.bench.contestants.contestant import NONE_HELD, Contestant, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
 
 Told = Mapping[str, Any]
@@ -137,11 +137,11 @@ def _d2l(task: Task) -> Prepared:
 
 
 CONTESTANTS = (
-    Contestant("ours", "ours", _ours),
-    Contestant("linen.MultiHeadDotProductAttention", "peer", _linen),
-    Contestant("nnx.MultiHeadAttention", "peer", _nnx),
-    Contestant("matmul, jax.nn.dot_product_attention", "peer", _dot_product_attention),
-    Contestant("d2l.ai's", "peer", _d2l),
+    Contestant("ours", "ours", _ours, NONE_HELD),
+    Contestant("linen.MultiHeadDotProductAttention", "peer", _linen, Scores(2, 6)),
+    Contestant("nnx.MultiHeadAttention", "peer", _nnx, Scores(2, 6)),
+    Contestant("matmul, jax.nn.dot_product_attention", "peer", _dot_product_attention, Scores(2, 6)),
+    Contestant("d2l.ai's", "peer", _d2l, Scores(2, 4)),
 )
 
 

@@ -13,7 +13,7 @@ from backends.mxnet.ops import framework
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.weights import from_weights
-from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task, unable
+from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 
@@ -153,11 +153,11 @@ def _batch_dot(task: Task) -> Prepared:
 
 
 CONTESTANTS = (
-    Contestant("ours", "ours", _ours),
-    Contestant("Dense, interleaved_matmul_selfatt", "peer", _selfatt),
-    Contestant("Dense, interleaved_matmul_encdec", "peer", _encdec),
-    Contestant("d2l.ai's", "peer", _d2l),
-    Contestant("Dense, batch_dot", "peer", _batch_dot),
+    Contestant("ours", "ours", _ours, NONE_HELD),
+    Contestant("Dense, interleaved_matmul_selfatt", "peer", _selfatt, Scores(2, 5)),
+    Contestant("Dense, interleaved_matmul_encdec", "peer", _encdec, Scores(2, 5)),
+    Contestant("d2l.ai's", "peer", _d2l, Scores(2, 6)),
+    Contestant("Dense, batch_dot", "peer", _batch_dot, Scores(2, 6)),
 )
 
 

@@ -13,7 +13,16 @@ from backends.tf.native.convert import to_native
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import from_weights
-from mha.bench.contestants.contestant import CannotRun, Contestant, Kind, Prepared, Task, unable
+from mha.bench.contestants.contestant import (
+    NONE_HELD,
+    CannotRun,
+    Contestant,
+    Kind,
+    Prepared,
+    Scores,
+    Task,
+    unable,
+)
 from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 
@@ -136,24 +145,29 @@ def _d2l(task: Task, wrap: Wrap) -> Prepared:
     return _prepared(layer.weights, lambda x: layer(x, x, x, lens, training=task.differentiates), task, wrap)
 
 
-def _contestant(name: str, kind: Kind, make: Callable[[Task, Wrap], Prepared], wrap: Wrap = PLAIN) -> Contestant:
+def _contestant(
+    name: str, kind: Kind, make: Callable[[Task, Wrap], Prepared], scores: Scores, wrap: Wrap = PLAIN
+) -> Contestant:
     def on_device(task: Task) -> Prepared:
         with tf.device(framework.device_of(task.device)):
             return make(task, wrap)
 
-    return Contestant(name, kind, on_device)
+    return Contestant(name, kind, on_device, scores)
 
+
+BY_XLA = Scores(2, 5)
+"""XLA keeps scores and weights apart."""
 
 CONTESTANTS = (
-    _contestant("ours", "ours", _ours),
-    _contestant("ours, eager", "variant", _ours, EAGER),
-    _contestant("ours, jit_compile", "variant", _ours, XLA),
-    _contestant("keras.layers.MultiHeadAttention", "peer", _multi_head_attention),
-    _contestant("keras.layers.MultiHeadAttention, jit_compile", "peer", _multi_head_attention, XLA),
-    _contestant("keras.layers.GroupQueryAttention", "peer", _group_query_attention),
-    _contestant("keras.layers.GroupQueryAttention, jit_compile", "peer", _group_query_attention, XLA),
-    _contestant("matmul, keras.ops.dot_product_attention", "peer", _dot_product_attention),
-    _contestant("d2l.ai's", "peer", _d2l),
+    _contestant("ours", "ours", _ours, NONE_HELD),
+    _contestant("ours, eager", "variant", _ours, NONE_HELD, EAGER),
+    _contestant("ours, jit_compile", "variant", _ours, Scores(2, 3), XLA),
+    _contestant("keras.layers.MultiHeadAttention", "peer", _multi_head_attention, Scores(1, 4)),
+    _contestant("keras.layers.MultiHeadAttention, jit_compile", "peer", _multi_head_attention, BY_XLA, XLA),
+    _contestant("keras.layers.GroupQueryAttention", "peer", _group_query_attention, Scores(1, 4)),
+    _contestant("keras.layers.GroupQueryAttention, jit_compile", "peer", _group_query_attention, BY_XLA, XLA),
+    _contestant("matmul, keras.ops.dot_product_attention", "peer", _dot_product_attention, Scores(1, 4)),
+    _contestant("d2l.ai's", "peer", _d2l, Scores(1, 3)),
 )
 
 

@@ -15,7 +15,7 @@ from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.weights import from_weights
-from mha.bench.contestants.contestant import CannotRun, Contestant, Prepared, Task, unable
+from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import DTYPES
@@ -157,12 +157,12 @@ def _d2l(task: Task) -> Prepared:
 
 
 CONTESTANTS = (
-    Contestant("ours", "ours", _ours),
-    Contestant("nn.MultiheadAttention, eval()", "peer", _multihead_attention(training=False)),
-    Contestant("nn.MultiheadAttention, train()", "peer", _multihead_attention(training=True)),
-    Contestant("Linear, scaled_dot_product_attention", "peer", _scaled_dot_product),
-    Contestant("Linear, scaled_dot_product_attention, cache in place", "peer", _cache_in_place),
-    Contestant("d2l.ai's", "peer", _d2l),
+    Contestant("ours", "ours", _ours, NONE_HELD),
+    Contestant("nn.MultiheadAttention, eval()", "peer", _multihead_attention(training=False), Scores(1, 2)),
+    Contestant("nn.MultiheadAttention, train()", "peer", _multihead_attention(training=True), NONE_HELD),
+    Contestant("Linear, scaled_dot_product_attention", "peer", _scaled_dot_product, NONE_HELD),
+    Contestant("Linear, scaled_dot_product_attention, cache in place", "peer", _cache_in_place, NONE_HELD),
+    Contestant("d2l.ai's", "peer", _d2l, Scores(2, 3)),
 )
 
 

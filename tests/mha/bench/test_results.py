@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from mha.bench import table
-from mha.bench.results import best_peer, failures, leanest_peer, ours, read, to_results, write
+from mha.bench.results import best_peer, failures, leanest_peer, ours, read, to_results, without_room, write
 from mha.bench.run import Measured, add_memory, gather
 from mha_core import SpecError
 from tests.mha.bench.made_up import entry, measured, row
@@ -71,10 +71,10 @@ def test_failures_are_told(results):
     [
         ("{", "is not JSON"),
         ("[1]", "holds no results of `mha bench`"),
-        ('{"rows": [], "schema": 7}', "has schema 7; this version reads 1."),
-        ('{"rows": [], "schema": 1}', "other.json: it lacks 'date'"),
+        ('{"rows": [], "schema": 7}', "has schema 7; this version reads 2."),
+        ('{"rows": [], "schema": 2}', "other.json: it lacks 'date'"),
         ('{"rows": ' + "[" * 100_000, "is nested deeper than 64"),
-        ('{"rows": [1e999], "schema": 1}', "1e999 is beyond the range of numbers"),
+        ('{"rows": [1e999], "schema": 2}', "1e999 is beyond the range of numbers"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):
@@ -129,7 +129,12 @@ def test_memory_of_another_process_joins_the_times():
     memory.rows[0]["contestants"][0] |= {"time": None, "extra_memory": 77}
     memory.rows.pop()
     memory.problem = "it ended early"
+    memory.rows[0]["contestants"].append(entry("peer", left_out="was killed (SIGKILL)", failed=True))
+    time.rows[0]["contestants"].append(entry("peer", seconds=0.3))
     add_memory(time, memory)
+    peer = time.rows[0]["contestants"][1]
+    assert (peer["failed"], peer["left_out"]) == (True, "was killed (SIGKILL)")
+    assert peer["time"]["median"] == 0.3
     assert [each["contestants"][0]["extra_memory"] for each in time.rows] == [77, None]
     assert time.rows[0]["contestants"][0]["time"]["median"] == 0.1
     assert time.problem == "it ended early"
@@ -163,6 +168,19 @@ def test_a_dtype_and_a_device_other_than_the_usual_ones_are_named(results):
 def test_what_failed_is_named(results):
     results["rows"][0]["contestants"][0] |= {"time": None, "failed": True}
     assert table.summary(results)[0].lines[0][1] == "failed"
+
+
+def test_who_had_no_room_beside_the_others_or_at_all_is_named(results):
+    *_, fast = results["rows"][0]["contestants"]
+    fast["alone"] = True
+    too_large = {"time": None, "extra_memory": None, "need": 900, "free": 800, "left_out": "too large: so and so"}
+    results["rows"][1]["contestants"][0] |= too_large
+    assert [line[1] for line in table.summary(results)[0].lines] == ["0.50 (10.0), not in turn", "too large"]
+    (lines, _) = (each.lines for each in table.details(results))
+    assert lines[3][0] == "  Fast (alone)"
+    assert lines[5][0] == "  ours: too large: so and so"
+    assert without_room(results) == ["swift, length-128, forward: ours too large: so and so"]
+    assert failures(results) == []
 
 
 def test_details_have_everyone(results):
