@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -74,8 +75,17 @@ class Deviation:
 
     def why_not_here(self) -> str:
         """Why it can't happen with what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
+        return self.why_not(installed)
+
+    def why_not(self, version_of: Callable[[str], str | None]) -> str:
+        """The same for other packages: `version_of` gives the version of one by its name, None if it is not there.
+
+        >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
+        >>> entry.why_not({"torch": "2.4.1"}.get)
+        'other version: torch 2.4.1, it is known of torch>=2.5'
+        """
         for requirement in self.requirements:
-            version = installed(requirement.name)
+            version = version_of(requirement.name)
             if version is None:
                 return f"not installed: {requirement.name}"
             if not requirement.specifier.contains(version, prereleases=True):

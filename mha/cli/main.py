@@ -22,6 +22,7 @@ from mha.cli.suite.check import check
 from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
+from mha.cli.suite.matrix import matrix
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,7 +38,7 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
-for command in (backends, cases, bugs, calibrate, determinism):
+for command in (backends, cases, bugs, calibrate, determinism, matrix):
     main.add_command(command)
 
 
