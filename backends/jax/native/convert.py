@@ -223,18 +223,19 @@ def to_nnx(
             f"Got key_dim={config.key_dim}, value_dim={config.value_dim}."
         )
     arrays, param_dtype = _layer_arrays(NNX, config, weights, dtype)
+    # Flax before 0.12 has no such argument: there, keys are as wide as queries.
+    widths = {} if config.key_dim == config.query_dim else {"in_kv_features": config.key_dim}
 
     layer = nnx.MultiHeadAttention(
         num_heads=config.num_heads,
         in_features=config.query_dim,
         qkv_features=config.num_heads * config.head_dim,
         out_features=config.output_dim,
-        in_kv_features=config.key_dim,
         dropout_rate=config.dropout,
         use_bias="query/bias" in arrays,
         param_dtype=param_dtype,
         # Nothing need be drawn: every kernel is replaced.
-        **{"decode": False, "rngs": nnx.Rngs(0), "kernel_init": nnx.initializers.zeros, **options},
+        **{"decode": False, "rngs": nnx.Rngs(0), "kernel_init": nnx.initializers.zeros, **widths, **options},
     )
     nnx.update(layer, nnx.State(_variables(arrays)["params"]))
     return layer
@@ -254,7 +255,7 @@ def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[Atte
     _check_features("out_features", layer.out_features, config.output_dim)
     _check_features("in_features", layer.in_features, config.query_dim)
     for width in (config.key_dim, config.value_dim):
-        _check_features("in_kv_features", layer.in_kv_features, width)
+        _check_features("in_kv_features", getattr(layer, "in_kv_features", layer.in_features), width)
     config = replace(config, dropout=layer.dropout_rate)
     if probe:
         live_probe.check_nnx(layer, config, weights)
