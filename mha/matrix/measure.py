@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mha.matrix.environments import interpreter, variables
-from mha.matrix.processes import ProgramFailed, lines
+from mha.matrix.environments.make import interpreter, variables
+from mha.matrix.environments.processes import ProgramFailed, lines
 from mha.matrix.record import Record
 from mha.matrix.request import Request
 from mha.matrix.worker import PARTS

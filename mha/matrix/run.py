@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mha.matrix import record as records
-from mha.matrix import source
-from mha.matrix.cache import Cache, key_of, remove
-from mha.matrix.environments import NoEnvironment, environment, environment_key
+from mha.matrix.environments import source
+from mha.matrix.environments.cache import Cache, key_of, remove
+from mha.matrix.environments.make import NoEnvironment, environment, environment_key
 from mha.matrix.measure import Broken, measure
 from mha.matrix.record import Record
 from mha.matrix.report import Row

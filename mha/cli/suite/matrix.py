@@ -55,7 +55,7 @@ def matrix(asked: MatrixOptions) -> None:
     Exit status: 0 equal or as listed, 1 different, 2 could not run.
     """
     from conformance.subjects.load import check_time_limit
-    from mha.matrix.cache import Cache
+    from mha.matrix.environments.cache import Cache
     from mha_core.errors import SpecError
 
     try:
@@ -81,11 +81,11 @@ def _run(asked: MatrixOptions, file: Path) -> int:
 
     from conformance.deviations import known as deviations
     from mha.matrix import report as reports
-    from mha.matrix.cache import Cache
-    from mha.matrix.environments import installer
+    from mha.matrix.environments.cache import Cache
+    from mha.matrix.environments.make import installer
+    from mha.matrix.environments.source import copied
     from mha.matrix.request import Request, read
     from mha.matrix.run import Options, run_set
-    from mha.matrix.source import copied
     from mha.matrix.text import in_page, markdown, print_report
     from mha_core.files.writing import write_json, write_whole
 

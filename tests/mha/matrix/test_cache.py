@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mha.matrix.cache import Cache, default_root
+from mha.matrix.environments.cache import Cache, default_root
 from mha_core import SpecError
 
 

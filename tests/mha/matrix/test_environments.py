@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from mha.matrix import environments
-from mha.matrix.cache import Cache
-from mha.matrix.environments import NoEnvironment, environment, environment_key, installer, variables
-from mha.matrix.environments import interpreter as interpreter_of
+from mha.matrix.environments import make as environments
+from mha.matrix.environments.cache import Cache
+from mha.matrix.environments.make import NoEnvironment, environment, environment_key, installer, variables
+from mha.matrix.environments.make import interpreter as interpreter_of
 from mha_core import SpecError
 from tests.mha.matrix.made_up import interpreter, release_set
 

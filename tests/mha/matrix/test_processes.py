@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from contextlib import closing
 
 import pytest
 
-from mha.matrix.processes import ProgramFailed, finish, lines
+from mha.matrix.environments import processes
+from mha.matrix.environments.processes import ProgramFailed, finish, lines
 
 
 def program(text):
@@ -90,6 +93,22 @@ def test_nothing_is_left_when_the_reader_is_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         read()
     assert gone(found[0])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+def test_nothing_is_left_when_the_interrupt_comes_in_the_middle_of_a_start(tmp_path, monkeypatch):
+    real, started = subprocess.Popen, []
+
+    def interrupted(*arguments, **options):
+        started.append(real(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(processes.subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(program("import time; time.sleep(600)"), os.environ, 60.0, tmp_path)
+    assert started[0].returncode is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_program_that_takes_too_long_is_ended(tmp_path):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mha.matrix import source
-from mha.matrix.cache import Cache
+from mha.matrix.environments import source
+from mha.matrix.environments.cache import Cache
 from mha.matrix.request import Request
 from mha.matrix.run import Options, run_set
 from tests.mha.matrix.made_up import interpreter, release_set

@@ -104,24 +104,50 @@ def _started(
 ) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """The process and the file that its stderr goes to; at the end of the block nothing of its group is left."""
     with tempfile.TemporaryFile("w+", errors="backslashreplace") as errors:
+        process = None
         try:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                errors="backslashreplace",
-                env=dict(environment),
-                cwd=folder,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ProgramFailed(f"{command[0]} can't be started: {error.strerror}") from error
-        try:
+            with _interrupts_held():
+                process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    errors="backslashreplace",
+                    env=dict(environment),
+                    cwd=folder,
+                    start_new_session=True,
+                )
             yield process, errors
+        except OSError as error:
+            if process is not None:
+                raise
+            raise ProgramFailed(f"{command[0]} can't be started: {error.strerror}") from error
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let signals that end this process wait until the block ends: one in the middle of a start would lose the child."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    held: list[int] = []
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    # Only what Python handles: what the system does, such as ignoring, holds for the child as well.
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in ours:
+        signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from mha.matrix.cache import UNFINISHED, Cache, key_of, remove
+from mha.matrix.environments.cache import UNFINISHED, Cache, key_of, remove
 from mha_core.errors import SpecError
 from mha_core.files.shadow import HOME, OURS
 

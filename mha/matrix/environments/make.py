@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mha.matrix.cache import UNFINISHED, Cache, key_of, remove
-from mha.matrix.processes import ProgramFailed, finish
+from mha.matrix.environments.cache import UNFINISHED, Cache, key_of, remove
+from mha.matrix.environments.processes import ProgramFailed, finish
 from mha.matrix.request import PYTHON, ReleaseSet
 from mha_core.errors import SpecError
 
