@@ -130,7 +130,7 @@ def _started(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let signals that end this process wait until the block ends: one in the middle of a start would lose the child."""
+    """Let signals that end this process wait for the block: one in the middle of a start would lose the child."""
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
