@@ -52,7 +52,8 @@ def interpreter(folder: Path) -> Path:
 def environment(one: ReleaseSet, base: Sequence[str], tool: str, cache: Cache) -> Path:
     """The folder of the environment of a set; made if it is not there.
 
-    It is made under another name and then renamed, so that a folder of this name is always whole.
+    It is made in another folder and then moved, so that a folder of this name is always whole. What an installer keeps
+    for a while is in that other folder too, and goes with it, however the installer ends.
 
     Raises:
         NoEnvironment: there is no such interpreter, or the requirements can't be installed.
@@ -62,8 +63,9 @@ def environment(one: ReleaseSet, base: Sequence[str], tool: str, cache: Cache) -
         return target
     making = target.with_name(f"{target.name}{UNFINISHED}{os.getpid()}")
     try:
-        _make(making, one, [*base, *one.requirements], tool, cache)
-        making.rename(target)
+        (making / "temporary").mkdir(parents=True)
+        _make(making, one, [*base, *one.requirements], tool)
+        (making / "environment").rename(target)
     except ProgramFailed as error:
         raise NoEnvironment(f"can't be installed: {error}") from error
     except OSError as error:
@@ -74,8 +76,10 @@ def environment(one: ReleaseSet, base: Sequence[str], tool: str, cache: Cache) -
     return target
 
 
-def _make(folder: Path, one: ReleaseSet, requirements: Sequence[str], tool: str, cache: Cache) -> None:
+def _make(making: Path, one: ReleaseSet, requirements: Sequence[str], tool: str) -> None:
+    folder = making / "environment"
     python = str(interpreter(folder))
+    ours = variables({"TMPDIR": str(making / "temporary")})
     if tool == "uv":
         commands = [
             ["uv", "venv", "--quiet", "--python", one.python or sys.executable, str(folder)],
@@ -87,8 +91,8 @@ def _make(folder: Path, one: ReleaseSet, requirements: Sequence[str], tool: str,
             [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements],
         ]
     for command in commands:
-        finish(command, variables(), INSTALL_LIMIT, cache.root)
-    version = finish([python, "-c", "import sys; print(*sys.version_info[:2])"], variables(), 60.0, cache.root)
+        finish(command, ours, INSTALL_LIMIT, making)
+    version = finish([python, "-c", "import sys; print(*sys.version_info[:2])"], ours, 60.0, making)
     if tuple(map(int, version.split())) < (3, 11):
         raise ProgramFailed(f"this project needs Python 3.11 or newer. Got {'.'.join(version.split())}.")
 

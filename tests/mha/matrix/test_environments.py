@@ -58,6 +58,14 @@ def test_nothing_is_left_of_an_environment_that_cannot_be_made(cache, tmp_path):
     assert made(cache) == []
 
 
+def test_what_an_installer_keeps_for_a_while_goes_with_it(cache, tmp_path):
+    one = release_set(interpreter(tmp_path, venv="echo much > $TMPDIR/wheel; ls $TMPDIR > $0.seen"), "nowhere==1")
+    with pytest.raises(NoEnvironment):
+        environment(one, [], "pip", cache)
+    assert (tmp_path / "python.seen").read_text() == "wheel\n"
+    assert made(cache) == []
+
+
 def test_pip_itself_says_in_one_line_what_it_does_not_find(cache, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
