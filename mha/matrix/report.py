@@ -94,7 +94,7 @@ def make(request: Request, rows: Sequence[Row], known: Deviations) -> Report:
 def cells(row: Row) -> tuple[str, ...]:
     """The cells of a row of the table of releases, under HEADERS."""
     if row.record is None:
-        return (row.name, row.problem, *[""] * len(COUNTED))
+        return (row.name, "could not run", *[""] * len(COUNTED))
     counts = statuses(row.judged.values())
     return (row.name, row.record.release, *(str(counts[status] or "-") for status in COUNTED))
 
@@ -102,7 +102,7 @@ def cells(row: Row) -> tuple[str, ...]:
 def finding_lines(row: Row) -> list[str]:
     """What the tables do not say of a release, and what could not be run there: one line each."""
     if row.record is None:
-        return []
+        return [row.problem]
     found = []
     for judged in row.judged.values():
         for text, places in judged.findings.items():

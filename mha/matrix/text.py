@@ -82,7 +82,7 @@ def markdown(report: Report, source: str) -> str:
     lines += ["", "### What the tables do not say, or could not be run"]
     said = False
     for row in report.rows:
-        own = [*([row.problem] if row.problem else []), *finding_lines(row)]
+        own = finding_lines(row)
         if own:
             said = True
             lines += ["", f"#### {_plain(row.name)}", "", *(f"- {_plain(line)}" for line in own)]

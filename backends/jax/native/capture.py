@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.native import convert as native
 from backends.jax.native import live_probe
+from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights
 from mha_core import layouts
@@ -219,7 +220,7 @@ class NnxLayer(FlaxLayer):
             raise SpecError("decode=True keeps keys and values of earlier calls, which are not part of this one")
         config, weights = native.from_nnx(layer, probe=False)
         refuse_dropout(training=_training(layer, arguments), rate=config.dropout)
-        dtypes = self.dtypes(layer, nnx.to_pure_dict(nnx.state(layer, nnx.Param)), arguments, output)
+        dtypes = self.dtypes(layer, pure_dict(nnx.state(layer, nnx.Param)), arguments, output)
         return ReadCall(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
 
 

@@ -16,7 +16,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import DTypeLike, NDArray
 
-from backends.jax.native import live_probe
+from backends.jax.native import live_probe, trees
 from backends.jax.native.d2l import D2lMultiHeadAttention
 from backends.jax.ops.framework import check_enabled, to_numpy
 from backends.jax.weights import Variables
@@ -249,7 +249,7 @@ def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[Atte
     _refuse(layer, normalize_qk=False, decode=False)
     if layer.attention_fn is not nnx.dot_product_attention:
         raise SpecError(f"attention_fn must be flax.nnx.dot_product_attention. Got {layer.attention_fn!r}.")
-    params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+    params = trees.pure_dict(nnx.state(layer, nnx.Param))
     config, weights = NNX.read(flat_arrays(params), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)
     _check_features("out_features", layer.out_features, config.output_dim)

@@ -20,6 +20,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from backends.jax.backend import COMPILER_OPTIONS
+from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import JAX_DTYPES, has_values, scope, to_numpy
 from backends.jax.weights import Variables
 from mha_core.call.inputs import AttentionInputs
@@ -56,7 +57,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         return _shown(_nnx, graph, state, _arrays(inputs, config, dtype, cross=True))
 
-    dtype = _dtype(layer, nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
+    dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
     _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state)
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from backends.jax.native.convert import D2L, LINEN, NNX, flat_arrays, to_d2l, to_linen, to_nnx
 from backends.jax.native.run import Forward, JaxSubject, Stages, bool_mask
+from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import as_valid_lens
@@ -87,12 +88,12 @@ class NnxMultiHeadAttentionSubject(JaxSubject):
             if not self.sow_weights:
                 return {"output": layer(*_three(floats), **options)}
             output, sowed = _capture(layer, *_three(floats), **options, sow_weights=True)
-            return {"weights": nnx.to_pure_dict(sowed)["attention_weights"][0], "output": output}
+            return {"weights": pure_dict(sowed)["attention_weights"][0], "output": output}
 
         return params, forward
 
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        return canonical_gradients(NNX, config, flat_arrays(nnx.to_pure_dict(gradients)))
+        return canonical_gradients(NNX, config, flat_arrays(pure_dict(gradients)))
 
 
 def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:

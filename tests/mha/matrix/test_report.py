@@ -117,7 +117,8 @@ def test_equal_and_as_listed_is_neither_different_nor_incomplete():
 
 def test_the_page_holds_all_of_it():
     page = markdown(make(*rows(), KNOWN), "mine.toml")
-    assert "| set 0 | can't be installed: a\\|b |" in page
+    assert "| set 0 | could not run |" in page
+    assert "#### set 0\n\n- can't be installed: a\\|b\n" in page
     assert "- set 3: the last" in page
     assert "- a layer: late is no longer seen since mine 2: 1 case (causal), float64" in page
     assert "- a layer: late happens, though listed for mine&gt;=2,&lt;4 alone: 1 case (causal), float64" in page

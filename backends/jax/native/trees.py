@@ -1,0 +1,19 @@
+"""The arrays of Flax's nnx layers as plain dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+
+
+def pure_dict(state: Any) -> dict[Any, Any]:
+    """Name -> array, in nested dicts, of what `flax.nnx.state` gives.
+
+    >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> {name: array.shape for name, array in pure_dict(nnx.state(layer)).items()}
+    {'bias': (3,), 'kernel': (2, 3)}
+    """
+    if hasattr(nnx, "to_pure_dict"):
+        return nnx.to_pure_dict(state)
+    return state.to_pure_dict()  # before flax 0.10.4
