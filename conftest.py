@@ -16,6 +16,9 @@ BACKENDS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob(
 # What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# Commands run in the process that tests them, which has its frameworks already; tests/conformance/workers has its own.
+os.environ.setdefault("MHA_WORKERS", "0")
+
 # Thousands of small programs are compiled here. XLA's older code generator, in one thread, takes half the time for
 # them: what it is given, the graph with its fusions, is the same, and so is the level of optimisation.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")

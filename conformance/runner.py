@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from conformance.judging.result import Result, Status
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.subjects.subject import Subject
 from mha_core import Trace
+
+Item = TypeVar("Item")
 
 
 def run_case(case: Case, subject: Subject, known: Deviations | None = None) -> Result:
@@ -110,18 +112,24 @@ def run_all(
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject; `progress` is called with each Result."""
-    for subject in subjects:
-        runner = CaseRunner(subject, known)
-        for case in cases:
-            outcome = runner.run(case)
-            progress(outcome)
-            yield outcome
+    """Every case on every subject, subject by subject, in this process; `progress` is called with each Result."""
+    for _, outcome in run_here([(case, subject) for subject in subjects for case in cases], known):
+        progress(outcome)
+        yield outcome
 
 
-def until_interrupted(results: Iterable[Result]) -> tuple[list[Result], bool]:
+def run_here(runs: Iterable[tuple[Case, Subject]], known: Deviations | None = None) -> Iterator[tuple[int, Result]]:
+    """Judge every (case, subject) in this process; yields (its number, Result)."""
+    runner: CaseRunner | None = None
+    for number, (case, subject) in enumerate(runs):
+        if runner is None or runner.subject is not subject:
+            runner = CaseRunner(subject, known)
+        yield number, runner.run(case)
+
+
+def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:
     """All results, or those up to an interrupt by the user; and whether there was one."""
-    finished: list[Result] = []
+    finished: list[Item] = []
     try:
         for result in results:
             finished.append(result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from conformance.bounds.precision import Precision
@@ -90,15 +90,21 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
 
 
 def runs(
-    cases: Sequence[VectorCase], backends: Sequence[Backend], specs: Sequence[str] = (), path: str | None = None
+    cases: Sequence[VectorCase],
+    backends: Sequence[Backend],
+    specs: Sequence[str] = (),
+    path: str | None = None,
+    load: Callable[[str, str], Subject] = load_subject,
 ) -> list[tuple[Case, Subject]]:
     """(case, subject) for every run: each case on ONNX's own outputs, every backend and every subject in `specs`.
 
-    Backends run on `path`, or on their default paths; a spec is package.module:factory.
+    Backends run on `path`, or on their default paths; a spec is package.module:factory, and `load(spec, dtype)` makes
+    a subject of it.
     """
+    load = cache(load)
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
     made += [partial(_backend_subject, backend, one) for backend in backends for one in paths_to_check(backend, path)]
-    made += [partial(_own_subject, spec) for spec in specs]
+    made += [partial(_own_subject, load, spec) for spec in specs]
     return [(one.case, make(one)) for make in made for one in cases]
 
 
@@ -107,8 +113,8 @@ def _backend_subject(backend: Backend, path: str | None, one: VectorCase) -> Sub
     return BackendSubject(backend, dtype, "cpu", path)
 
 
-def _own_subject(spec: str, one: VectorCase) -> Subject:
+def _own_subject(load: Callable[[str, str], Subject], spec: str, one: VectorCase) -> Subject:
     try:
-        return load_subject(spec, one.vector.dtype)
+        return load(spec, one.vector.dtype)
     except OtherDtype:
-        return load_subject(spec, "float32")
+        return load(spec, "float32")

@@ -65,6 +65,14 @@ def parity_table(results: Sequence[Result]) -> Table:
     return table
 
 
+def row_line(results: Sequence[Result]) -> str:
+    """One line for a subject in one dtype: how many of its results are equal to the reference, or as listed."""
+    right = sum(result.status in ("equal", "deviates") for result in results)
+    judged = sum(result.status != "unsupported" for result in results)
+    listed = " or as listed" if any(result.status == "deviates" for result in results) else ""
+    return f"{_subject(results[0])}: {right} of {judged} equal{listed}"
+
+
 def recorded_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: the distance from the recorded output of the original implementation."""
     table = _table()

@@ -21,6 +21,9 @@ Answer = tuple[Any, BaseException | None]
 _idle: list[_Worker] = []
 """Threads that wait for work. One is enough unless subjects ask subjects."""
 
+_abandoned: list[threading.Thread] = []
+"""Threads whose work did not finish in time."""
+
 
 class _Worker:
     """A daemon thread that does one job after another.
@@ -54,6 +57,7 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
         answer, error = _wait(worker.answers, seconds)
     except Empty:
         worker.jobs.put(None)
+        _abandoned.append(worker.thread)
         raise TookTooLong(f"no answer within {seconds:g} s") from None
     except BaseException:  # an interrupt, while it was busy
         worker.jobs.put(None)
@@ -67,6 +71,12 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
 def idle_threads() -> list[threading.Thread]:
     """The threads that wait for work; none of them is in a subject's code."""
     return [worker.thread for worker in _idle]
+
+
+def abandoned_threads() -> list[threading.Thread]:
+    """The threads that were abandoned and are still at work."""
+    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    return list(_abandoned)
 
 
 def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
     CouldNotRun,
     OutputFile,
     as_one,
     backend_subjects,
     exit_status,
-    load_backends,
     of_result,
-    own_subjects,
     progress,
     says,
     warn,
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conformance.cases.case import Case
+    from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
     from conformance.subjects.subject import Subject
+    from conformance.workers.interpreters import Settings
+    from mha_core.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class CheckOptions:
     table_path: Path | None
     json_path: Path | None
     html_path: Path | None
+    workers: int | None
+    pythons: tuple[str, ...]
+
+    @property
+    def apart(self) -> Apart:
+        return Apart(self.workers, self.pythons)
 
 
 @click.command()
@@ -71,6 +81,7 @@ class CheckOptions:
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
+@worker_options
 @as_one(CheckOptions)
 def check(asked: CheckOptions) -> None:
     """Compare all stages and gradients with the float64 reference, in every case.
@@ -84,7 +95,6 @@ def check(asked: CheckOptions) -> None:
 
     from conformance.deviations import known as deviations
     from conformance.reports import text as report
-    from conformance.runner import run_all, until_interrupted
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
@@ -97,56 +107,97 @@ def check(asked: CheckOptions) -> None:
         cases = _selected_cases(asked.patterns, asked.count, asked.seed)
         known = deviations.load(asked.table_path)
         chosen_dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
-        own, left_out = own_subjects(asked.specs, chosen_dtypes, asked.time_limit)
-        backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
+        apart = asked.apart
+        settings = apart.settings(asked.specs)
+        own, left_out = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
+        backends, absent, broken = _backends(asked, settings)
         ours, skipped = backend_subjects(backends, chosen_dtypes, asked.devices, asked.path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    warn(errors, [*left_out, *absent, *skipped])
+    warn(errors, [*left_out, *absent, *broken, *skipped])
 
     subjects = [*ours, *own]
-    total = len(cases) * len(subjects)
-    with progress(errors, total, of_result) as advance:
-        results, interrupted = until_interrupted(run_all(cases, subjects, advance, known))
+    runs = [(case, subject) for subject in subjects for case in cases]
+    results, interrupted = _judged(errors, runs, apart, settings, known)
     report.print_results(console, results)
     if interrupted:
-        errors.print(f"interrupted: {len(results)} of {total} results are there", style="yellow")
+        errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
     _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
     if not interrupted:
         _explain(console, errors, own, cases, results)
         if asked.count is not None:
             _show_smallest(console, errors, subjects, results, asked.seed)
-    sys.exit(exit_status(results, interrupted=interrupted))
+    sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
+
+
+def _backends(asked: CheckOptions, settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
+    """The backends that were asked for, as `Apart.backends`; none if only subjects were."""
+    if asked.specs and not asked.backend_names:
+        return [], [], []
+    return asked.apart.backends(asked.backend_names, settings)
+
+
+def _judged(
+    errors: Console,
+    runs: list[tuple[Case, Subject]],
+    apart: Apart,
+    settings: Settings,
+    known: Deviations | None,
+    *,
+    whole: bool = False,
+) -> tuple[list[Result], bool]:
+    """The results of all runs in their order, or of those up to an interrupt by the user; and whether there was one.
+
+    Each row of results is shown as soon as it is there.
+    """
+    from conformance.case_unit import run_apart
+    from conformance.reports.text import row_line
+    from conformance.runner import run_here, until_interrupted
+
+    total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
+    rows: dict[tuple[str, str, str], list[Result]] = {}
+    with apart.executor() as executor, progress(errors, len(runs), of_result) as advance:
+
+        def seen() -> Iterator[tuple[int, Result]]:
+            for number, result in (
+                run_here(runs, known)
+                if apart.in_this_process
+                else run_apart(runs, executor, settings, known, whole=whole)
+            ):
+                advance(result)
+                row = (result.subject, result.dtype, result.device)
+                rows.setdefault(row, []).append(result)
+                if len(total) > 1 and len(rows[row]) == total[row]:
+                    errors.print(row_line(rows[row]), markup=False, highlight=False, soft_wrap=True)
+                yield number, result
+
+        found, interrupted = until_interrupted(seen())
+    return [result for _, result in sorted(found, key=itemgetter(0))], interrupted
 
 
 def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoReturn:
     """Run ONNX's vectors, and end the process with the exit status."""
     from conformance.onnx import suite as onnx_suite
     from conformance.reports import text as report
-    from conformance.runner import run_case, until_interrupted
     from mha_core import BackendError, SpecError
 
+    apart = asked.apart
     try:
         cases = onnx_suite.onnx_cases(asked.patterns)
-        backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
-        runs = onnx_suite.runs(cases, backends, asked.specs, asked.path)
+        settings = apart.settings(asked.specs)
+        backends, absent, broken = _backends(asked, settings)
+        load = apart.loader(asked.time_limit, settings)
+        runs = onnx_suite.runs(cases, backends, asked.specs, asked.path, load)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    warn(errors, absent)
+    warn(errors, [*absent, *broken])
 
-    with progress(errors, len(runs), of_result) as advance:
-
-        def run() -> Iterator[Result]:
-            for case, subject in runs:
-                # What ONNX recorded has a row of its own.
-                result = replace(run_case(case, subject), recorded={})
-                advance(result)
-                yield result
-
-        results, interrupted = until_interrupted(run())
+    judged, interrupted = _judged(errors, runs, apart, settings, None, whole=True)
+    # What ONNX recorded has a row of its own.
+    results = [replace(result, recorded={}) for result in judged]
     report.print_results(console, results)
     _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}))
-    sys.exit(exit_status(results, interrupted=interrupted))
+    sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
 
 
 def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:

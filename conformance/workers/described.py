@@ -1,0 +1,274 @@
+"""Backends and subjects that live in worker processes, as this process knows them: by what they say of themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.subjects.ask import Session, SubjectFailed
+from conformance.subjects.backend import BackendSubject
+from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
+from conformance.subjects.quiet import quiet_stderr
+from conformance.subjects.subject import Subject
+from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
+from conformance.workers.keep import give_back, take
+from conformance.workers.process import WorkerDied, WorkerProcess
+from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
+from mha_core.backend import Backend, Run, SoftmaxKernel, load
+from mha_core.weights import Weights
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DescribedBackend(Backend):
+    """A backend in another process. It says what it has, and can't be asked for a layer here.
+
+    Attributes:
+        name, slow_to_prepare: as of a `Backend`.
+        interpreter: the program that runs it, and its version.
+    """
+
+    name: str
+    slow_to_prepare: bool
+    interpreter: str
+    python: str
+    _versions: dict[str, str]
+    _dtypes: dict[str, tuple[str, ...]]
+    _paths: tuple[str, ...]
+    _default_paths: tuple[str, ...]
+    _kernels: dict[tuple[str, str], SoftmaxKernel]
+
+    def versions(self) -> dict[str, str]:
+        """As of a `Backend`, and Python's where another interpreter runs it."""
+        here = {} if same_program(self.interpreter) else {"python": self.python}
+        return {**self._versions, **here}
+
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self._dtypes)
+
+    def dtypes(self, device: str) -> tuple[str, ...]:
+        return self._dtypes[device]
+
+    def paths(self) -> tuple[str, ...]:
+        return self._paths
+
+    def default_paths(self) -> tuple[str, ...]:
+        return self._default_paths
+
+    def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
+        return self._kernels[device, path]
+
+    def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
+        raise BackendError(f"backend {self.name!r} runs in a process of its own, not in this one")
+
+
+def describe_backend(name: str, settings: Settings) -> DescribedBackend:
+    """What a backend says of itself, asked in a process of its own, which is kept for work.
+
+    Raises:
+        CannotStart: its interpreter can't be used.
+        BackendError: as `mha_core.backend.load`, or its process died.
+    """
+    home = Home(name)
+    process = take(home, settings)
+    try:
+        described: DescribedBackend = process.call(_describe, name)
+    except WorkerDied as death:
+        raise BackendError(f"backend {name!r} can't be used: while it was imported, {death}") from death
+    give_back(process)
+    return described
+
+
+def _describe(name: str) -> DescribedBackend:
+    """In the worker."""
+    import platform
+    import sys
+
+    with quiet_stderr():
+        backend = load(name)
+        devices = backend.devices()
+    return DescribedBackend(
+        name=backend.name,
+        slow_to_prepare=backend.slow_to_prepare,
+        interpreter=sys.executable,
+        python=platform.python_version(),
+        _versions=backend.versions(),
+        _dtypes={device: backend.dtypes(device) for device in devices},
+        _paths=backend.paths(),
+        _default_paths=backend.default_paths(),
+        _kernels={
+            (device, path): backend.softmax_kernel(device, path) for device in devices for path in backend.paths()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class RemoteSubject:
+    """A user's subject in one dtype, in a process of its own: whatever it does there, it can't harm this one.
+
+    Attributes:
+        spec, name, dtype, device, precision, selector, origin: as of a `LoadedSubject`.
+        limit: seconds that one answer may take.
+        settings: what its process is started with.
+    """
+
+    spec: str
+    name: str
+    dtype: str
+    device: str
+    precision: Precision
+    selector: str
+    origin: str
+    limit: float
+    slow_to_prepare: bool = False
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def home(self) -> Home:
+        return Home(self.spec, self.limit)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        """A function that asks the subject; it is prepared there at the first call."""
+        number = next(_numbers)
+        remote = _Remote(self)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            problem = Problem(config, weights, inputs)
+            return remote.ask(number, problem)
+
+        return run
+
+
+_numbers = itertools.count()
+
+
+class _Remote:
+    """The process of one prepared subject, which another takes the place of if it dies."""
+
+    def __init__(self, subject: RemoteSubject) -> None:
+        self.subject = subject
+
+    def ask(self, number: int, problem: Problem) -> Trace:
+        """The answer. Raises CannotExpress or SubjectFailed, as `conformance.subjects.ask.ask`."""
+        process = _process_of(self.subject)
+        try:
+            trace: Trace = process.call(_ask, number, self.subject, problem, seconds=_patience(self.subject))
+        except WorkerDied as death:
+            raise SubjectFailed(str(death)) from death
+        except Exception:
+            give_back(process)
+            raise
+        give_back(process)
+        return trace
+
+
+def _patience(subject: RemoteSubject) -> float:
+    # The limit holds there; this one is for a process that can't keep it.
+    return subject.limit + 5.0
+
+
+def _process_of(subject: RemoteSubject) -> WorkerProcess:
+    return take(subject.home, subject.settings)
+
+
+_sessions: OrderedDict[int, Session] = OrderedDict()
+"""In the worker: number of a prepared layer -> its session; the last few."""
+
+SESSIONS = 8
+"""How many prepared layers a worker keeps."""
+
+
+def _ask(number: int, subject: RemoteSubject, problem: Problem) -> Trace:
+    """In the worker."""
+    session = _sessions.pop(number, None) or Session(live(subject), problem)
+    _sessions[number] = session
+    while len(_sessions) > SESSIONS:
+        _sessions.popitem(last=False)
+    return session.answer(problem)
+
+
+def describe_subjects(
+    spec: str, dtypes: Sequence[str], time_limit: float, settings: Settings
+) -> tuple[list[RemoteSubject], list[str]]:
+    """A user's subject in every dtype that it computes in, and a line for each of the others; its module is imported
+    in a process of its own.
+
+    Raises:
+        SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
+    """
+    home = Home(spec, time_limit)
+    try:
+        process = take(home, settings)
+        found, left_out = process.call(_describe_subjects, spec, tuple(dtypes), time_limit)
+    except WorkerDied as death:
+        raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
+    give_back(process)
+    return [replace(subject, settings=settings) for subject in found], left_out
+
+
+def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
+    """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
+    home = Home(spec, time_limit)
+    try:
+        process = take(home, settings)
+        found = process.call(_describe_subject, spec, dtype, time_limit)
+    except WorkerDied as death:
+        raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
+    give_back(process)
+    return replace(found, settings=settings)
+
+
+def _describe_subject(spec: str, dtype: str, time_limit: float) -> RemoteSubject:
+    """In the worker."""
+    return _described(load_subject(spec, dtype, time_limit=time_limit))
+
+
+def _describe_subjects(spec: str, dtypes: tuple[str, ...], time_limit: float) -> tuple[list[RemoteSubject], list[str]]:
+    """In the worker."""
+    found, left_out = load_subjects(spec, dtypes, time_limit=time_limit)
+    return [_described(subject) for subject in found], left_out
+
+
+def _described(subject: LoadedSubject) -> RemoteSubject:
+    return RemoteSubject(
+        spec=subject.spec,
+        name=subject.name,
+        dtype=subject.dtype,
+        device=subject.device,
+        precision=subject.precision,
+        selector=subject.selector,
+        origin=subject.origin,
+        limit=subject.time_limit,
+    )
+
+
+def home_of(subject: Subject) -> Home:
+    """The process that a subject runs in."""
+    if isinstance(subject, BackendSubject):
+        return Home(subject.backend.name)
+    return subject.home if isinstance(subject, RemoteSubject) else Home(NUMPY)
+
+
+def live(subject: Any) -> Any:
+    """The subject itself where it is only described: called in the worker that it runs in."""
+    if isinstance(subject, BackendSubject) and isinstance(subject.backend, DescribedBackend):
+        return replace(subject, backend=_loaded(subject.backend.name))
+    if isinstance(subject, RemoteSubject):
+        return _own(subject.spec, subject.dtype, subject.limit)
+    return subject
+
+
+@cache
+def _loaded(name: str) -> Backend:
+    with quiet_stderr():
+        return load(name)
+
+
+@cache
+def _own(spec: str, dtype: str, limit: float) -> LoadedSubject:
+    return load_subject(spec, dtype, time_limit=limit)

@@ -1,0 +1,96 @@
+"""Run units on an executor, and give their answers as they come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from conformance.workers.execute import execute
+from conformance.workers.interpreters import Settings
+from conformance.workers.local import Local
+from conformance.workers.process import end_all
+from conformance.workers.unit import Unit
+from mha_core.errors import one_line
+
+_Event = tuple[int, int, Any]
+"""Number of the unit, number of the item, its answer."""
+
+
+def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> Iterator[_Event]:
+    """Have all units done; yields (number of the unit, number of the item, answer) as they come, each item once.
+
+    An executor of this machine says each answer at once; any other gives those of a unit together. One that gives
+    up a unit (its scheduler is gone, say) costs the items of it that are not there: their answer is `Unit.lost`.
+    Whoever stops asking, or is interrupted, ends what runs.
+    """
+    events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
+    seen: set[tuple[int, int]] = set()
+    stopped = threading.Event()
+    futures = []
+    finished = False
+    try:
+        for number, unit in enumerate(units):
+            say = (_Sayer(events, number, stopped),) if isinstance(executor, Local) else ()
+            future = executor.submit(execute, unit, settings, *say)
+            future.add_done_callback(partial(_done, events, number))
+            futures.append(future)
+        left = len(units)
+        while left:
+            try:
+                event = events.get(timeout=0.2)  # in short steps, so that an interrupt gets through
+            except Empty:
+                continue
+            if len(event) == 2:
+                left -= 1
+                found = _gathered(units[event[0]], event[0], event[1])
+            else:
+                found = [event]
+            for unit_number, item, answer in found:
+                if (unit_number, item) not in seen:
+                    seen.add((unit_number, item))
+                    yield unit_number, item, answer
+        finished = True
+    finally:
+        if not finished:
+            stopped.set()
+            for future in futures:
+                future.cancel()
+            executor.shutdown(wait=False, cancel_futures=True)
+            end_all()
+
+
+def _done(events: SimpleQueue[Any], number: int, future: Future[list[Any]]) -> None:
+    events.put((number, future))
+
+
+class _Stopped(BaseException):
+    """Ends a thread whose answers nobody waits for."""
+
+
+@dataclass(frozen=True)
+class _Sayer:
+    """Puts the answers of one unit among the events."""
+
+    events: SimpleQueue[Any]
+    number: int
+    stopped: threading.Event
+
+    def __call__(self, item: int, answer: Any) -> None:
+        if self.stopped.is_set():
+            raise _Stopped
+        self.events.put((self.number, item, answer))
+
+
+def _gathered(unit: Unit, number: int, future: Future[list[Any]]) -> list[_Event]:
+    """All answers of a unit that is done; those of one that was given up say why."""
+    try:
+        answers = future.result()
+    except BaseException as error:  # CancelledError is one of those that are no Exception
+        reason = one_line(error)
+        answers = [unit.lost(item, reason) for item in range(len(unit))]
+    return [(number, item, answer) for item, answer in enumerate(answers)]

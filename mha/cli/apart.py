@@ -1,0 +1,151 @@
+"""Options and loading of commands whose subjects run in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mha.cli.common import CouldNotRun, load_backends, own_subjects
+
+if TYPE_CHECKING:
+    from conformance.subjects.subject import Subject
+    from conformance.workers.interpreters import Settings
+    from mha_core.backend import Backend
+
+OPTIONS = (
+    click.option(
+        "--workers",
+        type=click.IntRange(min=0),
+        envvar="MHA_WORKERS",
+        help="So many processes at a time; 0: all in this one. Default: one for each core.",
+    ),
+    click.option(
+        "--python",
+        "pythons",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="The interpreter that runs this backend or subject (repeatable), such as one with another NumPy.",
+    ),
+)
+
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds the options which `Apart` is made of."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What these options say.
+
+    Args:
+        workers: processes at a time; 0: none but this one. None: one for each core.
+        pythons: "NAME=PATH", as they were given.
+    """
+
+    workers: int | None
+    pythons: tuple[str, ...]
+
+    @property
+    def in_this_process(self) -> bool:
+        return self.workers == 0
+
+    def settings(self, specs: tuple[str, ...] = ()) -> Settings:
+        """Which interpreter runs what. Raises SpecError if that can't be.
+
+        Args:
+            specs: the subjects that were asked for.
+        """
+        from conformance.workers.interpreters import Settings, interpreters
+        from mha_core.backend import names
+
+        found = interpreters(self.pythons, [*names(), *specs])
+        if found and self.in_this_process:
+            raise CouldNotRun(
+                "other interpreters (--python, mha.toml, pyproject.toml) need worker processes: not --workers 0"
+            )
+        return Settings(found)
+
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """Where the work is done."""
+        from conformance.workers.keep import end_idle
+        from conformance.workers.local import Local
+
+        executor = Local(self.workers)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+            end_idle()
+
+    def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
+        """The requested backends, or all installed ones; a line for each that is not installed; and one for each whose
+        interpreter can't be used, which costs the command its success.
+
+        A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
+        """
+        if self.in_this_process:
+            return *load_backends(requested), []
+        from conformance.workers.described import describe_backend
+        from conformance.workers.interpreters import Home
+        from mha_core.backend import names
+        from mha_core.errors import BackendError, BackendNotInstalled
+
+        asked = list(dict.fromkeys(requested) or names())
+        backends: list[Backend] = []
+        absent, broken = [], []
+        with ThreadPoolExecutor(len(asked)) as threads:
+            # All at a time: each spends most of its start waiting for its framework to be read.
+            for name, future in [(name, threads.submit(describe_backend, name, settings)) for name in asked]:
+                elsewhere = settings.interpreter(Home(name))
+                try:
+                    backends.append(future.result())
+                except BackendError as error:
+                    if elsewhere is not None:
+                        where = "" if elsewhere in str(error) else f" (in {elsewhere})"
+                        broken.append(f"left out: {error}{where}")
+                    elif isinstance(error, BackendNotInstalled) and not requested:
+                        absent.append(f"left out: {error}")
+                    else:
+                        raise
+        if not backends:
+            raise CouldNotRun(
+                "\n".join(["no backend can be used:" if broken else "no backend is installed:", *absent, *broken])
+            )
+        return backends, absent, broken
+
+    def own_subjects(
+        self, specs: tuple[str, ...], dtypes: list[str], time_limit: float, settings: Settings
+    ) -> tuple[list[Subject], list[str]]:
+        """As `mha.cli.common.own_subjects`; each is imported in its own process."""
+        if self.in_this_process:
+            return own_subjects(specs, dtypes, time_limit)
+        from conformance.subjects.load import check_time_limit
+        from conformance.workers.described import describe_subjects
+
+        subjects: list[Subject] = []
+        left_out: list[str] = []
+        for spec in specs:
+            found, lines = describe_subjects(spec, dtypes, check_time_limit(time_limit), settings)
+            subjects += found
+            left_out += lines
+        return subjects, left_out
+
+    def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
+        """`load(spec, dtype)`, which makes a user's subject: one that runs in its own process."""
+        from functools import partial
+
+        from conformance.subjects.load import check_time_limit, load_subject
+        from conformance.workers.described import describe_subject
+
+        if self.in_this_process:
+            return partial(load_subject, time_limit=check_time_limit(time_limit))
+        return partial(describe_subject, time_limit=check_time_limit(time_limit), settings=settings)
