@@ -67,6 +67,7 @@ class WorkerProcess:
 
     Attributes:
         hello: what it said.
+        is_ready: whether it has said it.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -74,6 +75,7 @@ class WorkerProcess:
 
     def __init__(self, home: Home, interpreter: str | None = None, threads: int = 1) -> None:
         self.home = home
+        self.is_ready = False
         self.interpreter = interpreter
         self._silence = home.time_limit + GRACE_SECONDS
         ours, theirs = socket.socketpair()
@@ -96,6 +98,7 @@ class WorkerProcess:
             theirs.close()  # so that the end of the process can be seen
             _all.add(self)
             self.hello = self._greeted(words)
+            self.is_ready = True
 
     @property
     def _where(self) -> str:

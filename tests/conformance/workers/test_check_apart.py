@@ -1,0 +1,88 @@
+"""`mha check` with worker processes: nothing that a subject does there harms the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.workers.interpreters import Home, Settings
+from conformance.workers.keep import take
+from mha.cli.main import main
+
+pytestmark = pytest.mark.same_on_newest  # it is about processes
+
+CASES = ("causal", "window", "window-causal", "prime")
+
+
+def check(subject, *options, path):
+    arguments = ["check", "-s", f"hostile:{subject}", "-d", "float64", "--json", str(path), *options]
+    for case in CASES:
+        arguments += ["-c", case]
+    result = CliRunner().invoke(main, arguments)
+    return result, {found["case"]: found for found in json.loads(path.read_text())["results"]}
+
+
+HARMS = {
+    "Exits": "its process ended itself with status 3",
+    "Crashes": "its process was ended by SIGSEGV (a crash)",
+    "Hangs": "no answer within 1 s",
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_path):
+    result, found = check(harm, "--time-limit", "1", path=tmp_path / "report.json")
+    assert {case: (row["status"], row["message"]) for case, row in found.items()} == {
+        "causal": ("failed", HARMS[harm]),
+        "window": ("equal", ""),
+        "window-causal": ("failed", HARMS[harm]),
+        "prime": ("equal", ""),
+    }
+    assert result.exit_code == 2
+    assert "own float64 on cpu, case causal: did not run" in result.output
+
+
+def test_a_loop_that_keeps_pythons_lock_is_ended(hostile, tmp_path, monkeypatch):
+    monkeypatch.setattr("conformance.workers.process.GRACE_SECONDS", 1.0)
+    _, found = check("Locks", "--time-limit", "1", path=tmp_path / "report.json")
+    assert found["causal"]["message"] == "no sign of life within 2 s, so its process was ended"
+    assert found["prime"]["status"] == "equal"
+
+
+def test_changed_global_state_stays_with_who_changed_it(hostile, tmp_path):
+    import numpy as np
+
+    _, found = check("Spoils", "-s", "hostile:Right", path=tmp_path / "report.json")
+    assert {row["selector"] for row in found.values()} == {"--subject hostile:Right"}  # the last of each case
+    assert {row["status"] for row in found.values()} == {"equal"}
+    assert np.asarray is not None
+    assert (tmp_path / "hostile.py").samefile("hostile.py")
+
+
+def test_results_are_the_same_bits_as_in_this_process(hostile, tmp_path):
+    apart, here = (check("Right", "--workers", workers, path=tmp_path / f"{workers}.json")[1] for workers in ("2", "0"))
+    for found in (apart, here):
+        for row in found.values():
+            row.pop("seconds")
+    assert apart == here
+    assert len(apart) == len(CASES)
+
+
+def test_a_subject_that_harms_its_process_can_be_diagnosed(hostile, tmp_path):
+    """Its diagnosis asks it from here, case by case."""
+    from conformance.diagnosis.diagnose import diagnose
+    from conformance.workers.described import describe_subjects
+
+    (subject,), _ = describe_subjects("hostile:Crashes", ["float64"], 5.0, Settings())
+    from conformance.cases.table import select
+
+    found = diagnose(subject, select(("causal", "window")))
+    assert not found.failing
+
+
+def test_the_process_of_a_subject_is_kept(hostile):
+    first = take(Home("hostile:Right", 5.0), Settings())
+    assert first.hello.pid != 0
+    first.end()

@@ -1,0 +1,151 @@
+"""Which interpreter runs what: said by options and files, and refused in one line where it can't be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.workers.interpreters import Home, Settings, interpreters
+from conformance.workers.process import CannotStart, WorkerProcess
+from mha.cli.main import main
+from mha_core import SpecError
+
+pytestmark = pytest.mark.same_on_newest  # it is about processes
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MHA_WORKERS", "1")
+
+
+def program(folder: Path, text: str) -> str:
+    """An executable that prints and ends, as an interpreter."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_options_come_before_the_file(tmp_path):
+    other = program(tmp_path, "exit 1")
+    Path("mha.toml").write_text(f'[python]\ntorch = "./python"\njax = "{sys.executable}"\n')
+    found = interpreters([f"torch={sys.executable}"], ["torch", "jax"])
+    assert found == {"torch": sys.executable, "jax": sys.executable}
+    assert interpreters([], ["torch", "jax"])["torch"] == other
+
+
+def test_pyproject_says_it_too(tmp_path):
+    Path("pyproject.toml").write_text(f'[tool.mha.python]\nmxnet = "{sys.executable}"\n')
+    settings = Settings(interpreters([], ["mxnet"]))
+    assert settings.interpreter(Home("mxnet")) == sys.executable
+    assert settings.interpreter(Home("torch")) is None
+
+
+def test_a_module_stands_for_its_subjects():
+    settings = Settings(interpreters([f"mine={sys.executable}"], ["torch", "mine:layer"]))
+    assert settings.interpreter(Home("mine:layer")) == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["torch"], "--python 'torch' must read NAME=PATH, such as torch=.venv/bin/python"),
+        (["trch=/bin/sh"], "--python trch=/bin/sh: 'trch' is not known here (known: torch)"),
+        (["torch=no/such"], "--python torch=no/such: there is no program no/such that can be run"),
+        ([f"torch={sys.executable}", "torch=/bin/sh"], f"'torch' has an interpreter already: {sys.executable}"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, message):
+    with pytest.raises(SpecError) as error:
+        interpreters(options, ["torch"])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("mha.toml", "[python", "mha.toml can't be read as TOML"),
+        ("mha.toml", "[python]\ntorch = 3\n", 'mha.toml [python] must hold lines NAME = "PATH". Got'),
+        (
+            "pyproject.toml",
+            '[tool.mha.python]\ntorch = "x"\n',
+            "pyproject.toml [tool.mha.python] torch: there is no program",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused(file, text, message):
+    Path(file).write_text(text)
+    with pytest.raises(SpecError) as error:
+        interpreters([], ["torch"])
+    assert message in str(error.value)
+
+
+def test_somebody_elses_broken_pyproject_is_not_read():
+    Path("pyproject.toml").write_text("[tool")
+    assert interpreters([], ["torch"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("echo No module named conformance >&2; exit 1", "does not run mha-parity: No module named conformance"),
+        ("exit 0", "does not run mha-parity: its process ended itself with status 0"),
+        ("kill -9 $$", "does not run mha-parity: its process was ended by SIGKILL"),
+    ],
+)
+def test_a_program_that_lacks_the_project_is_one_line(tmp_path, text, message):
+    with pytest.raises(CannotStart) as error:
+        WorkerProcess(Home("torch"), program(tmp_path, text))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [("project_version", lambda: "0.0.9", "; this is 0.0.9"), ("code_hash", lambda: "other", "with other code")],
+)
+def test_another_version_of_the_project_is_refused(monkeypatch, attribute, value, message):
+    monkeypatch.setattr(f"conformance.workers.protocol.{attribute}", value)
+    with pytest.raises(CannotStart) as error:
+        WorkerProcess(Home("torch"), sys.executable)
+    assert message in str(error.value)
+
+
+def test_a_backend_whose_interpreter_is_broken_is_left_out_and_the_rest_goes_on(tmp_path, backend_name):
+    broken = program(tmp_path, "exit 1")
+    other = "mxnet" if backend_name != "mxnet" else "torch"
+    options = [
+        "check",
+        "-b",
+        backend_name,
+        "-b",
+        other,
+        "-c",
+        "prime",
+        "-d",
+        "float64",
+        "--python",
+        f"{other}={broken}",
+    ]
+    result = CliRunner().invoke(main, options)
+    assert f"left out: the interpreter {broken} of {other} does not run mha-parity" in result.output
+    assert "2 results are equal to the reference" in result.output
+    assert result.exit_code == 2
+
+
+def test_another_interpreter_runs_a_backend(tmp_path, backend_name):
+    """Another program, which is the same Python: the worker is not started as this one is."""
+    other = program(tmp_path, f'exec "{sys.executable}" "$@"')
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        options = ["check", "-b", backend_name, "-c", "prime", "-d", "float64", "--python", f"{backend_name}={other}"]
+        result = CliRunner().invoke(main, options)
+    finally:
+        del os.environ["PYTHONPATH"]
+    assert result.exit_code == 0, result.output
+    assert "All 2 results are equal to the reference" in result.output

@@ -1,0 +1,143 @@
+"""Units on workers: every item has one answer, whatever happens to the processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from random import Random
+
+import pytest
+
+from conformance.workers import Local, Settings, execute, run_units
+from conformance.workers.interpreters import Home
+from conformance.workers.keep import take
+from conformance.workers.process import _all as running
+from tests.conformance.workers.numbers import Squares
+
+pytestmark = pytest.mark.same_on_newest  # it is about processes
+
+UNITS = [Squares((2, 3, 5)), Squares((7, 11)), Squares((13,))]
+
+
+def gathered(units, executor):
+    found = {(unit, item): answer for unit, item, answer in run_units(units, executor, Settings())}
+    assert set(found) == {(number, item) for number, unit in enumerate(units) for item in range(len(unit))}
+    return found
+
+
+def squares(found):
+    return {place: answer[0] for place, answer in found.items() if not isinstance(answer, str)}
+
+
+WANTED = {(n, i): number**2 for n, unit in enumerate(UNITS) for i, number in enumerate(unit.numbers)}
+
+
+@pytest.mark.parametrize("make", [lambda: Local(2), lambda: ThreadPoolExecutor(2)], ids=["local", "any executor"])
+def test_every_item_has_its_answer(make):
+    with make() as executor:
+        found = gathered(UNITS, executor)
+    assert squares(found) == WANTED
+    assert os.getpid() not in {pid for _, pid in found.values()}
+
+
+def test_a_process_is_used_again():
+    with Local(1) as executor:
+        assert len({pid for _, pid in gathered(UNITS, executor).values()}) == 1
+
+
+def test_a_death_costs_the_item_at_hand():
+    with Local(1) as executor:
+        found = gathered([Squares((2, -1, 5)), Squares((-1,)), Squares((3,))], executor)
+    assert squares(found) == {(0, 0): 4, (0, 2): 25, (2, 0): 9}
+    assert found[0, 1] == found[1, 0] == "-1: its process ended itself with status 7"
+
+
+def test_workers_killed_at_random_times_cost_the_items_at_hand():
+    """Each kill costs one item at most, and every other answer is right."""
+    random, stop, kills = Random(5), threading.Event(), Counter()
+
+    def kill():
+        while not stop.wait(0.3 + 0.4 * random.random()):
+            if alive := sorted(process._process.pid for process in list(running) if process.is_ready):
+                os.kill(random.choice(alive), signal.SIGKILL)
+                kills["all"] += 1
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    units = [Squares(tuple(range(10 * n, 10 * n + 10)), seconds=0.05) for n in range(4)]
+    with Local(2) as executor:
+        found = gathered(units, executor)
+    stop.set()
+    killer.join()
+    lost = [answer for answer in found.values() if isinstance(answer, str)]
+    assert 0 < len(lost) <= kills["all"]
+    assert all("its process was ended by SIGKILL" in answer for answer in lost)
+    assert all(answer == units[n].numbers[i] ** 2 for (n, i), answer in squares(found).items())
+
+
+def test_a_unit_that_an_executor_gives_up_says_why():
+    class Gone(Executor):
+        def submit(self, function, /, *arguments):
+            future = Future()
+            if arguments[0] is UNITS[1]:
+                future.set_exception(ConnectionError("the scheduler is gone"))
+            else:
+                future.set_result(function(*arguments))
+            return future
+
+    found = gathered(UNITS, Gone())
+    assert found[1, 0] == "7: ConnectionError: the scheduler is gone"
+    assert squares(found) == {place: value for place, value in WANTED.items() if place[0] != 1}
+
+
+def test_an_interrupt_leaves_no_process_and_keeps_what_is_there():
+    answers = run_units([Squares((2, 3), seconds=0.1), Squares((5,), seconds=60)], Local(2), Settings())
+    found = [next(answers), next(answers)]
+    pids = [process._process.pid for process in list(running)]
+    answers.close()
+    assert [answer[0] for _, _, answer in found] == [4, 9]
+    deadline = time.monotonic() + 5
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert pids
+    assert not any(map(is_running, pids))
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_worker_whose_parent_is_gone_ends():
+    process = take(Home("numpy", 30.0), Settings())
+    process._connection.close()
+    process._process.wait(10)
+
+
+def test_a_thread_goes_on_with_its_home_and_the_first_begins_with_the_most_expensive():
+    order, begun, go_on = [], threading.Event(), threading.Event()
+
+    def note(unit):
+        begun.set()
+        go_on.wait(30)
+        order.append(unit.name)
+
+    executor = Local(1)
+    executor.submit(note, Squares((0,), name="first"))
+    assert begun.wait(30)
+    for numbers, name in (((1,), "a"), ((1, 2, 3), "b"), ((4,), "a"), ((5,), "b")):
+        executor.submit(note, Squares(numbers, name=name))
+    go_on.set()
+    executor.shutdown()
+    assert order == ["first", "b", "b", "a", "a"]
+
+
+def test_executing_here_needs_no_executor():
+    assert [answer[0] for answer in execute(Squares((2, 3)), Settings())] == [4, 9]
