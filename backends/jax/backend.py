@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -9,6 +11,7 @@ import flax
 import jax
 from jax import Array
 
+from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.weights import Variables, from_weights, to_canonical
@@ -61,24 +64,7 @@ class JaxBackend(Backend):
         with framework.scope(dtype, jax_device):
             layer, variables = from_weights(config, weights, dtype=jax_dtype)
 
-        def compute(
-            variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
-        ) -> tuple[Arrays, Any]:
-            """The stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
-
-            def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
-                call = _put_together({**leaves, **others}, rules)
-                made: Any = layer.apply(variables, call, deterministic=not training, **METHODS[path])
-                return made.output, exposed(made)
-
-            if cotangent is None:
-                return forward(variables, leaves)[1], None
-            _, pull_back, stages = jax.vjp(forward, variables, leaves, has_aux=True)
-            return stages, pull_back(cotangent)
-
-        if path != "eager":
-            compiler_options = COMPILER_OPTIONS.get(jax_device.platform)
-            compute = jax.jit(compute, static_argnames=("rules", "training"), compiler_options=compiler_options)
+        compute = _program(layer, path, jax_device.platform)
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.scope(dtype, jax_device):
@@ -96,6 +82,33 @@ class JaxBackend(Backend):
             return Trace(**{name: to_numpy(stage) for name, stage in stages.items()}, gradients=gradients)
 
         return run
+
+
+@lru_cache(maxsize=16)
+def _program(layer: MultiHeadAttention, path: str, platform: str) -> Callable[..., tuple[Arrays, Any]]:
+    """What a path of a layer computes; compiled unless it is "eager".
+
+    Layers of equal fields have one function, so that calls of equal shapes and rules are compiled once for all of them.
+    """
+
+    def compute(
+        variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
+    ) -> tuple[Arrays, Any]:
+        """The stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
+
+        def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
+            call = _put_together({**leaves, **others}, rules)
+            made: Any = layer.apply(variables, call, deterministic=not training, **METHODS[path])
+            return made.output, exposed(made)
+
+        if cotangent is None:
+            return forward(variables, leaves)[1], None
+        _, pull_back, stages = jax.vjp(forward, variables, leaves, has_aux=True)
+        return stages, pull_back(cotangent)
+
+    if path == "eager":
+        return compute
+    return jax.jit(compute, static_argnames=("rules", "training"), compiler_options=COMPILER_OPTIONS.get(platform))
 
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
