@@ -23,6 +23,9 @@ os.environ.setdefault("MHA_WORKERS", "0")
 # them: what it is given, the graph with its fusions, is the same, and so is the level of optimisation.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 
+# Tests compile what they judge, and leave nothing in the user's folder.
+os.environ["MHA_COMPILE_CACHE"] = "off"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
 from mha_core.errors import BackendError, BackendNotInstalled
 from mha_core.files.declared import declared
+from mha_core.files.kept import kept_folder, trim
 from mha_core.files.shadow import OURS, foreign_file
 from mha_core.stages import Trace
 from mha_core.weights import Weights, rounded_weights
@@ -88,6 +90,15 @@ class Backend(ABC):
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         """How `path` computes its softmax on `device`."""
         return SoftmaxKernel()
+
+    def use_cache(self, folder: Path | None) -> None:
+        """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.
+
+        A backend that compiles nothing does nothing. This changes no other backend, and no global state: an entry in
+        the folder belongs to what it was compiled from, by which versions, with which flags, for which machine. A
+        folder that is damaged or can't be written to is no error.
+        """
+        return
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
@@ -174,6 +185,19 @@ def load(name: str) -> Backend:
     if not isinstance(backend, Backend):
         raise BackendError(f"backend {name!r}: {entry_point.value} is not a Backend. Got {type(backend).__name__}.")
     return backend
+
+
+def use_compile_cache(backend: Backend) -> None:
+    """Let a backend keep its compiled programs in the user's folder, unless MHA_COMPILE_CACHE is "off".
+
+    Each of our processes that runs backends calls this once for each, right after `load`; importing or loading a
+    backend never does. See docs/costs.md.
+    """
+    folder = kept_folder()
+    if folder is not None:
+        trim(folder)
+        folder = folder / backend.name
+    backend.use_cache(folder)
 
 
 def install_line(name: str) -> str:

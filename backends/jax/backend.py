@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import flax
@@ -14,6 +15,7 @@ from jax import Array
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
+from backends.jax.programs import KeptProgram, kept_in
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import BLOCK, Backend, Run
 from mha_core.call.call import FLOATS, Call
@@ -21,6 +23,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
 from mha_core.config import AttentionConfig
+from mha_core.files.kept import Kept
 from mha_core.stages import Trace
 from mha_core.weights import Weights
 
@@ -47,6 +50,12 @@ class JaxBackend(Backend):
     name = "jax"
     slow_to_prepare = True
 
+    def __init__(self) -> None:
+        self._kept: Kept | None = None
+
+    def use_cache(self, folder: Path | None) -> None:
+        self._kept = None if folder is None else kept_in(folder, self.versions(), COMPILER_OPTIONS)
+
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "flax": flax.__version__}
 
@@ -64,7 +73,7 @@ class JaxBackend(Backend):
         with framework.scope(dtype, jax_device):
             layer, variables = from_weights(config, weights, dtype=jax_dtype)
 
-        compute = _program(layer, path, jax_device.platform)
+        compute = _program(layer, path, jax_device, self._kept)
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.scope(dtype, jax_device):
@@ -85,10 +94,17 @@ class JaxBackend(Backend):
 
 
 @lru_cache(maxsize=16)
-def _program(layer: MultiHeadAttention, path: str, platform: str) -> Callable[..., tuple[Arrays, Any]]:
+def _program(
+    layer: MultiHeadAttention, path: str, device: jax.Device, kept: Kept | None
+) -> Callable[..., tuple[Arrays, Any]]:
     """What a path of a layer computes; compiled unless it is "eager".
 
     Layers of equal fields have one function, so that calls of equal shapes and rules are compiled once for all of them.
+
+    Args:
+        layer, path: what is computed.
+        device: where.
+        kept: where compiled programs are kept; None for nowhere.
     """
 
     def compute(
@@ -108,7 +124,10 @@ def _program(layer: MultiHeadAttention, path: str, platform: str) -> Callable[..
 
     if path == "eager":
         return compute
-    return jax.jit(compute, static_argnames=("rules", "training"), compiler_options=COMPILER_OPTIONS.get(platform))
+    static = (3, 4)  # rules, training
+    compiled = jax.jit(compute, static_argnums=static, compiler_options=COMPILER_OPTIONS.get(device.platform))
+    # What an accelerator's programs depend on is more than `kept_in` knows.
+    return KeptProgram(compiled, static, device, kept) if kept is not None and device.platform == "cpu" else compiled
 
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:

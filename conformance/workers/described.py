@@ -20,7 +20,7 @@ from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
 from conformance.workers.keep import give_back, take
 from conformance.workers.process import WorkerDied, WorkerProcess
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
-from mha_core.backend import Backend, Run, SoftmaxKernel, load
+from mha_core.backend import Backend, Run, SoftmaxKernel, load, use_compile_cache
 from mha_core.weights import Weights
 
 
@@ -266,7 +266,9 @@ def live(subject: Any) -> Any:
 @cache
 def _loaded(name: str) -> Backend:
     with quiet_stderr():
-        return load(name)
+        backend = load(name)
+    use_compile_cache(backend)
+    return backend
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -96,12 +97,32 @@ class OutputFile(click.ParamType):
         return path
 
 
-def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]:
+def _switch_off(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    from mha_core.files.kept import OFF, SETTING
+
+    if is_given:
+        os.environ[SETTING] = OFF  # for the processes that this one starts, too
+
+
+NO_COMPILE_CACHE = click.option(
+    "--no-compile-cache",
+    is_flag=True,
+    expose_value=False,
+    callback=_switch_off,
+    help="Compile everything anew: neither read nor keep compiled programs (see mha cache).",
+)
+
+
+def load_backends(requested: tuple[str, ...], *, compile_cache: bool = True) -> tuple[list[Backend], list[str]]:
     """The requested backends, or all installed ones; and a line for each that is not installed.
 
     A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
+
+    Args:
+        requested: names of backends; none for all.
+        compile_cache: whether they keep their compiled programs in the user's folder.
     """
-    from mha_core.backend import load, names
+    from mha_core.backend import load, names, use_compile_cache
     from mha_core.errors import BackendNotInstalled
 
     backends, absent = [], []
@@ -110,6 +131,8 @@ def load_backends(requested: tuple[str, ...]) -> tuple[list[Backend], list[str]]
             with quiet_stderr():
                 backends.append(load(name))
                 backends[-1].devices()
+                if compile_cache:
+                    use_compile_cache(backends[-1])
         except BackendNotInstalled as error:
             if requested:
                 raise

@@ -16,6 +16,7 @@ from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
+from mha.cli.suite.cache import cache
 from mha.cli.suite.calibrate import calibrate
 from mha.cli.suite.cases import cases
 from mha.cli.suite.check import check
@@ -38,7 +39,7 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
-for command in (backends, cases, bugs, calibrate, determinism, matrix):
+for command in (backends, cases, bugs, calibrate, determinism, matrix, cache):
     main.add_command(command)
 
 

@@ -15,6 +15,7 @@ import click
 
 from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
+    NO_COMPILE_CACHE,
     CouldNotRun,
     OutputFile,
     as_one,
@@ -82,6 +83,7 @@ class CheckOptions:
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
 @worker_options
+@NO_COMPILE_CACHE
 @as_one(CheckOptions)
 def check(asked: CheckOptions) -> None:
     """Compare all stages and gradients with the float64 reference, in every case.

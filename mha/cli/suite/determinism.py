@@ -36,7 +36,7 @@ def determinism(
     try:
         select(patterns)
         chosen = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
-        backends, absent = load_backends(backend_names)
+        backends, absent = load_backends(backend_names, compile_cache=False)
         subjects, skipped = backend_subjects(backends, chosen, ("cpu",), path)
         for line in (*absent, *skipped):
             errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)

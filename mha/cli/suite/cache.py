@@ -1,0 +1,41 @@
+"""`mha cache`: the compiled programs that are kept from run to run."""
+
+from __future__ import annotations
+
+import click
+
+from mha.cli.common import CouldNotRun
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def cache(context: click.Context) -> None:
+    """Say where compiled programs are kept, and how much there is.
+
+    The environment variable MHA_COMPILE_CACHE names another folder, or is "off".
+    """
+    from mha_core.files.kept import SETTING, kept_folder, pieces
+
+    if context.invoked_subcommand is not None:
+        return
+    folder = kept_folder()
+    if folder is None:
+        click.echo(f"off: {SETTING} says so, or there is no home folder")
+        return
+    sizes = [status.st_size for _, status in pieces(folder)]
+    click.echo(f"{folder}: {len(sizes)} compiled programs, {sum(sizes) / 1e6:.1f} MB")
+
+
+@cache.command()
+def clear() -> None:
+    """Remove all compiled programs that are kept, and nothing else."""
+    from mha_core.files.kept import kept_folder, pieces, remove
+
+    folder = kept_folder()
+    if folder is None:
+        return
+    before = sum(1 for _ in pieces(folder))
+    left = remove(folder)
+    if left:
+        raise CouldNotRun(f"{left} of {before} compiled programs in {folder} could not be removed")
+    click.echo(f"{folder}: {before} compiled programs removed")

@@ -1,0 +1,147 @@
+"""Data that can be made again, kept in a folder from run to run: each piece by its key, with a digest.
+
+A piece that is damaged, absent or can't be read is made again; one that can't be written is not kept. Nothing here
+raises an error, and processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from mha_core.files.writing import write_whole
+
+SETTING = "MHA_COMPILE_CACHE"
+"""Environment variable: "off", or the folder to use in place of the user's cache folder."""
+
+OFF = "off"
+
+MOST_BYTES = 2**29
+"""Most bytes that are kept; see `trim`."""
+
+_NAME = re.compile(r"(\.[0-9a-f]{16}\.)?[0-9a-f]{64}\.kept")
+"""Of a piece; with a dot before it, of one that was being written when its process was ended."""
+
+
+class Kept:
+    """The pieces of one folder.
+
+    Args:
+        folder: made when the first piece is put into it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kept = Kept(Path(folder) / "new")
+    ...     kept.put("key", b"data")
+    ...     kept.get("key"), kept.get("another key")
+    (b'data', None)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> bytes | None:
+        """What was put under this key; None if there is nothing, or nothing that is whole."""
+        path = self._path(key)
+        try:
+            found = path.read_bytes()
+        except OSError:
+            return None
+        digest, data = found[:32], found[32:]
+        if digest != _digest(key, data):
+            return None
+        with suppress(OSError):
+            os.utime(path)  # `trim` removes first what was not used for longest
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep `data` under this key, in place of what was there."""
+        with suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._path(key), _digest(key, data) + data)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.kept"
+
+
+def kept_folder() -> Path | None:
+    """The folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
+
+    None if the variable is "off", or if the user has no home folder.
+    """
+    setting = os.environ.get(SETTING, "")
+    if setting:
+        return None if setting.lower() == OFF else Path(os.path.abspath(os.path.expanduser(setting)))
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    try:
+        home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    except RuntimeError:  # there is none
+        home = None
+    found = Path(base) if os.path.isabs(base) else home
+    return None if found is None else found / "mha-parity"
+
+
+def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
+    """A folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
+
+    >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
+    False
+    """
+    named = "-".join(f"{name}-{version}" for name, version in versions.items())
+    digest = hashlib.sha256("\0".join((named, *others)).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._+-]', '_', named)[:120]}-{digest[:16]}"
+
+
+def machine() -> str:
+    """A text that differs where compiled code may: the processor's model and instructions, and how many there are."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        found = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU p"))})
+    except OSError:
+        found = [platform.node(), platform.processor()]
+    return "\n".join((sys.platform, platform.machine(), str(cores), *found))
+
+
+def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The file and status of each piece in a folder and those within it, and no other file."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if _NAME.fullmatch(name):
+                with suppress(OSError):  # another process may have removed it
+                    yield (path := Path(place) / name), path.stat()
+
+
+def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    """If the pieces in a folder have more bytes, remove those that were not used for longest, down to half of that."""
+    found = sorted(pieces(folder), key=lambda piece: piece[1].st_mtime)
+    size = sum(status.st_size for _, status in found)
+    if size <= most_bytes:
+        return
+    for path, status in found:
+        if size <= most_bytes // 2:
+            return
+        with suppress(OSError):
+            path.unlink()
+        size -= status.st_size
+
+
+def remove(folder: Path) -> int:
+    """Remove every piece in a folder, and the folders that are empty then; returns how many pieces are left."""
+    for path, _ in pieces(folder):
+        with suppress(OSError):
+            path.unlink()
+    for place, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it is not empty: something else is in it
+            os.rmdir(place)
+    return sum(1 for _ in pieces(folder))
+
+
+def _digest(key: str, data: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\0" + data).digest()
