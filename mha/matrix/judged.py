@@ -11,11 +11,16 @@ from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from mha.matrix.record import Record
+from mha_core.errors import shown
+from mha_core.stages import is_gradient
 
 Place = tuple[str, str]
 """Case and dtype; both empty for a probe."""
 
 PROBE: Place = ("", "")
+
+LONGEST_REASON = 200
+"""Most characters that are shown of why there was no answer."""
 
 DEVIATION, UNLISTED, FAILED = "deviation", "unlisted", "failed"
 """The kinds of facts: an entry of a table was seen; an array differs that no entry covers; there was no answer."""
@@ -91,8 +96,9 @@ def _judge_case(judged: Judged, result: Result, entries: list[Deviation], record
         status = "other version"
     judged.counts[status] += 1
     if status == "failed":
-        judged.facts[FAILED, result.message].add(place)
-        judged.findings[f"gives no answer: {result.message}"].add(place)
+        message = shown(result.message, LONGEST_REASON)
+        judged.facts[FAILED, message].add(place)
+        judged.findings[f"gives no answer: {message}"].add(place)
     for identifier in outcome.gone:
         judged.findings[f"{identifier} is listed and does not happen"].add(place)
     if result.status in ("failed", "unsupported"):
@@ -101,8 +107,8 @@ def _judge_case(judged: Judged, result: Result, entries: list[Deviation], record
     for entry in seen:
         judged.facts[DEVIATION, entry.id].add(place)
     if unlisted:
-        judged.facts[UNLISTED, ", ".join(unlisted)].add(place)
-        judged.findings[f"differs in {', '.join(unlisted)}, which no entry lists"].add(place)
+        judged.facts[UNLISTED, _in_short(unlisted)].add(place)
+        judged.findings[f"differs in {_in_short(unlisted)}, which no entry lists"].add(place)
     for entry in elsewhere:
         judged.findings[_excluded(entry)].add(place)
 
@@ -127,6 +133,15 @@ def _judge_probe(judged: Judged, probe: dict[str, str], entry: Deviation, record
     expected = happens == here or bool(here and entry.only_where)
     status = "deviates" if happens else "equal"
     judged.counts[status if expected else "other version" if happens else "different"] += 1
+
+
+def _in_short(arrays: Iterable[str]) -> str:
+    """The stages by name, and all gradients as one.
+
+    >>> _in_short(["heads", "output", "gradients.keys", "gradients.bias"])
+    'heads, output, gradients'
+    """
+    return ", ".join(dict.fromkeys("gradients" if is_gradient(array) else array for array in arrays))
 
 
 def _excluded(entry: Deviation) -> str:
