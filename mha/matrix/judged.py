@@ -88,9 +88,11 @@ def _judge_case(judged: Judged, result: Result, entries: list[Deviation], record
     here = [entry for entry in entries if not entry.why_not(record.packages.get)]
     outcome = with_known(result, here)
     wrong = [mismatch.stage for mismatch in result.mismatches]
-    seen = [entry for entry in entries if any(entry.covers(array) for array in wrong)]
+    # What an entry for these versions explains, one for others need not have caused.
+    unexplained = [array for array in wrong if not any(entry.covers(array) for entry in here)]
+    elsewhere = [entry for entry in entries if entry not in here and any(map(entry.covers, unexplained))]
+    seen = [*(entry for entry in here if any(map(entry.covers, wrong))), *elsewhere]
     unlisted = [array for array in dict.fromkeys(wrong) if not any(entry.covers(array) for entry in entries)]
-    elsewhere = [entry for entry in seen if entry not in here]
     status: str = outcome.status
     if status == "different" and not unlisted and not outcome.gone and elsewhere:
         status = "other version"

@@ -42,6 +42,16 @@ def test_what_happens_in_a_version_that_the_entry_leaves_out_is_a_finding():
     }
 
 
+def test_an_entry_for_other_versions_is_not_seen_in_what_one_for_these_explains():
+    early = entry("early", versions=("mine<2",), arrays=("output", "weights"))
+    subject = judged(record("2.1", result("causal", "output")), entry("late"), early)
+    assert subject.counts == {"deviates": 1}
+    assert set(subject.facts) == {("deviation", "late")}
+    both = judged(record("2.1", result("causal", "output", "weights")), entry("late"), early)
+    assert set(both.facts) == {("deviation", "late"), ("deviation", "early")}
+    assert list(both.findings) == ["early happens, though listed for mine<2 alone"]
+
+
 def test_what_no_entry_covers_is_different_and_a_finding():
     subject = judged(record("2.1", result("causal", "output", "weights")), entry("late"))
     assert subject.counts == {"different": 1}
