@@ -6,15 +6,15 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mha_core.errors import SpecError
+from mha_core.files.kept import users_cache
 
-VARIABLE = "MHA_CACHE"
-"""Environment variable that names another folder than the user's own cache."""
+VARIABLE = "MHA_MATRIX_CACHE"
+"""Environment variable that names the folder."""
 
 MARKER = "made-by-mha-matrix"
 """A file in the folder: nothing is removed from one that lacks it."""
@@ -27,7 +27,7 @@ class Cache:
     """The folder, with `environments`, `sources` and `results` in it.
 
     Args:
-        root: the folder. Default: mha-parity/matrix in $MHA_CACHE, or in the user's cache.
+        root: the folder. Default: `default_root()`.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -68,17 +68,14 @@ class Cache:
 
 
 def default_root() -> Path:
-    """The folder in the user's cache, by the custom of the system; $MHA_CACHE and $XDG_CACHE_HOME name others."""
-    named = os.environ.get(VARIABLE) or os.environ.get("XDG_CACHE_HOME")
+    """The folder that $MHA_MATRIX_CACHE names, or one in the user's cache. SpecError if the user has none."""
+    named = os.environ.get(VARIABLE)
     if named:
-        base = Path(named).absolute()
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path.home() / ".cache"
-    return base / "mha-parity" / "matrix"
+        return Path(os.path.abspath(os.path.expanduser(named)))
+    found = users_cache()
+    if found is None:
+        raise SpecError(f"there is no folder for a cache, because the user has no home folder; {VARIABLE} names one")
+    return found / "mha-parity-matrix"
 
 
 def key_of(*parts: Any) -> str:

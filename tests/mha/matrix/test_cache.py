@@ -14,10 +14,10 @@ from mha_core import SpecError
 
 def test_the_folder_is_the_users_cache_and_can_be_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv("MHA_CACHE", raising=False)
-    assert default_root() == tmp_path / "xdg" / "mha-parity" / "matrix"
-    monkeypatch.setenv("MHA_CACHE", str(tmp_path / "mine"))
-    assert default_root() == tmp_path / "mine" / "mha-parity" / "matrix"
+    monkeypatch.delenv("MHA_MATRIX_CACHE", raising=False)
+    assert default_root() == tmp_path / "xdg" / "mha-parity-matrix"
+    monkeypatch.setenv("MHA_MATRIX_CACHE", str(tmp_path / "mine"))
+    assert default_root() == tmp_path / "mine"
 
 
 def test_what_a_process_left_half_made_is_removed_once_it_is_gone(tmp_path):

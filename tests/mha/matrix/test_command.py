@@ -30,8 +30,8 @@ python = "{python}"
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("MHA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mha-parity" / "matrix"
+    monkeypatch.setenv("MHA_MATRIX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def mha(*arguments):
