@@ -1,10 +1,14 @@
-"""Backends and subjects that live in worker processes, as this process knows them: by what they say of themselves."""
+"""Backends and subjects that live in worker processes, as this process knows them.
+
+What they are is known by what they say of themselves; what they compute is asked there. So whatever takes a backend
+or a subject takes these, and needs no framework in its own process.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -13,12 +17,12 @@ from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.subjects.ask import Session, SubjectFailed
 from conformance.subjects.backend import BackendSubject
-from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
+from conformance.subjects.load import LoadedSubject, check_time_limit, load_subject, load_subjects
 from conformance.subjects.quiet import quiet_stderr
 from conformance.subjects.subject import Subject
 from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
 from conformance.workers.keep import give_back, take
-from conformance.workers.process import WorkerDied, WorkerProcess
+from conformance.workers.process import GRACE_SECONDS, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel, load, use_compile_cache
 from mha_core.weights import Weights
@@ -26,11 +30,12 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DescribedBackend(Backend):
-    """A backend in another process. It says what it has, and can't be asked for a layer here.
+    """A backend in another process, which is asked there.
 
     Attributes:
         name, slow_to_prepare: as of a `Backend`.
-        interpreter: the program that runs it, and its version.
+        interpreter, python: the program that runs it, and its version.
+        settings: what its process is started with.
     """
 
     name: str
@@ -42,6 +47,11 @@ class DescribedBackend(Backend):
     _paths: tuple[str, ...]
     _default_paths: tuple[str, ...]
     _kernels: dict[tuple[str, str], SoftmaxKernel]
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def home(self) -> Home:
+        return Home(self.name)
 
     def versions(self) -> dict[str, str]:
         """As of a `Backend`, and Python's where another interpreter runs it."""
@@ -64,7 +74,16 @@ class DescribedBackend(Backend):
         return self._kernels[device, path]
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        raise BackendError(f"backend {self.name!r} runs in a process of its own, not in this one")
+        number = next(_numbers)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            arguments = (number, self.name, config, weights, dtype, device, path, inputs)
+            try:
+                return _called(self.home, self.settings, None, _run, *arguments)
+            except WorkerDied as death:
+                raise BackendError(str(death)) from death
+
+        return run
 
 
 def describe_backend(name: str, settings: Settings) -> DescribedBackend:
@@ -74,14 +93,11 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
         CannotStart: its interpreter can't be used.
         BackendError: as `mha_core.backend.load`, or its process died.
     """
-    home = Home(name)
-    process = take(home, settings)
     try:
-        described: DescribedBackend = process.call(_describe, name)
+        described: DescribedBackend = _called(Home(name), settings, None, _describe, name)
     except WorkerDied as death:
         raise BackendError(f"backend {name!r} can't be used: while it was imported, {death}") from death
-    give_back(process)
-    return described
+    return replace(described, settings=settings)
 
 
 def _describe(name: str) -> DescribedBackend:
@@ -135,61 +151,77 @@ class RemoteSubject:
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
         number = next(_numbers)
-        remote = _Remote(self)
 
         def run(inputs: AttentionInputs) -> Trace:
             problem = Problem(config, weights, inputs)
-            return remote.ask(number, problem)
+            # The limit holds there; what is added is for a process that can't keep it.
+            seconds = self.limit + GRACE_SECONDS
+            try:
+                return _called(self.home, self.settings, seconds, _ask, number, self, problem)
+            except WorkerDied as death:
+                raise SubjectFailed(str(death)) from death
 
         return run
 
 
 _numbers = itertools.count()
+"""Of layers that were prepared from here."""
 
 
-class _Remote:
-    """The process of one prepared subject, which another takes the place of if it dies."""
-
-    def __init__(self, subject: RemoteSubject) -> None:
-        self.subject = subject
-
-    def ask(self, number: int, problem: Problem) -> Trace:
-        """The answer. Raises CannotExpress or SubjectFailed, as `conformance.subjects.ask.ask`."""
-        process = _process_of(self.subject)
-        try:
-            trace: Trace = process.call(_ask, number, self.subject, problem, seconds=_patience(self.subject))
-        except WorkerDied as death:
-            raise SubjectFailed(str(death)) from death
-        except Exception:
-            give_back(process)
-            raise
+def _called(
+    home: Home, settings: Settings, seconds: float | None, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Call a function in a process of `home`, which is kept; raises what it raises, or WorkerDied."""
+    process = take(home, settings)
+    try:
+        answer = process.call(function, *arguments, seconds=seconds)
+    except WorkerDied:
+        raise
+    except Exception:  # raised there, and sent
         give_back(process)
-        return trace
+        raise
+    except BaseException:  # an interrupt: its answer is still to come
+        process.end()
+        raise
+    give_back(process)
+    return answer
 
 
-def _patience(subject: RemoteSubject) -> float:
-    # The limit holds there; this one is for a process that can't keep it.
-    return subject.limit + 5.0
-
-
-def _process_of(subject: RemoteSubject) -> WorkerProcess:
-    return take(subject.home, subject.settings)
-
-
-_sessions: OrderedDict[int, Session] = OrderedDict()
-"""In the worker: number of a prepared layer -> its session; the last few."""
-
-SESSIONS = 8
+PREPARED = 8
 """How many prepared layers a worker keeps."""
+
+_prepared: OrderedDict[int, Any] = OrderedDict()
+"""In the worker: number of a prepared layer -> what runs it; the last few."""
+
+
+def _kept(number: int, make: Callable[[], Any]) -> Any:
+    """In the worker: what was made for this number, or is made now."""
+    found = _prepared.pop(number, None) or make()
+    _prepared[number] = found
+    while len(_prepared) > PREPARED:
+        _prepared.popitem(last=False)
+    return found
 
 
 def _ask(number: int, subject: RemoteSubject, problem: Problem) -> Trace:
     """In the worker."""
-    session = _sessions.pop(number, None) or Session(live(subject), problem)
-    _sessions[number] = session
-    while len(_sessions) > SESSIONS:
-        _sessions.popitem(last=False)
+    session: Session = _kept(number, lambda: Session(live(subject), problem))
     return session.answer(problem)
+
+
+def _run(
+    number: int,
+    name: str,
+    config: AttentionConfig,
+    weights: Weights,
+    dtype: str,
+    device: str,
+    path: str,
+    inputs: AttentionInputs,
+) -> Trace:
+    """In the worker."""
+    run: Run = _kept(number, lambda: _loaded(name).build(config, weights, dtype, device, path))
+    return run(inputs)
 
 
 def describe_subjects(
@@ -201,26 +233,21 @@ def describe_subjects(
     Raises:
         SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
     """
-    home = Home(spec, time_limit)
-    try:
-        process = take(home, settings)
-        found, left_out = process.call(_describe_subjects, spec, tuple(dtypes), time_limit)
-    except WorkerDied as death:
-        raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
-    give_back(process)
+    found, left_out = _imported(spec, time_limit, settings, _describe_subjects, tuple(dtypes))
     return [replace(subject, settings=settings) for subject in found], left_out
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
     """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
-    home = Home(spec, time_limit)
+    found: RemoteSubject = _imported(spec, time_limit, settings, _describe_subject, dtype)
+    return replace(found, settings=settings)
+
+
+def _imported(spec: str, time_limit: float, settings: Settings, function: Callable[..., Any], dtype: Any) -> Any:
     try:
-        process = take(home, settings)
-        found = process.call(_describe_subject, spec, dtype, time_limit)
+        return _called(Home(spec, check_time_limit(time_limit)), settings, None, function, spec, dtype, time_limit)
     except WorkerDied as death:
         raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
-    give_back(process)
-    return replace(found, settings=settings)
 
 
 def _describe_subject(spec: str, dtype: str, time_limit: float) -> RemoteSubject:

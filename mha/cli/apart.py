@@ -74,6 +74,16 @@ class Apart:
         return Settings(found)
 
     @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context after which the processes that were started end."""
+        from conformance.workers.keep import end_idle
+
+        try:
+            yield
+        finally:
+            end_idle()
+
+    @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Where the work is done."""
         from conformance.workers.keep import end_idle
@@ -122,19 +132,39 @@ class Apart:
             )
         return backends, absent, broken
 
+    def one_backend(self, name: str, settings: Settings) -> tuple[Backend, str]:
+        """One backend, and the version and the program of the Python that runs it.
+
+        Raises:
+            BackendError: it can't be used; the message is one line.
+        """
+        import platform
+        import sys
+
+        from conformance.subjects.quiet import quiet_stderr
+        from conformance.workers.described import describe_backend
+        from mha_core.backend import load
+
+        if self.in_this_process:
+            with quiet_stderr():
+                backend = load(name)
+                backend.devices()
+            return backend, f"python {platform.python_version()}: {sys.executable}"
+        described = describe_backend(name, settings)
+        return described, f"python {described.python}: {described.interpreter}"
+
     def own_subjects(
         self, specs: tuple[str, ...], dtypes: list[str], time_limit: float, settings: Settings
     ) -> tuple[list[Subject], list[str]]:
         """As `mha.cli.common.own_subjects`; each is imported in its own process."""
         if self.in_this_process:
             return own_subjects(specs, dtypes, time_limit)
-        from conformance.subjects.load import check_time_limit
         from conformance.workers.described import describe_subjects
 
         subjects: list[Subject] = []
         left_out: list[str] = []
         for spec in specs:
-            found, lines = describe_subjects(spec, dtypes, check_time_limit(time_limit), settings)
+            found, lines = describe_subjects(spec, dtypes, time_limit, settings)
             subjects += found
             left_out += lines
         return subjects, left_out
@@ -143,9 +173,9 @@ class Apart:
         """`load(spec, dtype)`, which makes a user's subject: one that runs in its own process."""
         from functools import partial
 
-        from conformance.subjects.load import check_time_limit, load_subject
+        from conformance.subjects.load import load_subject
         from conformance.workers.described import describe_subject
 
         if self.in_this_process:
-            return partial(load_subject, time_limit=check_time_limit(time_limit))
-        return partial(describe_subject, time_limit=check_time_limit(time_limit), settings=settings)
+            return partial(load_subject, time_limit=time_limit)
+        return partial(describe_subject, time_limit=time_limit, settings=settings)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, load_backends, says
+from mha.cli.apart import Apart, worker_options
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, says, warn
 
 TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt heute später ab.", "Hello.")
 
@@ -20,6 +21,7 @@ TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt h
 @click.option("--strict", is_flag=True, help="Refuse a model with modules that look like attention and are not read.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
+@worker_options
 def port(
     model: str,
     texts: tuple[str, ...],
@@ -28,6 +30,8 @@ def port(
     strict: bool,
     json_path: Path | None,
     unseen: bool,
+    workers: int | None,
+    pythons: tuple[str, ...],
 ) -> None:
     """Port the attention layers of MODEL into every backend, and prove it.
 
@@ -50,22 +54,22 @@ def port(
     try:
         if dtype not in ("float32", "float64"):
             raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
-        with errors.status("loading") as status:
+        apart = Apart(workers, pythons)
+        with apart.kept(), errors.status("loading") as status:
             check_texts(texts)
             find_model(model)  # a model that can't be ported is refused before anything is imported
-            backends, absent = load_backends(backend_names)
+            backends, absent, broken = apart.backends(backend_names, apart.settings())
             encoder = load_encoder(model, dtype)
             report = port_model(
                 encoder, texts, backends, dtype=dtype, strict=strict, unseen=unseen, progress=says(status)
             )
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error
-    for line in absent:
-        errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    warn(errors, [*absent, *broken])
     print_report(console, report)
     if json_path is not None:
         write_json(json_path, report.to_dict())
-    sys.exit(DIFFERENT if not report.equal else COULD_NOT_RUN if report.failed else EQUAL)
+    sys.exit(DIFFERENT if not report.equal else COULD_NOT_RUN if report.failed or broken else EQUAL)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
     CouldNotRun,
     OutputFile,
     as_one,
     backend_subjects,
     exit_status,
-    load_backends,
     of_result,
-    own_subjects,
     progress,
     warn,
 )
@@ -46,6 +45,8 @@ class ReplayOptions:
     strict: bool
     json_path: Path | None
     unseen: bool
+    workers: int | None
+    pythons: tuple[str, ...]
 
 
 @click.command()
@@ -59,6 +60,7 @@ class ReplayOptions:
 @click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
+@worker_options
 @as_one(ReplayOptions)
 def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
@@ -86,10 +88,11 @@ def replay(asked: ReplayOptions) -> None:
         if asked.strict:
             recording.check_coverage()
         chosen = [check_dtype(dtype) for dtype in asked.dtypes] or list(recording.dtypes)
-        subjects, left_out, versions = _subjects(asked, chosen)
-        warn(errors, left_out)
+        apart = Apart(asked.workers, asked.pythons)
+        subjects, left_out, broken, versions = _subjects(asked, chosen, apart)
+        warn(errors, [*left_out, *broken])
         patterns = asked.patterns or ("*",)
-        with progress(errors, len(recording.calls) * (1 + len(subjects)), of_result) as advance:
+        with apart.kept(), progress(errors, len(recording.calls) * (1 + len(subjects)), of_result) as advance:
             outcome = run(recording, subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
         missed = find_unseen(recording, selected(recording, patterns)) if asked.unseen else None
     except (SpecError, BackendError, FileNotFoundError) as error:
@@ -102,15 +105,22 @@ def replay(asked: ReplayOptions) -> None:
         seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
         seen["unseen"] = None if missed is None else missed.to_dict()
         write_json(asked.json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
-    sys.exit(exit_status(outcome.results, also=outcome.recorded))
+    sys.exit(exit_status(outcome.results, also=outcome.recorded, interrupted=bool(broken)))
 
 
-def _subjects(asked: ReplayOptions, dtypes: list[str]) -> tuple[list[Subject], list[str], dict[str, dict[str, str]]]:
-    """The subjects to run; a line for each that is left out; and the versions of the backends."""
-    own, left_out = own_subjects(asked.specs, dtypes, asked.time_limit)
-    backends, absent = load_backends(asked.backend_names) if asked.backend_names or not asked.specs else ([], [])
+def _subjects(
+    asked: ReplayOptions, dtypes: list[str], apart: Apart
+) -> tuple[list[Subject], list[str], list[str], dict[str, dict[str, str]]]:
+    """The subjects to run; a line for each that is left out, and for each whose interpreter can't be used; and the
+    versions of the backends.
+    """
+    settings = apart.settings(asked.specs)
+    own, left_out = apart.own_subjects(asked.specs, dtypes, asked.time_limit, settings)
+    only_own = bool(asked.specs) and not asked.backend_names
+    backends, absent, broken = ([], [], []) if only_own else apart.backends(asked.backend_names, settings)
     ours, skipped = backend_subjects(backends, dtypes, asked.devices)
-    return [*ours, *own], [*left_out, *absent, *skipped], {backend.name: backend.versions() for backend in backends}
+    versions = {backend.name: backend.versions() for backend in backends}
+    return [*ours, *own], [*left_out, *absent, *skipped], broken, versions
 
 
 def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mha.cli.apart import Apart, worker_options
 from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, as_one, says
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class DiagnoseOptions:
     dtype: str | None
     patterns: tuple[str, ...]
     time_limit: float
+    workers: int | None
+    pythons: tuple[str, ...]
 
 
 @click.command()
@@ -48,6 +51,7 @@ class DiagnoseOptions:
 @click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
+@worker_options
 @as_one(DiagnoseOptions)
 def diagnose(asked: DiagnoseOptions) -> None:
     """Name the stage since which a subject differs, and the bug that explains it.
@@ -60,7 +64,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
     from conformance.diagnosis.text import describe
-    from mha_core import SpecError
+    from mha_core import BackendError, SpecError
 
     if (asked.file is None) == (asked.spec is None):
         raise click.UsageError("Give either FILE or --subject.")
@@ -73,8 +77,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
         if asked.file is not None:
             found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
         else:
-            found = [_of_subject(str(asked.spec), asked.dtype or "float64", asked.patterns, asked.time_limit)]
-    except (SpecError, FileNotFoundError) as error:
+            found = [_of_subject(str(asked.spec), asked)]
+    except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     click.echo("\n\n".join(map(describe, found)))
     if asked.file is not None and asked.unseen and not any(diagnosis.failing for diagnosis in found):
@@ -85,16 +89,16 @@ def diagnose(asked: DiagnoseOptions) -> None:
     sys.exit(DIFFERENT if parted or any(diagnosis.failing for diagnosis in found) else EQUAL)
 
 
-def _of_subject(spec: str, dtype: str, patterns: tuple[str, ...], time_limit: float) -> Diagnosis:
+def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
     from rich.console import Console
 
     from conformance.cases import table as cases
     from conformance.diagnosis.diagnose import diagnose as find
-    from conformance.subjects.load import load_subject
 
-    subject = load_subject(spec, dtype, time_limit=time_limit)
-    with Console(stderr=True).status("") as status:
-        return find(subject, cases.select(patterns), progress=says(status))
+    apart = Apart(asked.workers, asked.pythons)
+    with apart.kept(), Console(stderr=True).status("") as status:
+        subject = apart.loader(asked.time_limit, apart.settings((spec,)))(spec, asked.dtype or "float64")
+        return find(subject, cases.select(asked.patterns), progress=says(status))
 
 
 def _of_file(
