@@ -90,15 +90,24 @@ def calibrate(seed: int, runs: int, dtype: str, subjects: Sequence[Subject]) -> 
 def _all_runs(seed: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
     """Without end."""
     for number in count():
-        layer = draw_layer(seed, number)
-        prepared: dict[str, Run] = {}
-        taking_part = [
-            subject
-            for subject in subjects
-            if number % SLOW_EVERY == 0 or not getattr(subject, "slow_to_prepare", False)
-        ]
-        for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
-            yield from _problem_on(seed, index, dtype, taking_part, layer, prepared)
+        for _, wanted, outcome in of_layer(seed, number, dtype, taking_part(subjects, number)):
+            yield wanted, outcome
+
+
+def taking_part(subjects: Sequence[Subject], number: int) -> list[Subject]:
+    """The subjects that take part in layer `number`."""
+    return [s for s in subjects if number % SLOW_EVERY == 0 or not getattr(s, "slow_to_prepare", False)]
+
+
+def of_layer(
+    seed: int, number: int, dtype: str, subjects: Sequence[Subject]
+) -> Iterator[tuple[int, Expected, Outcome]]:
+    """The problems of one layer on each subject; yields (index of the problem, what is expected, outcome)."""
+    layer = draw_layer(seed, number)
+    prepared: dict[str, Run] = {}
+    for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
+        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer, prepared):
+            yield index, wanted, outcome
 
 
 def parse_case(case: str) -> tuple[int, int]:
@@ -136,7 +145,7 @@ def _problem_on(
 def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run]) -> Outcome:
     """Run one subject on one problem. `prepared` keeps what it prepared, by its name."""
     problem = wanted.problem
-    selector = getattr(subject, "selector", "").partition(" --path ")[0]  # a backend takes part on all its paths
+    selector = selector_of(subject)
     try:
         if subject.name not in prepared:
             prepared[subject.name] = subject.prepare(problem.config, problem.weights)
@@ -153,6 +162,29 @@ def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run
         by_array[name.split(".")[0]] = max(by_array[name.split(".")[0]], ratio)
     worst = max(ratios, key=lambda name: ratios[name], default="")
     return Outcome(subject.name, subject.dtype, case, dict(by_array), worst, message, selector=selector)
+
+
+def selector_of(subject: Subject) -> str:
+    """The options of `mha calibrate` that choose the subject; a backend takes part on all its paths."""
+    selector: str = getattr(subject, "selector", "")
+    return selector.partition(" --path ")[0]
+
+
+Tightness = Mapping[str, tuple[float, ...]]
+"""Array, or "gradients" -> the allowed error of its median element, as a fraction of its largest magnitude; one number
+for each array of that name."""
+
+
+def tightness(wanted: Expected) -> Tightness:
+    """How tight the bounds of one problem are; arrays of zeros are left out."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, array in wanted.trace.arrays().items():
+        kind = "gradients" if is_gradient(name) else name
+        counts = wanted.where if name == "scores" else np.ones(array.shape, dtype=bool)
+        largest = np.abs(array[counts]).max(initial=0.0)
+        if largest > 0.0:
+            found[kind].append(float(np.median(wanted.allowed_error[name][counts]) / largest))
+    return {kind: tuple(values) for kind, values in found.items()}
 
 
 def quantiles(ratios: Iterable[float]) -> dict[str, float]:
@@ -181,18 +213,16 @@ class Figures:
 
     def add(self, wanted: Expected, outcome: Outcome) -> None:
         """One more run; the bounds of a problem are measured once."""
+        self.add_measured(outcome, None if self._measured == (outcome.dtype, outcome.case) else tightness(wanted))
+
+    def add_measured(self, outcome: Outcome, measured: Tightness | None) -> None:
+        """One more run, and the tightness of its problem: the first that is given of a problem counts."""
         self.outcomes.append(outcome)
-        if self._measured == (outcome.dtype, outcome.case):
+        if measured is None or self._measured == (outcome.dtype, outcome.case):
             return
         self._measured = (outcome.dtype, outcome.case)
-        for name, array in wanted.trace.arrays().items():
-            kind = "gradients" if is_gradient(name) else name
-            counts = wanted.where if name == "scores" else np.ones(array.shape, dtype=bool)
-            largest = np.abs(array[counts]).max(initial=0.0)
-            if largest > 0.0:
-                self.tightness[outcome.dtype, kind].append(
-                    float(np.median(wanted.allowed_error[name][counts]) / largest)
-                )
+        for kind, values in measured.items():
+            self.tightness[outcome.dtype, kind] += values
 
     @property
     def rejected(self) -> list[Outcome]:

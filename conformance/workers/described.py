@@ -113,7 +113,8 @@ def _describe(name: str) -> DescribedBackend:
         slow_to_prepare=backend.slow_to_prepare,
         interpreter=sys.executable,
         python=platform.python_version(),
-        _versions=backend.versions(),
+        # PyTorch's is an object of its own, which could only be read with PyTorch.
+        _versions={package: str(version) for package, version in backend.versions().items()},
         _dtypes={device: backend.dtypes(device) for device in devices},
         _paths=backend.paths(),
         _default_paths=backend.default_paths(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
     COULD_NOT_RUN,
     DIFFERENT,
@@ -18,7 +19,6 @@ from mha.cli.common import (
     OutputFile,
     as_one,
     backend_subjects,
-    load_backends,
     progress,
     warn,
 )
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.calibration.calibrate import Figures, Outcome
+    from conformance.calibration.unit import Run
     from conformance.judging.expected import Expected
     from conformance.subjects.subject import Subject
+    from conformance.workers.interpreters import Settings
     from mha_core.backend import Backend
 
 
@@ -44,6 +46,12 @@ class CalibrateOptions:
     is_list: bool
     replay: str | None
     json_path: Path | None
+    workers: int | None
+    pythons: tuple[str, ...]
+
+    @property
+    def apart(self) -> Apart:
+        return Apart(self.workers, self.pythons)
 
 
 @click.command()
@@ -55,6 +63,7 @@ class CalibrateOptions:
 @click.option("--list", "is_list", is_flag=True, help="List the NumPy formulations, and end.")
 @click.option("--replay", metavar="SEED-INDEX", help="Run one problem again, as a report names it.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write the figures to this file.")
+@worker_options
 @as_one(CalibrateOptions)
 def calibrate(asked: CalibrateOptions) -> None:
     """Run correct implementations on random problems: each one that is rejected is a false alarm.
@@ -69,6 +78,7 @@ def calibrate(asked: CalibrateOptions) -> None:
     from conformance.calibration.calibrate import Figures, calibrate, parse_case
     from conformance.calibration.calibrate import replay as run_again
     from conformance.calibration.formulations import FORMULATIONS
+    from conformance.calibration.unit import calibrate_apart
     from mha_core import BackendError, SpecError
 
     console, errors = Console(), Console(stderr=True)
@@ -79,25 +89,28 @@ def calibrate(asked: CalibrateOptions) -> None:
     try:
         if asked.replay is not None:
             parse_case(asked.replay)
-        subjects, backends, left_out = _subjects(asked.dtypes or ("float32",), asked.backend_names, asked.names)
-        if asked.replay is not None:
-            streams = [run_again(asked.replay, dtype, group) for dtype, group in subjects.items()]
-        else:
-            streams = [calibrate(asked.seed, asked.runs, dtype, group) for dtype, group in subjects.items()]
+        settings = asked.apart.settings()
+        subjects, backends, left_out, broken = _subjects(asked, settings)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
-    warn(errors, left_out)
+    warn(errors, [*left_out, *broken])
 
     figures, interrupted = Figures(), False
     if asked.replay is not None:
-        for stream in streams:
-            for wanted, outcome in stream:
-                figures.add(wanted, outcome)
+        with asked.apart.kept():
+            for dtype, group in subjects.items():
+                for wanted, outcome in run_again(asked.replay, dtype, group):
+                    figures.add(wanted, outcome)
         report.print_replay(console, figures.outcomes)
     else:
-        total = asked.runs * len(streams)
-        with progress(errors, total, _of_outcome) as advance:
-            interrupted = _gather(figures, streams, advance)
+        total = asked.runs * len(subjects)
+        with asked.apart.executor() as executor, progress(errors, total, _of_outcome) as advance:
+            if asked.apart.in_this_process:
+                streams = [calibrate(asked.seed, asked.runs, dtype, group) for dtype, group in subjects.items()]
+                interrupted = _gather(figures, streams, advance)
+            else:
+                found = calibrate_apart(asked.seed, asked.runs, subjects, executor, settings)
+                interrupted = _gather_apart(figures, found, asked.runs, subjects, advance)
         if figures.outcomes:
             report.print_figures(console, figures)
         if interrupted:
@@ -109,30 +122,34 @@ def calibrate(asked: CalibrateOptions) -> None:
         versions = {backend.name: backend.versions() for backend in backends}
         environment = to_json([], versions)["environment"]
         write_json(asked.json_path, report.to_json(figures, seed=asked.seed, environment=environment))
-    failed = bool(figures.failed) or interrupted
+    failed = bool(figures.failed) or interrupted or bool(broken)
     sys.exit(DIFFERENT if figures.rejected else COULD_NOT_RUN if failed else EQUAL)
 
 
 def _subjects(
-    dtypes: tuple[str, ...], backend_names: tuple[str, ...], names: tuple[str, ...]
-) -> tuple[dict[str, list[Subject]], list[Backend], list[str]]:
-    """Dtype -> its subjects; the backends; and a line for each dtype or backend that was left out."""
+    asked: CalibrateOptions, settings: Settings
+) -> tuple[dict[str, list[Subject]], list[Backend], list[str], list[str]]:
+    """Dtype -> its subjects; the backends; a line for each dtype or backend that was left out; and one for each whose
+    interpreter can't be used.
+    """
     from conformance.calibration.formulations import FORMULATIONS, formulation
     from mha_core.dtypes import check_dtype
 
-    chosen = [check_dtype(dtype) for dtype in dict.fromkeys(dtypes)]
-    everyone = not backend_names and not names
-    formulations = dict.fromkeys(names or (FORMULATIONS if everyone else ()))
+    chosen = [check_dtype(dtype) for dtype in dict.fromkeys(asked.dtypes or ("float32",))]
+    everyone = not asked.backend_names and not asked.names
+    formulations = dict.fromkeys(asked.names or (FORMULATIONS if everyone else ()))
     subjects: dict[str, list[Subject]] = {
         dtype: [formulation(name, dtype) for name in formulations] for dtype in chosen
     }
-    backends, left_out = load_backends(backend_names) if backend_names or everyone else ([], [])
+    with_backends = bool(asked.backend_names) or everyone
+    loaded = asked.apart.backends(asked.backend_names, settings) if with_backends else ([], [], [])
+    backends, left_out, broken = loaded
     if backends:
         ours, skipped = backend_subjects(backends, chosen, ("cpu",))
         left_out = [*left_out, *skipped]
         for subject in ours:
             subjects[subject.dtype].append(subject)
-    return {dtype: group for dtype, group in subjects.items() if group}, backends, left_out
+    return {dtype: group for dtype, group in subjects.items() if group}, backends, left_out, broken
 
 
 def _gather(
@@ -147,6 +164,28 @@ def _gather(
     except KeyboardInterrupt:
         return True
     return False
+
+
+def _gather_apart(
+    figures: Figures,
+    runs: Iterator[Run],
+    number: int,
+    subjects: Mapping[str, Sequence[Subject]],
+    advance: Callable[[Outcome], None],
+) -> bool:
+    """As `_gather`, of runs that come in any order; they are added in that of one process."""
+    from conformance.calibration.unit import in_order
+    from conformance.runner import until_interrupted
+
+    def seen() -> Iterator[Run]:
+        for run in runs:
+            advance(run.outcome)
+            yield run
+
+    found, interrupted = until_interrupted(seen())
+    for run in in_order(found, number, subjects):
+        figures.add_measured(run.outcome, run.tightness)
+    return interrupted
 
 
 def _of_outcome(outcome: Outcome) -> str:

@@ -1,0 +1,142 @@
+"""Runs of correct implementations as units of work, for worker processes: the same ones as in one process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from conformance.calibration.calibrate import Outcome, Tightness, of_layer, selector_of, taking_part, tightness
+from conformance.calibration.draws import DRAWS_PER_LAYER
+from conformance.subjects.subject import Subject
+from conformance.workers import Settings, Unit, run_units
+from conformance.workers.described import home_of, live
+from conformance.workers.interpreters import Home
+
+LAYERS = 4
+"""Layers of one unit."""
+
+COMPILED_COST = 8.0
+"""How much longer a run takes on a backend that compiles each layer."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as a worker gives it.
+
+    Attributes:
+        index: of the problem.
+        outcome: what came of it.
+        tightness: how tight the bounds of the problem are, at the first subject of a unit; else None.
+    """
+
+    index: int
+    outcome: Outcome
+    tightness: Tightness | None
+
+
+@dataclass(frozen=True)
+class LayerUnit(Unit):
+    """Layers on subjects of one home; an item is a layer with all its problems, whose answer is its Runs.
+
+    Args:
+        seed, dtype: of the problems.
+        subjects: as this process knows them.
+        layers: their numbers.
+    """
+
+    seed: int
+    dtype: str
+    subjects: tuple[Any, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def home(self) -> Home:
+        return home_of(self.subjects[0])
+
+    @property
+    def cost(self) -> float:
+        slow = getattr(self.subjects[0], "slow_to_prepare", False)
+        return len(self.layers) * len(self.subjects) * (COMPILED_COST if slow else 1.0)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def run(self, start: int) -> Iterator[tuple[Run, ...]]:
+        subjects = [live(subject) for subject in self.subjects]
+        for number in self.layers[start:]:
+            runs: list[Run] = []
+            for index, wanted, outcome in of_layer(self.seed, number, self.dtype, taking_part(subjects, number)):
+                first = not runs or runs[-1].index != index
+                runs.append(Run(index, outcome, tightness(wanted) if first else None))
+            yield tuple(runs)
+
+    def lost(self, item: int, reason: str) -> tuple[Run, ...]:
+        number = self.layers[item]
+        return tuple(
+            Run(index, _failed(subject, self.dtype, f"{self.seed}-{index}", reason), None)
+            for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER)
+            for subject in taking_part(self.subjects, number)
+        )
+
+
+def _failed(subject: Subject, dtype: str, case: str, reason: str) -> Outcome:
+    return Outcome(subject.name, dtype, case, message=reason, failed=True, selector=selector_of(subject))
+
+
+def calibrate_apart(
+    seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]], executor: Executor, settings: Settings
+) -> Iterator[Run]:
+    """The runs of `calibrate`, in worker processes; they come in any order, and `in_order` sorts them.
+
+    Args:
+        seed: of the problems.
+        runs: how many in each dtype.
+        subjects: dtype -> those that take part.
+        executor, settings: where, and with what.
+    """
+    units: list[LayerUnit] = []
+    for dtype, group in subjects.items():
+        homes: dict[Home, list[Subject]] = defaultdict(list)
+        for subject in group:
+            homes[home_of(subject)].append(subject)
+        last = _layers(runs, group)
+        for own in homes.values():
+            numbers = [number for number in range(last) if taking_part(own, number)]
+            for start in range(0, len(numbers), LAYERS):
+                units.append(LayerUnit(seed, dtype, tuple(own), tuple(numbers[start : start + LAYERS])))
+    for _, _, found in run_units(units, executor, settings):
+        yield from found
+
+
+def _layers(runs: int, subjects: Sequence[Subject]) -> int:
+    """How many layers have so many runs."""
+    there = 0
+    for number in count():
+        if there >= runs:
+            return number
+        there += DRAWS_PER_LAYER * len(taking_part(subjects, number))
+    raise AssertionError  # unreachable
+
+
+def in_order(found: Sequence[Run], runs: int, subjects: Mapping[str, Sequence[Subject]]) -> list[Run]:
+    """The first `runs` runs of each dtype, in the order in which `calibrate` gives them."""
+    dtypes = list(subjects)
+    place = {
+        (dtype, subject.name): position for dtype, group in subjects.items() for position, subject in enumerate(group)
+    }
+
+    def key(run: Run) -> tuple[int, int, int]:
+        outcome = run.outcome
+        return dtypes.index(outcome.dtype), run.index, place[outcome.dtype, outcome.subject]
+
+    left = dict.fromkeys(dtypes, runs)
+    chosen = []
+    for run in sorted(found, key=key):
+        if left[run.outcome.dtype]:
+            left[run.outcome.dtype] -= 1
+            chosen.append(run)
+    return chosen

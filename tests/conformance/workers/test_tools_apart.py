@@ -1,0 +1,92 @@
+"""The other commands with worker processes: the same figures as in one process, and no framework in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.calibration.calibrate import Figures, calibrate
+from conformance.calibration.formulations import formulation
+from conformance.calibration.unit import LayerUnit, calibrate_apart, in_order
+from conformance.subjects.backend import BackendSubject
+from conformance.workers import Local, Settings
+from conformance.workers.described import describe_backend
+from conformance.workers.local import cores
+from mha.cli.main import main
+from mha_core.backend import load
+
+pytestmark = pytest.mark.same_on_newest  # it is about processes
+
+
+def test_calibration_gives_the_same_figures(monkeypatch):
+    """Also where the last layer is cut, and where its units end in any order."""
+    # As many threads as NumPy has here: the order in which its products are summed depends on them.
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(cores())))
+    subjects = {dtype: [formulation(name, dtype) for name in ("plain", "online")] for dtype in ("float32", "float64")}
+    here = Figures()
+    for dtype, group in subjects.items():
+        for wanted, outcome in calibrate(6, 75, dtype, group):
+            here.add(wanted, outcome)
+    apart = Figures()
+    with Local(2) as executor:
+        found = list(calibrate_apart(6, 75, subjects, executor, Settings()))
+    for run in in_order(found[::-1], 75, subjects):
+        apart.add_measured(run.outcome, run.tightness)
+    assert apart.outcomes == here.outcomes
+    assert apart.tightness == here.tightness
+
+
+def test_a_lost_layer_is_runs_that_failed():
+    subjects = (formulation("plain", "float32"), formulation("online", "float32"))
+    runs = LayerUnit(3, "float32", subjects, (2,)).lost(0, "its process was ended by SIGKILL")
+    assert {run.outcome.message for run in runs} == {"its process was ended by SIGKILL"}
+    assert [(run.index, run.outcome.subject) for run in runs][:3] == [(16, "plain"), (16, "online"), (17, "plain")]
+    assert all(run.outcome.failed and not run.outcome.rejected for run in runs)
+
+
+def test_a_described_backend_says_and_computes_what_the_backend_does(backend_name):
+    from conformance.cases.table import select
+
+    here, there = load(backend_name), describe_backend(backend_name, Settings())
+    assert there.versions() == here.versions()
+    assert there.devices() == here.devices()
+    assert there.paths() == here.paths()
+    assert there.default_paths() == here.default_paths()
+    assert [there.dtypes(device) for device in there.devices()] == [here.dtypes(device) for device in here.devices()]
+    (case,) = select(("prime",))
+    problem = case.build().rounded("float64")
+    answers = [
+        BackendSubject(backend, "float64", "cpu").prepare(problem.config, problem.weights)(problem.inputs)
+        for backend in (here, there)
+    ]
+    for name, array in answers[0].arrays().items():
+        assert array.tobytes() == answers[1].arrays()[name].tobytes(), name
+
+
+def test_the_process_of_the_command_imports_no_framework(backend_name, tmp_path):
+    path = tmp_path / "report.json"
+    arguments = ["check", "-b", backend_name, "-c", "prime", "-d", "float64", "--workers", "1", "--json", str(path)]
+    script = f"""
+import sys
+from mha.cli.main import main
+try:
+    main({arguments!r}, standalone_mode=False)
+except SystemExit as end:
+    assert end.code == 0, end.code
+print("MODULES", *sorted({{name.split(".")[0] for name in sys.modules}}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "tensorflow", "keras", "jax", "flax", "mxnet"} & set(done.stdout.split("MODULES")[1].split())
+    assert len(json.loads(path.read_text())["results"]) == 2
+
+
+def test_backends_shows_each_interpreter(monkeypatch):
+    monkeypatch.setenv("MHA_WORKERS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    output = CliRunner().invoke(main, ["backends"]).output
+    assert output.count(f"python {sys.version.split()[0]}: {sys.executable}") >= 1
