@@ -24,6 +24,7 @@ def sample():
     return x, np.ones_like(x)
 
 
+@pytest.mark.same_on_newest  # PyTorch's release is the same there
 @pytest.mark.parametrize("mask", MASKS)
 def test_pytorch(mask, backend_names):
     if "torch" not in backend_names:
@@ -82,6 +83,7 @@ def sizes_in(jaxpr):
                     yield from sizes_in(inner)
 
 
+@pytest.mark.same_on_newest  # TensorFlow's release is the same there
 @pytest.mark.parametrize("mask", MASKS)
 def test_tensorflow(mask, backend_names):
     if "tf" not in backend_names:

@@ -19,6 +19,8 @@ from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError,
 from mha_core.call.masks import allowed_keys
 from mha_core.reference import pipeline as reference
 
+pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
+
 WIDTHS = AttentionConfig(30, 3, head_dim=7, value_head_dim=8, query_dim=11, key_dim=13, value_dim=10, bias=True)
 GROUPED = AttentionConfig(30, 6, num_kv_heads=2, head_dim=7, query_dim=11, key_dim=13, value_dim=10, output_dim=11)
 SQUARE = AttentionConfig(12, 3, bias=True, dropout=0.25)

@@ -20,6 +20,8 @@ from mha_core import AttentionConfig, AttentionMask, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
 from mha_core.call.sizes import CallSizes
 
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
 WIDTHS = AttentionConfig(28, 4, key_dim=11, value_dim=13, bias=True)
 
 

@@ -21,6 +21,8 @@ from conformance.runner import run_case
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, SpecError
 
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
 NATIVE, FUNCTIONAL = "backends.torch.native.subjects", "backends.torch.native.functional"
 WIDTHS = AttentionConfig(28, 4, key_dim=11, value_dim=13, bias=True)
 SUBJECTS = {

@@ -101,7 +101,7 @@ def is_quick(contestant):
     return contestant.kind != "variant" and "jit_compile" not in contestant.name
 
 
-# Layers of PyTorch and TensorFlow among themselves: their releases are the same there.
+# From here on, layers of PyTorch and TensorFlow among themselves: their releases are the same there.
 @pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize("what", TASKS)
 def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name, what):
@@ -120,6 +120,7 @@ def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name
             assert entry.difference < 1e-5
 
 
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_decoding_and_grouped_heads_have_peers_of_their_own(backend_name):
     for special, direction in (({"length": 1, "past": 4}, "both"), ({"num_kv_heads": 2}, "forward")):
         task = Task(make_workload(replace(PLAIN, **special), "float32"), direction, "float32", "cpu")
@@ -129,6 +130,7 @@ def test_decoding_and_grouped_heads_have_peers_of_their_own(backend_name):
         assert all(entry.difference < 1e-5 for entry in there)
 
 
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_rows_of_a_framework(backend_name):
     framework = load(backend_name)
     request = Request(backend_name, (PLAIN,), ("forward",), ("float32", "float16"), ("cpu", "gpu:9"), seconds=1e-6)

@@ -31,6 +31,8 @@ def folder(tmp_path_factory):
     return save_encoder(tmp_path_factory.mktemp("model"))
 
 
+# The releases of PyTorch and TensorFlow are the same there.
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_a_model_from_a_folder_through_every_backend(folder, backend_name):
     for dtype in ("float32", "float64"):
         report = port(load_encoder(str(folder), dtype), TEXTS, [backend.load(backend_name)], dtype=dtype)

@@ -15,6 +15,9 @@ from mha.recipes.adapter import ADAPTERS  # noqa: E402
 from mha_core import SpecError  # noqa: E402
 from tests.mha.recipes.hf_models import EXPECTED_LAYERS, NAMES, model_of  # noqa: E402
 
+pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+
+
 # Live layers that compute something else -------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from mha.recordings import capture as capturing  # noqa: E402
 from mha_core import SpecError  # noqa: E402
 from tests.mha.recipes.hf_models import batch_of, model_of  # noqa: E402
 
+pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+
 
 @pytest.fixture(autouse=True)
 def registered():

@@ -46,6 +46,7 @@ def precision_of(site, problem, dtype):
     return site.recipe.precision(site.module, dtype)
 
 
+@pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)
@@ -60,6 +61,8 @@ def test_what_a_model_computes_is_the_definition(name, implementation, dtype):
         assert set(found.ratios) == {"heads", "output"} | ({"weights"} if implementation == "eager" else set())
 
 
+# The releases of transformers, PyTorch and TensorFlow are the same there.
+@pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "gpt2-scaled", "vit-no-bias", "bart", "whisper"])
 def test_every_backend_computes_the_same_from_the_same_inputs(name, dtype, backend_name):
@@ -219,6 +222,7 @@ def test_a_model_without_a_recipe_and_a_class_derived_from_one_are_not_taken():
     assert recipe_for(module) is None
 
 
+@pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("family", RECIPES)
 def test_all_classes_of_a_recipe_have_the_same_code(family):
     homes = {}
