@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from conformance.judging.result import Result
     from conformance.runner import CaseRunner
     from conformance.subjects.load import LoadedSubject
+    from conformance.workers.described import RemoteSubject
+
+    AnySubject = LoadedSubject | RemoteSubject
 
 pytest_plugins = ["mha_parity.pytest_plugin"]
 """Loads the plugin for users who still name this module with `-p`."""
@@ -27,21 +30,28 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
     from conformance.cases.table import select
     from conformance.deviations.known import load
     from conformance.subjects.load import load_subjects
-    from mha_core import SpecError
+    from conformance.workers.described import describe_subjects
+    from conformance.workers.interpreters import Home, Settings, interpreters
+    from mha_core import BackendError, SpecError
 
     dtypes = config.getoption("--mha-dtype") or ["float64", "float32"]
-    subjects: list[LoadedSubject] = []
+    subjects: list[AnySubject] = []
     left_out: list[str] = []
     try:
         cases = select(tuple(config.getoption("--mha-case")))
         known = load(config.getoption("--mha-deviations"))
+        settings = Settings(interpreters([], specs))
+        limit = config.getoption("--mha-time-limit")
         for spec in dict.fromkeys(specs):
-            found, skipped = load_subjects(
-                spec, list(dict.fromkeys(dtypes)), time_limit=config.getoption("--mha-time-limit")
-            )
+            asked = list(dict.fromkeys(dtypes))
+            found: Sequence[Any]
+            if config.getoption("--mha-apart") or settings.interpreter(Home(spec)) is not None:
+                found, skipped = describe_subjects(spec, asked, limit, settings)
+            else:
+                found, skipped = load_subjects(spec, asked, time_limit=limit)
             subjects += found
             left_out += skipped
-    except SpecError as error:
+    except (SpecError, BackendError) as error:
         raise pytest.UsageError(*str(error).splitlines()) from error
     config.pluginmanager.register(Suite(subjects, cases, known, left_out, marker), "mha-suite")
 
@@ -50,7 +60,7 @@ class Suite:
     """The part of the plugin that is registered only if a subject is given."""
 
     def __init__(
-        self, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, left_out: list[str], marker: str
+        self, subjects: list[AnySubject], cases: list[Case], known: Deviations, left_out: list[str], marker: str
     ) -> None:
         self.subjects = subjects
         self.cases = cases
@@ -71,7 +81,7 @@ class Suite:
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the tests to the run, whether or not there are tests of the user's."""
-        by_spec: dict[str, list[LoadedSubject]] = {}
+        by_spec: dict[str, list[AnySubject]] = {}
         for subject in self.subjects:
             by_spec.setdefault(subject.spec, []).append(subject)
         for spec, subjects in by_spec.items():
@@ -93,7 +103,7 @@ class Suite:
 class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
-    def __init__(self, *, subjects: list[LoadedSubject], cases: list[Case], known: Deviations, **details: Any) -> None:
+    def __init__(self, *, subjects: list[AnySubject], cases: list[Case], known: Deviations, **details: Any) -> None:
         super().__init__(**details)
         self.subjects = subjects
         self.cases = cases
@@ -117,7 +127,7 @@ class CaseItem(pytest.Item):
     def __init__(self, *, runner: CaseRunner, case: Case, **details: Any) -> None:
         super().__init__(**details)
         self.runner = runner
-        self.subject = cast("LoadedSubject", runner.subject)
+        self.subject = cast("AnySubject", runner.subject)
         self.case = case
 
     def runtest(self) -> None:

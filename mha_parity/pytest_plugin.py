@@ -45,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="How long the subject may take for one case. Default: %(default)g.",
     )
     group.addoption(
+        "--mha-apart",
+        action="store_true",
+        help="Run the subject in a process of its own: if it ends or hangs there, that costs one test. Without it, "
+        "debuggers and coverage see the subject.",
+    )
+    group.addoption(
         "--mha-deviations",
         type=Path,
         metavar="FILE",
@@ -57,7 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
     specs: list[str] = config.getoption("--mha-subject")
     if not specs:
-        given = [name for name in ("--mha-case", "--mha-dtype", "--mha-deviations") if config.getoption(name)]
+        given = [
+            name for name in ("--mha-case", "--mha-dtype", "--mha-apart", "--mha-deviations") if config.getoption(name)
+        ]
         if given:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return

@@ -26,6 +26,12 @@ def wrong(weights, queries, keys, values, mask, *, config):
         raise ValueError("heads of width 1\\nare not for me")
     return right(weights, queries, keys, values, mask, config=config) * 1.001
 
+def ends(weights, queries, keys, values, mask, *, config):
+    if config.head_dim == 1:
+        import os
+        os._exit(3)
+    return right(weights, queries, keys, values, mask, config=config)
+
 class Slow:
     def prepare(self, config, weights):
         import time
@@ -84,6 +90,14 @@ def test_a_subject_that_hangs_fails_its_test(run):
     assert code == 1
     assert "no answer within 0.2 s" in output
     assert "2 failed" in output
+
+
+def test_a_subject_apart_that_ends_its_process_fails_its_test(run):
+    code, output = run("--mha-subject", "mine:ends", "--mha-apart", "--mha-dtype", "float64", *CASES)
+    assert code == 1, output
+    assert "1 failed, 1 passed, 1 skipped" in output  # a plain function can't express shifted scores
+    assert "case head-dim-1: did not run" in output
+    assert "its process ended itself with status 3" in output
 
 
 def test_beside_other_tests_and_chosen_by_mark_and_keyword(run, tmp_path):
