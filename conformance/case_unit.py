@@ -14,13 +14,10 @@ from conformance.cases.random import case_from_text, is_case_text
 from conformance.deviations.known import Deviations
 from conformance.judging.result import Result
 from conformance.runner import CaseRunner
-from conformance.workers.described import home_of, live
+from conformance.workers.described import home_of, live, relative_cost
 from conformance.workers.interpreters import Home, Settings
 from conformance.workers.run import run_units
 from conformance.workers.unit import Unit
-
-COMPILED_COST = 8.0
-"""How much longer a case takes on a backend that compiles each layer."""
 
 CHUNK = 21
 """Cases of one unit. Few enough that workers finish together, and many enough that asking for them costs nothing."""
@@ -48,7 +45,7 @@ class CaseUnit(Unit):
 
     @property
     def cost(self) -> float:
-        return len(self.cases) * (COMPILED_COST if getattr(self.subject, "slow_to_prepare", False) else 1.0)
+        return len(self.cases) * relative_cost(self.subject)
 
     def __len__(self) -> int:
         return len(self._asked)

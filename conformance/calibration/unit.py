@@ -13,14 +13,11 @@ from conformance.calibration.calibrate import Outcome, Tightness, of_layer, sele
 from conformance.calibration.draws import DRAWS_PER_LAYER
 from conformance.subjects.subject import Subject
 from conformance.workers import Settings, Unit, run_units
-from conformance.workers.described import home_of, live
+from conformance.workers.described import home_of, live, relative_cost
 from conformance.workers.interpreters import Home
 
 LAYERS = 4
 """Layers of one unit."""
-
-COMPILED_COST = 8.0
-"""How much longer a run takes on a backend that compiles each layer."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,7 @@ class LayerUnit(Unit):
 
     @property
     def cost(self) -> float:
-        slow = getattr(self.subjects[0], "slow_to_prepare", False)
-        return len(self.layers) * len(self.subjects) * (COMPILED_COST if slow else 1.0)
+        return len(self.layers) * len(self.subjects) * relative_cost(self.subjects[0])
 
     def __len__(self) -> int:
         return len(self.layers)

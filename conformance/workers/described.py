@@ -282,6 +282,15 @@ def home_of(subject: Subject) -> Home:
     return subject.home if isinstance(subject, RemoteSubject) else Home(NUMPY)
 
 
+COMPILED_COST = 8.0
+"""How much longer a case takes on a backend that compiles each layer."""
+
+
+def relative_cost(subject: Subject) -> float:
+    """About how long a case takes on a subject, in any measure."""
+    return COMPILED_COST if getattr(subject, "slow_to_prepare", False) else 1.0
+
+
 def live(subject: Any) -> Any:
     """The subject itself where it is only described: called in the worker that it runs in."""
     if isinstance(subject, BackendSubject) and isinstance(subject.backend, DescribedBackend):
