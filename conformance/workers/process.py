@@ -68,6 +68,7 @@ class WorkerProcess:
     Attributes:
         hello: what it said.
         is_ready: whether it has said it.
+        unit: what it does, or did last.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -76,6 +77,7 @@ class WorkerProcess:
     def __init__(self, home: Home, interpreter: str | None = None, threads: int = 1) -> None:
         self.home = home
         self.is_ready = False
+        self.unit: Unit | None = None
         self.interpreter = interpreter
         self._silence = home.time_limit + GRACE_SECONDS
         ours, theirs = socket.socketpair()
@@ -134,6 +136,7 @@ class WorkerProcess:
             WorkerDied: the process ended, or was silent or busy with one item beyond its limit.
             Exception: what the unit raised.
         """
+        self.unit = unit
         self._send(UNIT, unit, start)
         limit = ASKS * self.home.time_limit + GRACE_SECONDS
         while True:
@@ -215,8 +218,13 @@ class WorkerProcess:
         _all.discard(self)
 
 
+def running() -> list[WorkerProcess]:
+    """Every worker of this process that has not ended."""
+    return list(_all)
+
+
 @atexit.register
 def end_all() -> None:
     """End every worker of this process."""
-    for process in list(_all):
+    for process in running():
         process.end()

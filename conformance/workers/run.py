@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from conformance.workers.cluster import Cluster
 from conformance.workers.execute import execute
 from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
@@ -24,30 +25,44 @@ _Event = tuple[int, int, Any]
 def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> Iterator[_Event]:
     """Have all units done; yields (number of the unit, number of the item, answer) as they come, each item once.
 
-    An executor of this machine says each answer at once; any other gives those of a unit together. One that gives
-    up a unit (its scheduler is gone, say) costs the items of it that are not there: their answer is `Unit.lost`.
-    Whoever stops asking, or is interrupted, ends what runs.
+    An executor of this machine says each answer at once; any other gives those of a unit together. What a `Cluster`
+    gives up (its scheduler is gone, say) is done on this machine. Any other executor that gives up a unit costs its
+    items: their answer is `Unit.lost`. Whoever stops asking, or is interrupted, ends what runs.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
     seen: set[tuple[int, int]] = set()
     stopped = threading.Event()
-    futures = []
+    futures: list[Future[list[Any]]] = []
     finished = False
+
+    def submit(number: int, where: Executor) -> None:
+        say = (_Sayer(events, number, stopped),) if isinstance(where, Local) else ()
+        future = where.submit(execute, units[number], settings, *say)
+        futures.append(future)
+        future.add_done_callback(partial(_done, events, number))
+
+    elsewhere = executor if isinstance(executor, Cluster) else None
+    given_back: set[int] = set()
     try:
-        for number, unit in enumerate(units):
-            say = (_Sayer(events, number, stopped),) if isinstance(executor, Local) else ()
-            future = executor.submit(execute, unit, settings, *say)
-            future.add_done_callback(partial(_done, events, number))
-            futures.append(future)
+        for number in range(len(units)):
+            submit(number, executor)
         left = len(units)
         while left:
             try:
                 event = events.get(timeout=0.2)  # in short steps, so that an interrupt gets through
             except Empty:
+                if elsewhere is not None:
+                    elsewhere.look()
                 continue
             if len(event) == 2:
+                number, future = event
+                error = _error(future)
+                if elsewhere is not None and error is not None and number not in given_back:
+                    given_back.add(number)
+                    submit(number, elsewhere.instead(error))
+                    continue
                 left -= 1
-                found = _gathered(units[event[0]], event[0], event[1])
+                found = _gathered(units[number], number, future)
             else:
                 found = [event]
             for unit_number, item, answer in found:
@@ -86,11 +101,20 @@ class _Sayer:
         self.events.put((self.number, item, answer))
 
 
+def _error(future: Future[list[Any]]) -> BaseException | None:
+    """What ended a future that is done instead of answers."""
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error
+
+
 def _gathered(unit: Unit, number: int, future: Future[list[Any]]) -> list[_Event]:
     """All answers of a unit that is done; those of one that was given up say why."""
-    try:
+    error = _error(future)
+    if error is None:
         answers = future.result()
-    except BaseException as error:  # CancelledError is one of those that are no Exception
+    else:
         reason = one_line(error)
         answers = [unit.lost(item, reason) for item in range(len(unit))]
     return [(number, item, answer) for item, answer in enumerate(answers)]

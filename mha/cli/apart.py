@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import CouldNotRun, load_backends, own_subjects
+from mha.cli.common import CouldNotRun, load_backends, own_subjects, warn
 
 if TYPE_CHECKING:
     from conformance.subjects.subject import Subject
+    from conformance.workers.cluster import Cluster
     from conformance.workers.interpreters import Settings
     from mha_core.backend import Backend
+
+SCHEDULER = f"{__name__}.scheduler"
+"""Where the context of a command has the value of --scheduler, so that no command need hand it on."""
+
+
+def _keep_scheduler(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    context.meta[SCHEDULER] = value
+
 
 OPTIONS = (
     click.option(
@@ -31,7 +41,19 @@ OPTIONS = (
         metavar="NAME=PATH",
         help="The interpreter that runs this backend or subject (repeatable), such as one with another NumPy.",
     ),
+    click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        expose_value=False,
+        callback=_keep_scheduler,
+        help="Work on the machines of a Dask cluster: its scheduler's address, such as tcp://10.0.0.1:8786.",
+    ),
 )
+
+
+def _asked_scheduler() -> str | None:
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(SCHEDULER)
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,17 +70,19 @@ class Apart:
     Args:
         workers: processes at a time; 0: none but this one. None: one for each core.
         pythons: "NAME=PATH", as they were given.
+        scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
     """
 
     workers: int | None
     pythons: tuple[str, ...]
+    scheduler: str | None = field(default_factory=_asked_scheduler)
 
     @property
     def in_this_process(self) -> bool:
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Which interpreter runs what. Raises SpecError if that can't be.
+        """Which interpreter runs what. Raises SpecError if that can't be, or the cluster can't be used.
 
         Args:
             specs: the subjects that were asked for.
@@ -66,12 +90,27 @@ class Apart:
         from conformance.workers.interpreters import Settings, interpreters
         from mha_core.backend import names
 
+        if self.scheduler is not None and self.in_this_process:
+            raise CouldNotRun("--scheduler needs worker processes: not --workers 0")
         found = interpreters(self.pythons, [*names(), *specs])
         if found and self.in_this_process:
             raise CouldNotRun(
                 "other interpreters (--python, mha.toml, pyproject.toml) need worker processes: not --workers 0"
             )
+        if self.scheduler is not None:
+            self._cluster  # noqa: B018  # an address where nobody answers ends the command before any work
         return Settings(found)
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        from rich.console import Console
+
+        from conformance.workers.cluster import Cluster
+
+        cluster = Cluster(self.scheduler or "", self.workers, lambda line: warn(Console(stderr=True), [line]))
+        if (context := click.get_current_context(silent=True)) is not None:
+            context.call_on_close(cluster.close)
+        return cluster
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -89,7 +128,7 @@ class Apart:
         from conformance.workers.keep import end_idle
         from conformance.workers.local import Local
 
-        executor = Local(self.workers)
+        executor = Local(self.workers) if self.scheduler is None else self._cluster
         try:
             yield executor
         finally:

@@ -1,4 +1,4 @@
-"""Units of plain numbers, which need no framework."""
+"""Units of plain numbers, and a subject, which need no framework."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from conformance.workers.interpreters import NUMPY, Home
 from conformance.workers.unit import Unit
+from mha_core.dtypes import round_to
+from mha_core.reference import pipeline as reference
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,16 @@ class Squares(Unit):
 
     def lost(self, item: int, reason: str) -> str:
         return f"{self.numbers[item]}: {reason}"
+
+
+class Right:
+    """The reference, as somebody's own subject."""
+
+    name = "right"
+    dtypes = ("float32", "float64")
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def prepare(self, config, weights):
+        return lambda inputs: {"output": round_to(reference.run(config, weights, inputs).output, self.dtype)}
