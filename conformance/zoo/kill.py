@@ -103,18 +103,49 @@ def kill(
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
     """Run every bug on every case in every dtype; `progress` sees each case when it is done."""
-    first_stages: dict[str, dict[str, dict[str, str]]] = {bug.id: {} for bug in bugs}
-    impossible = set()
+    kills = []
     for case in cases:
-        for bug in bugs:
-            try:
-                found = {dtype: first_difference(bug, case, dtype) for dtype in dtypes}
-            except DoesNotApply:
-                impossible.add((bug.id, case.id))
-                continue
-            first_stages[bug.id][case.id] = {dtype: stage for dtype, stage in found.items() if stage is not None}
+        kills.append(kills_of(bugs, case, dtypes))
         progress(case)
-    return KillTable(tuple(bugs), tuple(cases), tuple(dtypes), first_stages, frozenset(impossible))
+    return as_table(bugs, cases, dtypes, kills)
+
+
+@dataclass(frozen=True)
+class Kills:
+    """What one case does to bugs.
+
+    Attributes:
+        first_stages: bug id -> dtype -> the first stage that differs, of each bug that can be made in this case.
+        impossible: the ids of the others.
+    """
+
+    first_stages: Mapping[str, Mapping[str, str]]
+    impossible: tuple[str, ...]
+
+
+def kills_of(bugs: Sequence[Bug], case: Case, dtypes: Sequence[str]) -> Kills:
+    """Run every bug on one case in every dtype."""
+    first_stages, impossible = {}, []
+    for bug in bugs:
+        try:
+            found = {dtype: first_difference(bug, case, dtype) for dtype in dtypes}
+        except DoesNotApply:
+            impossible.append(bug.id)
+            continue
+        first_stages[bug.id] = {dtype: stage for dtype, stage in found.items() if stage is not None}
+    return Kills(first_stages, tuple(impossible))
+
+
+def as_table(bugs: Sequence[Bug], cases: Sequence[Case], dtypes: Sequence[str], kills: Sequence[Kills]) -> KillTable:
+    """The table of what each case does to bugs, in the order of `cases`."""
+    first_stages: dict[str, dict[str, Mapping[str, str]]] = {bug.id: {} for bug in bugs}
+    for case, found in zip(cases, kills, strict=True):
+        for bug_id, stages in found.first_stages.items():
+            first_stages[bug_id][case.id] = stages
+    impossible = frozenset(
+        (bug_id, case.id) for case, found in zip(cases, kills, strict=True) for bug_id in found.impossible
+    )
+    return KillTable(tuple(bugs), tuple(cases), tuple(dtypes), first_stages, impossible)
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:

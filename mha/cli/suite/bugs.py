@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile
+from mha.cli.apart import Apart, worker_options
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
     from rich.table import Table
 
+    from conformance.cases.case import Case
     from conformance.zoo.bug import Bug
     from conformance.zoo.kill import KillTable
 
@@ -30,7 +33,15 @@ SHOWN = 3
 @click.option("--kill", "kill_them", is_flag=True, help="Run the suite over them and print which case kills which.")
 @click.option("--case", "-c", "case_patterns", multiple=True, help="With --kill: only these cases (repeatable).")
 @click.option("--json", "json_path", type=OutputFile(), help="With --kill: also write the whole table to this file.")
-def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, ...], json_path: Path | None) -> None:
+@worker_options
+def bugs(
+    patterns: tuple[str, ...],
+    kill_them: bool,
+    case_patterns: tuple[str, ...],
+    json_path: Path | None,
+    workers: int | None,
+    pythons: tuple[str, ...],
+) -> None:
     """List the bugs that the suite must catch; with --kill, catch them.
 
     Exit status: 0, or 1 if a bug survives that is not listed as equivalent, 2 could not run.
@@ -39,7 +50,6 @@ def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, .
 
     from conformance.cases import table as cases
     from conformance.zoo import registry
-    from conformance.zoo.kill import kill
     from mha_core import SpecError
 
     if not kill_them and (case_patterns or json_path is not None):
@@ -52,14 +62,29 @@ def bugs(patterns: tuple[str, ...], kill_them: bool, case_patterns: tuple[str, .
     if not kill_them:
         console.print(_list(selected))
         return
-    with errors.status("") as status:
-        table = kill(selected, selected_cases, progress=lambda case: status.update(f"{case.id} is done"))
+    table = _killed(errors, selected, selected_cases, Apart(workers, pythons))
     _print(console, table)
     if json_path is not None:
         from mha_core.files.writing import write_json
 
         write_json(json_path, _to_json(table))
     sys.exit(DIFFERENT if table.not_killed() or table.killed_equivalents() else EQUAL)
+
+
+def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], apart: Apart) -> KillTable:
+    """The table, with a progress bar that counts cases."""
+    from conformance.zoo.kill import kill
+    from conformance.zoo.kill_unit import kill_apart
+    from mha_core import BackendError, SpecError
+
+    try:
+        settings = apart.settings()
+        with apart.executor() as executor, progress(errors, len(cases), lambda case: case.id) as advance:
+            if apart.in_this_process:
+                return kill(selected, cases, progress=advance)
+            return kill_apart(selected, cases, executor, settings, progress=advance)
+    except (SpecError, BackendError) as error:
+        raise CouldNotRun(str(error)) from error
 
 
 def _list(selected: Sequence[Bug]) -> Table:

@@ -1,0 +1,85 @@
+"""Cases that kill bugs as a unit of work, for worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from conformance.cases.case import Case
+from conformance.cases.table import select as select_cases
+from conformance.workers.interpreters import NUMPY, Home, Settings
+from conformance.workers.run import run_units
+from conformance.workers.unit import Unit
+from conformance.zoo.bug import Bug
+from conformance.zoo.kill import DTYPES, Kills, KillTable, as_table, kills_of
+from conformance.zoo.registry import select as select_bugs
+from mha_core.errors import BackendError
+
+CASE_SECONDS = 600.0
+"""Far more than all bugs take on the most expensive case: nobody waits for a process that hangs for ever."""
+
+EXPENSIVE_COST = 20.0
+"""How much longer an expensive case takes than another."""
+
+
+@dataclass(frozen=True)
+class KillUnit(Unit):
+    """Cases that are run on bugs; the answer of each is its `Kills`, or one line that says why there are none.
+
+    Args:
+        bugs, cases: ids of the zoo and of the table.
+        dtypes: of the judgement.
+        expensive: whether the cases are.
+    """
+
+    bugs: tuple[str, ...]
+    cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    expensive: bool = False
+
+    @property
+    def home(self) -> Home:
+        return Home(NUMPY, CASE_SECONDS)
+
+    @property
+    def cost(self) -> float:
+        return len(self.cases) * (EXPENSIVE_COST if self.expensive else 1.0)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def run(self, start: int) -> Iterator[Kills]:
+        bugs = select_bugs(self.bugs)
+        for case in self.cases[start:]:
+            yield kills_of(bugs, select_cases((case,))[0], self.dtypes)
+
+    def lost(self, item: int, reason: str) -> str:
+        return reason
+
+
+def kill_apart(
+    bugs: Sequence[Bug],
+    cases: Sequence[Case],
+    executor: Executor,
+    settings: Settings,
+    dtypes: Sequence[str] = DTYPES,
+    progress: Callable[[Case], None] = lambda case: None,
+) -> KillTable:
+    """`conformance.zoo.kill.kill` in worker processes; the bugs are of the zoo and the cases of the table.
+
+    Raises:
+        BackendError: a process died. A table that lacks a case would say that bugs survive.
+    """
+    names = tuple(bug.id for bug in bugs)
+    # Expensive ones begin first, so that nobody waits for the last of them alone.
+    order = sorted(range(len(cases)), key=lambda number: not cases[number].expensive)
+    units = [KillUnit(names, (cases[number].id,), tuple(dtypes), cases[number].expensive) for number in order]
+    found: dict[int, Kills] = {}
+    for unit, _, kills in run_units(units, executor, settings):
+        case = cases[order[unit]]
+        if isinstance(kills, str):
+            raise BackendError(f"case {case.id} could not be run over the bugs: {kills}")
+        found[order[unit]] = kills
+        progress(case)
+    return as_table(bugs, cases, dtypes, [found[number] for number in range(len(cases))])
