@@ -1,14 +1,8 @@
-"""Determinism: check that a rerun in one process, and a run in a fresh one, give equal bits.
-
-`python -m conformance.determinism BACKEND PATH DTYPE TIMES` prints the fingerprints of every case as JSON.
-"""
+"""Determinism: check that a rerun in one process, and a run in a fresh one, give equal bits."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,8 +11,14 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.table import select
 from conformance.subjects.backend import BackendSubject
-from mha_core import SpecError, Trace
+from conformance.subjects.quiet import quiet_stderr
+from conformance.workers.interpreters import Home, Settings
+from conformance.workers.process import WorkerDied, WorkerProcess
+from mha_core import BackendError, SpecError, Trace
 from mha_core.backend import load
+
+SILENCE_SECONDS = 600.0
+"""A framework that compiles may keep Python's lock for long; nobody waits for one that hangs for ever."""
 
 Fingerprints = dict[str, dict[str, str]]
 """Case id -> stage, or "gradients.NAME" -> a hash of its bits."""
@@ -67,33 +67,50 @@ def fingerprints(backend_name: str, path: str, dtype: str, cases: Iterable[Case]
 
 
 def repeatability(
-    backend_name: str, dtype: str, patterns: tuple[str, ...] = (), path: str | None = None
+    backend_name: str,
+    dtype: str,
+    patterns: tuple[str, ...] = (),
+    path: str | None = None,
+    settings: Settings | None = None,
 ) -> Repeatability:
     """Run the cases on one path of a backend, None for its usual one: twice in one fresh process and once in another.
 
     This process is not used, because a framework that is loaded already can change how many threads another has
-    (importing MXNet leaves PyTorch with one), and then other bits come out.
+    (importing MXNet leaves PyTorch with one), and then other bits come out. `settings` says which interpreter is.
 
     Raises:
-        SpecError: a process failed; the message has the last line that it wrote.
+        SpecError: a process can't be started, failed or died; the message says how in one line.
     """
     select(patterns)
-    path = load(backend_name).paths()[0] if path is None else path
-    first, again = _in_fresh_process(backend_name, path, dtype, patterns, times=2)
-    (fresh,) = _in_fresh_process(backend_name, path, dtype, patterns, times=1)
+    settings = settings or Settings()
+    first, again = _in_fresh_process(backend_name, path, dtype, patterns, 2, settings)
+    (fresh,) = _in_fresh_process(backend_name, path, dtype, patterns, 1, settings)
     total = sum(map(len, first.values()))
     return Repeatability(backend_name, dtype, total, _differences(first, again), _differences(first, fresh))
 
 
 def _in_fresh_process(
-    backend_name: str, path: str, dtype: str, patterns: tuple[str, ...], times: int
+    backend_name: str, path: str | None, dtype: str, patterns: tuple[str, ...], times: int, settings: Settings
 ) -> list[Fingerprints]:
-    command = [sys.executable, "-m", "conformance.determinism", backend_name, path, dtype, str(times), *patterns]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
-        raise SpecError(f"a fresh process with {backend_name} in {dtype} failed: {last}")
-    return json.loads(result.stdout.splitlines()[-1])
+    home = Home(backend_name, SILENCE_SECONDS)
+    try:
+        # With as many threads as the framework takes by itself: bits may differ because there are several.
+        process = WorkerProcess(home, settings.interpreter(home), threads=None)
+        try:
+            found: list[Fingerprints] = process.call(_runs, backend_name, path, dtype, patterns, times)
+        finally:
+            process.end()
+    except (WorkerDied, BackendError, SpecError) as error:
+        raise SpecError(f"a fresh process with {backend_name} in {dtype} failed: {error}") from error
+    return found
+
+
+def _runs(backend_name: str, path: str | None, dtype: str, patterns: tuple[str, ...], times: int) -> list[Fingerprints]:
+    """In the worker: the fingerprints of so many runs, one after the other."""
+    with quiet_stderr():
+        path = load(backend_name).paths()[0] if path is None else path
+    cases = select(patterns)
+    return [fingerprints(backend_name, path, dtype, cases) for _ in range(times)]
 
 
 def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
@@ -103,14 +120,3 @@ def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:
         for name, bits in arrays.items()
         if second[case][name] != bits
     )
-
-
-def main() -> None:
-    """Print the fingerprints of TIMES runs as one line of JSON."""
-    backend_name, path, dtype, times, *patterns = sys.argv[1:]
-    cases = select(tuple(patterns))
-    print(json.dumps([fingerprints(backend_name, path, dtype, cases) for _ in range(int(times))]))
-
-
-if __name__ == "__main__":
-    main()

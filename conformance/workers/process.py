@@ -63,7 +63,8 @@ class WorkerProcess:
         home: what it is for.
         interpreter: the program; None for the one that runs this.
         threads: how many threads of OpenMP a framework has, unless the environment says it. More of them than cores
-            wait for each other in turn, which makes a small operation a hundred times slower.
+            wait for each other in turn, which makes a small operation a hundred times slower. None: as many as it
+            takes by itself.
 
     Attributes:
         hello: what it said.
@@ -74,7 +75,7 @@ class WorkerProcess:
         CannotStart: it lacks this project, has another version of it, or does not start.
     """
 
-    def __init__(self, home: Home, interpreter: str | None = None, threads: int = 1) -> None:
+    def __init__(self, home: Home, interpreter: str | None = None, threads: int | None = 1) -> None:
         self.home = home
         self.is_ready = False
         self.unit: Unit | None = None
@@ -91,7 +92,7 @@ class WorkerProcess:
                     stderr=words,  # until it has started: why it did not is one line of ours
                     pass_fds=[theirs.fileno(), stderr.fileno()],
                     start_new_session=True,
-                    env={"OMP_NUM_THREADS": str(threads), **os.environ},
+                    env={**({} if threads is None else {"OMP_NUM_THREADS": str(threads)}), **os.environ},
                 )
             except OSError as error:
                 ours.close()

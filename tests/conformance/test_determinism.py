@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from conformance.determinism import Repeatability, fingerprint, repeatability
+from conformance.workers.interpreters import Settings
+from conformance.workers.process import running
 from mha.cli.main import main
-from mha_core import Trace
+from mha_core import SpecError, Trace
 
 pytestmark = pytest.mark.same_on_newest  # it takes minutes, and each release says it of itself
 
@@ -34,7 +39,7 @@ def test_one_bit_changes_the_fingerprint():
 def test_the_command_reports_and_exits(monkeypatch):
     import conformance.determinism as determinism
 
-    def other_bits(backend_name, dtype, patterns, path):
+    def other_bits(backend_name, dtype, patterns, path, settings):
         return Repeatability(backend_name, dtype, 9, (), ("prime: output",))
 
     equal = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
@@ -59,3 +64,24 @@ def test_bad_arguments_exit_2(arguments, message):
     result = CliRunner().invoke(main, ["determinism", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_the_process_that_dies_is_one_line(tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nkill -9 $$\n")
+    broken.chmod(0o755)
+    with pytest.raises(SpecError) as error:
+        repeatability("torch", "float32", ("prime",), settings=Settings({"torch": str(broken)}))
+    assert "a fresh process with torch in float32 failed" in str(error.value)
+    assert "its process was ended by SIGKILL" in str(error.value)
+    assert not running()
+
+
+def test_another_interpreter_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho started >> "{tmp_path}/starts"\nexec "{sys.executable}" "$@"\n')
+    other.chmod(0o755)
+    found = repeatability("torch", "float32", ("prime",), settings=Settings({"torch": str(other)}))
+    assert found.bitwise
+    assert (tmp_path / "starts").read_text().split() == ["started", "started"]  # two fresh ones

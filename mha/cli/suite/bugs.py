@@ -79,12 +79,16 @@ def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], apa
 
     try:
         settings = apart.settings()
-        with apart.executor() as executor, progress(errors, len(cases), lambda case: case.id) as advance:
+        with apart.executor() as executor, progress(errors, len(cases), _id) as advance:
             if apart.in_this_process:
                 return kill(selected, cases, progress=advance)
             return kill_apart(selected, cases, executor, settings, progress=advance)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
+
+
+def _id(case: Case) -> str:
+    return case.id
 
 
 def _list(selected: Sequence[Bug]) -> Table:

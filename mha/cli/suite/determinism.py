@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, backend_subjects, load_backends
+from mha.cli.apart import Apart, worker_options
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, backend_subjects, progress, warn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.determinism import Repeatability
+    from conformance.subjects.backend import BackendSubject
+    from conformance.workers.interpreters import Settings
 
 
 @click.command()
@@ -14,10 +23,16 @@ from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, backend_subjects, load
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
 @click.option("--path", help="Run the backends on this path. Default: its first, and fast.")
+@worker_options
 def determinism(
-    backend_names: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], path: str | None
+    backend_names: tuple[str, ...],
+    patterns: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    path: str | None,
+    workers: int | None,
+    pythons: tuple[str, ...],
 ) -> None:
-    """Run every case twice in this process and once in a fresh one, forward and backward; compare the bits.
+    """Run every case twice in one fresh process and once in another, forward and backward; compare the bits.
 
     Exit status: 0 the same, 1 different, 2 could not run.
     """
@@ -26,29 +41,71 @@ def determinism(
     from rich.table import Table
 
     from conformance.cases.table import select
-    from conformance.determinism import repeatability
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
     errors = Console(stderr=True)
     table = Table("backend", "dtype", "arrays", "same in one process", "same in a fresh process")
     differing: list[str] = []
+    # Every run has a process of its own, so 0 stands for one at a time.
+    apart = Apart(None if workers is None else max(1, workers), pythons)
+    if apart.scheduler is not None:
+        raise CouldNotRun("mha determinism starts its processes on this machine: leave out --scheduler")
     try:
-        select(patterns)
-        chosen = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
-        backends, absent = load_backends(backend_names, compile_cache=False)
-        subjects, skipped = backend_subjects(backends, chosen, ("cpu",), path)
-        for line in (*absent, *skipped):
-            errors.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        for subject in subjects:
-            with errors.status(escape(f"{subject.name} {subject.dtype}")):
-                found = repeatability(subject.backend.name, subject.dtype, patterns, subject.path)
-            same = [str(found.total - len(names)) for names in (found.in_process, found.fresh)]
-            table.add_row(escape(subject.name), subject.dtype, str(found.total), *same)
-            differing += [f"{subject.name} {subject.dtype} {name}" for name in {*found.in_process, *found.fresh}]
+        with apart.kept():
+            select(patterns)
+            chosen = [check_dtype(dtype) for dtype in dtypes or ("float64", "float32")]
+            settings = apart.settings()
+            backends, absent, broken = apart.backends(backend_names, settings)
+            subjects, skipped = backend_subjects(backends, chosen, ("cpu",), path)
+            warn(errors, [*absent, *broken, *skipped])
+            for subject, found in zip(
+                subjects, _found(errors, subjects, patterns, settings, apart.workers), strict=True
+            ):
+                same = [str(found.total - len(names)) for names in (found.in_process, found.fresh)]
+                table.add_row(escape(subject.name), subject.dtype, str(found.total), *same)
+                differing += [f"{subject.name} {subject.dtype} {name}" for name in {*found.in_process, *found.fresh}]
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
     Console().print(table)
     for name in sorted(differing):
         click.echo(f"different bits: {name}")
-    sys.exit(DIFFERENT if differing else EQUAL)
+    sys.exit(DIFFERENT if differing else COULD_NOT_RUN if broken else EQUAL)
+
+
+def _found(
+    errors: Console,
+    subjects: list[BackendSubject],
+    patterns: tuple[str, ...],
+    settings: Settings,
+    workers: int | None,
+) -> list[Repeatability]:
+    """What each subject does, so many at a time."""
+    from conformance.determinism import repeatability
+    from conformance.workers.keep import end_idle
+    from conformance.workers.local import Local
+    from conformance.workers.process import end_all
+
+    end_idle()  # those that said what a backend has
+    executor = Local(workers)
+    finished = False
+    try:
+        with progress(errors, len(subjects), _of_subject) as advance:
+            futures = [
+                executor.submit(repeatability, subject.backend.name, subject.dtype, patterns, subject.path, settings)
+                for subject in subjects
+            ]
+            found = []
+            for subject, future in zip(subjects, futures, strict=True):
+                found.append(future.result())
+                advance(subject)
+        finished = True
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        if not finished:
+            end_all()
+    return found
+
+
+def _of_subject(subject: BackendSubject) -> str:
+    return f"{subject.name} {subject.dtype}"
