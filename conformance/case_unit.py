@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -9,15 +10,20 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from conformance.cases.case import Case
 from conformance.cases.random import case_from_text, is_case_text
 from conformance.deviations.known import Deviations
+from conformance.judging.expected import Shelf, keep_answers
 from conformance.judging.result import Result
 from conformance.runner import CaseRunner
 from conformance.workers.described import home_of, live, relative_cost
 from conformance.workers.interpreters import Home, Settings
+from conformance.workers.protocol import code_hash, project_version
 from conformance.workers.run import run_units
 from conformance.workers.unit import Unit
+from mha_core.files.kept import Kept, folder_for, kept_folder, machine
 
 CHUNK = 21
 """Cases of one unit. Few enough that workers finish together, and many enough that asking for them costs nothing."""
@@ -59,6 +65,7 @@ class CaseUnit(Unit):
         return self.before is None or item > 0
 
     def run(self, start: int) -> Iterator[Result | None]:
+        keep_answers(_shelf())
         runner = CaseRunner(live(self.subject), self.known)
         for item, case in enumerate(self._asked[start:], start=start):
             result = runner.run(_case(case))
@@ -124,3 +131,14 @@ def _by_id(name: str) -> Case:
     from conformance.cases.table import select
 
     return case_from_text(name) if is_case_text(name) else select((name,))[0]
+
+
+@cache
+def _shelf() -> Shelf | None:
+    """Where this worker finds what others have expected; None if nothing is to be kept."""
+    folder = kept_folder()
+    if folder is None:
+        return None
+    threads = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("OMP_", "OPENBLAS_"))]
+    versions = {"mha-parity": project_version(), "numpy": np.__version__}
+    return Shelf(Kept(folder / "expected" / folder_for(versions, (code_hash(), *threads, machine()))))

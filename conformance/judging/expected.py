@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
@@ -14,6 +17,7 @@ from conformance.bounds.tolerance import allowed_error
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha_core import Trace
+from mha_core.files.kept import Kept
 from mha_core.reference import pipeline as reference
 
 
@@ -44,4 +48,64 @@ def answer(problem: Problem, precision: Precision) -> Expected:
 @lru_cache(maxsize=512)
 def expected(case: Case, precision: Precision) -> Expected:
     """The answer to a case, computed once per precision however many subjects there are."""
-    return answer(case.build(), precision)
+    problem = case.build()
+    kept = None if _shelf is None else _shelf.get(problem, precision)
+    if kept is not None:
+        return kept
+    found = answer(problem, precision)
+    if _shelf is not None:
+        _shelf.put(problem, precision, found)
+    return found
+
+
+class Shelf:
+    """Answers that worker processes share, and that are kept from run to run: the reference's and their bounds.
+
+    Each has a digest, and is found by all that it is made of: the problem, the precision, and, by the name of the
+    folder, the code of this project, NumPy, its threads and the machine. So the bits are those of computing it anew.
+
+    Args:
+        kept: where they are.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    def get(self, problem: Problem, precision: Precision) -> Expected | None:
+        """What was put there; None if there is nothing that is whole."""
+        data = self._kept.get(_key(problem, precision))
+        if data is None:
+            return None
+        arrays = safetensors.numpy.load(data)
+        # A file has its arrays in an order of its own: their names begin with a number.
+        traced, allowed = (
+            {name.split(".", 2)[2]: arrays[name] for name in sorted(arrays) if name.startswith(kind)}
+            for kind in (TRACE, ALLOWED)
+        )
+        return Expected(problem.rounded(precision.storage), Trace.of_arrays(traced), allowed, arrays[WHERE])
+
+    def put(self, problem: Problem, precision: Precision, found: Expected) -> None:
+        """Keep an answer."""
+        arrays = {WHERE: found.where}
+        for kind, named in ((TRACE, found.trace.arrays()), (ALLOWED, found.allowed_error)):
+            arrays |= {f"{kind}{number:03}.{name}": array for number, (name, array) in enumerate(named.items())}
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        self._kept.put(_key(problem, precision), safetensors.numpy.save(whole))
+
+
+TRACE, ALLOWED, WHERE = "trace.", "allowed.", "where"
+"""What the names of arrays in a kept answer begin with, and are."""
+
+_shelf: Shelf | None = None
+
+
+def keep_answers(shelf: Shelf | None) -> None:
+    """Look for answers on a shelf before they are computed, in this process; None: always compute them."""
+    global _shelf
+    _shelf = shelf
+
+
+def _key(problem: Problem, precision: Precision) -> str:
+    return (
+        f"{precision!r} {hashlib.sha256(pickle.dumps((problem.config, problem.weights, problem.inputs))).hexdigest()}"
+    )

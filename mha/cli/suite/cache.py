@@ -1,4 +1,4 @@
-"""`mha cache`: the compiled programs that are kept from run to run."""
+"""`mha cache`: what is kept from run to run: compiled programs, and what the reference gave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mha.cli.common import CouldNotRun
 @click.group(invoke_without_command=True)
 @click.pass_context
 def cache(context: click.Context) -> None:
-    """Say where compiled programs are kept, and how much there is.
+    """Say where compiled programs and the reference's answers are kept, and how much there is.
 
     The environment variable MHA_COMPILE_CACHE names another folder, or is "off".
     """
@@ -23,12 +23,12 @@ def cache(context: click.Context) -> None:
         click.echo(f"off: {SETTING} says so, or there is no home folder")
         return
     sizes = [status.st_size for _, status in pieces(folder)]
-    click.echo(f"{folder}: {len(sizes)} compiled programs, {sum(sizes) / 1e6:.1f} MB")
+    click.echo(f"{folder}: {len(sizes)} programs and answers, {sum(sizes) / 1e6:.1f} MB")
 
 
 @cache.command()
 def clear() -> None:
-    """Remove all compiled programs that are kept, and nothing else."""
+    """Remove all that is kept, and nothing else."""
     from mha_core.files.kept import kept_folder, pieces, remove
 
     folder = kept_folder()
@@ -37,5 +37,5 @@ def clear() -> None:
     before = sum(1 for _ in pieces(folder))
     left = remove(folder)
     if left:
-        raise CouldNotRun(f"{left} of {before} compiled programs in {folder} could not be removed")
-    click.echo(f"{folder}: {before} compiled programs removed")
+        raise CouldNotRun(f"{left} of {before} programs and answers in {folder} could not be removed")
+    click.echo(f"{folder}: {before} programs and answers removed")

@@ -23,12 +23,12 @@ def mha(*arguments: str):
 
 
 def test_it_says_where_and_how_much_and_clears(folder):
-    assert mha("cache").output == f"{folder}: 0 compiled programs, 0.0 MB\n"
+    assert mha("cache").output == f"{folder}: 0 programs and answers, 0.0 MB\n"
     for key in ("one", "two"):
         Kept(folder / "jax").put(key, bytes(1_000_000))
-    assert mha("cache").output == f"{folder}: 2 compiled programs, 2.0 MB\n"
+    assert mha("cache").output == f"{folder}: 2 programs and answers, 2.0 MB\n"
     result = mha("cache", "clear")
-    assert (result.exit_code, result.output) == (0, f"{folder}: 2 compiled programs removed\n")
+    assert (result.exit_code, result.output) == (0, f"{folder}: 2 programs and answers removed\n")
     assert not folder.exists()
 
 
@@ -43,7 +43,7 @@ def test_what_can_not_be_removed_is_said(folder, monkeypatch):
     monkeypatch.setattr("pathlib.Path.unlink", lambda self, **told: None)
     result = mha("cache", "clear")
     assert result.exit_code == 2
-    assert f"1 of 1 compiled programs in {folder} could not be removed" in result.output
+    assert f"1 of 1 programs and answers in {folder} could not be removed" in result.output
 
 
 def test_check_keeps_programs_unless_told_otherwise(folder, backend_names):
