@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class CalibrateOptions:
     workers: int | None
     pythons: tuple[str, ...]
 
-    @property
+    @cached_property
     def apart(self) -> Apart:
         return Apart(self.workers, self.pythons)
 

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,7 +59,7 @@ class CheckOptions:
     workers: int | None
     pythons: tuple[str, ...]
 
-    @property
+    @cached_property
     def apart(self) -> Apart:
         return Apart(self.workers, self.pythons)
 
