@@ -1,16 +1,27 @@
-"""Units of plain numbers, and a subject, which need no framework."""
+"""Work that needs no framework: units of plain numbers, a subject, a calibration."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from conformance.calibration.calibrate import Figures, calibrate
+from conformance.subjects.subject import Subject
 from conformance.workers.interpreters import NUMPY, Home
 from conformance.workers.unit import Unit
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
+
+
+def calibrated(seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]]) -> Figures:
+    """The figures of `calibrate`, to be called in a worker."""
+    figures = Figures()
+    for dtype, group in subjects.items():
+        for wanted, outcome in calibrate(seed, runs, dtype, group):
+            figures.add(wanted, outcome)
+    return figures
 
 
 @dataclass(frozen=True)

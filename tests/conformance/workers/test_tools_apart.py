@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from conformance.calibration.calibrate import Figures, calibrate
+from conformance.calibration.calibrate import Figures
 from conformance.calibration.formulations import formulation
 from conformance.calibration.unit import LayerUnit, calibrate_apart, in_order
 from conformance.subjects.backend import BackendSubject
 from conformance.workers import Local, Settings
 from conformance.workers.described import describe_backend
-from conformance.workers.local import cores
+from conformance.workers.interpreters import NUMPY, Home
+from conformance.workers.keep import take
 from mha.cli.main import main
 from mha_core.backend import load
+from tests.conformance.workers.numbers import calibrated
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes
 
 
-def test_calibration_gives_the_same_figures(monkeypatch):
-    """Also where the last layer is cut, and where its units end in any order."""
-    # As many threads as NumPy has here: the order in which its products are summed depends on them.
-    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(cores())))
+def test_calibration_gives_the_same_figures():
+    """Also where the last layer is cut, and where its units end in any order.
+
+    All of it runs in processes of one kind: the frameworks that are loaded here change the threads of NumPy, and so
+    the order in which its products are summed.
+    """
     subjects = {dtype: [formulation(name, dtype) for name in ("plain", "online")] for dtype in ("float32", "float64")}
-    here = Figures()
-    for dtype, group in subjects.items():
-        for wanted, outcome in calibrate(6, 75, dtype, group):
-            here.add(wanted, outcome)
+    process = take(Home(NUMPY), Settings())
+    here = process.call(calibrated, 6, 75, subjects)
+    process.end()
     apart = Figures()
     with Local(2) as executor:
         found = list(calibrate_apart(6, 75, subjects, executor, Settings()))
