@@ -23,8 +23,11 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
     interpreter = settings.interpreter(home)
     with _lock:
         waiting = _idle[home, interpreter]
-        if waiting:
-            return waiting.pop()
+        while waiting:
+            process = waiting.pop()
+            if process.is_alive:
+                return process
+            process.end()  # it died while it waited, which costs nobody anything
     return WorkerProcess(home, interpreter)
 
 

@@ -104,6 +104,10 @@ class WorkerProcess:
             self.is_ready = True
 
     @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def _where(self) -> str:
         return f"the interpreter {shown(self.interpreter or sys.executable)} of {self.home.name}"
 

@@ -141,3 +141,11 @@ def test_a_thread_goes_on_with_its_home_and_the_first_begins_with_the_most_expen
 
 def test_executing_here_needs_no_executor():
     assert [answer[0] for answer in execute(Squares((2, 3)), Settings())] == [4, 9]
+
+
+def test_a_process_that_dies_while_it_waits_costs_nothing():
+    with Local(1) as executor:
+        ((_, pid),) = gathered([Squares((2,))], executor).values()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert squares(gathered([Squares((3, 5))], executor)) == {(0, 0): 9, (0, 1): 25}
