@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO
 
 from conformance.subjects.in_time import abandoned_threads
 from conformance.workers.protocol import ANSWER, BEAT, BEAT_SECONDS, END, RAISED, UNIT, Hello
@@ -33,6 +34,7 @@ def main() -> None:
     connection.send_bytes(Hello.of_this_process().to_bytes())
     threading.Thread(target=_beat, args=(link, silence + ALONE_SECONDS), name="mha-beat", daemon=True).start()
     while (data := link.receive()) is not None:
+        link.set_busy(True)
         try:
             kind, *content = pickle.loads(data)
             if kind == UNIT:
@@ -41,6 +43,7 @@ def main() -> None:
                 link.send(ANSWER, _called(*content))
         except BaseException as error:  # what a framework or a subject raises belongs to who asked
             link.send(RAISED, plain(error))
+        link.set_busy(False)
     _end()
 
 
@@ -60,6 +63,27 @@ class _Link:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._lock = threading.Lock()
+        self._alarm = threading.Lock()
+        self._busy = threading.Event()
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether somebody waits for an answer: signs of life that nobody reads would fill the connection."""
+        with self._alarm:
+            if busy:
+                self._busy.set()
+            else:
+                self._busy.clear()
+                faulthandler.cancel_dump_traceback_later()
+
+    def wait_until_busy(self, alone: float) -> None:
+        """Wait for work, and let the process be ended if Python can't run for `alone` seconds from now."""
+        while True:
+            self._busy.wait()
+            with self._alarm:
+                if self._busy.is_set():
+                    # It is not a thread of Python that would end the process then, so it needs no lock.
+                    faulthandler.dump_traceback_later(alone, exit=True, file=_nowhere())
+                    return
 
     def send(self, *message: Any) -> None:
         data = pickle.dumps(message)
@@ -75,10 +99,9 @@ class _Link:
 
 
 def _beat(link: _Link, alone: float) -> None:
-    """Say that this process is alive as long as it can run Python, and end it where nobody listens."""
+    """Say that this process is alive while it works and can run Python, and end it where nobody listens."""
     while True:
-        # It is not a thread of Python that would end the process then, so it needs no lock.
-        faulthandler.dump_traceback_later(alone, exit=True, file=_nowhere())
+        link.wait_until_busy(alone)
         try:
             link.send(BEAT)
         except OSError:
@@ -86,10 +109,9 @@ def _beat(link: _Link, alone: float) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def _nowhere(opened: list[Any] = []) -> Any:  # noqa: B006  # one file for the life of the process
-    if not opened:
-        opened.append(open(os.devnull, "w"))  # noqa: SIM115
-    return opened[0]
+@cache
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")  # one file for the life of the process
 
 
 def _unit(link: _Link, unit: Unit, start: int) -> None:

@@ -149,3 +149,12 @@ def test_a_process_that_dies_while_it_waits_costs_nothing():
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert squares(gathered([Squares((3, 5))], executor)) == {(0, 0): 9, (0, 1): 25}
+
+
+def test_a_process_that_waits_says_nothing():
+    process = take(Home("numpy", 30.0), Settings())
+    assert process.call(os.getpid) == process.hello.pid
+    while process._connection.poll(0.2):  # a sign of life that was on its way
+        process._connection.recv_bytes()
+    assert not process._connection.poll(1.5)
+    process.end()
