@@ -61,8 +61,8 @@ def test_the_shown_run_is_one_of_the_present_cases():
     assert f"All {4 * 2 * 2 * len(all_cases())} results are equal to the reference." in README
 
 
-def test_every_page_is_linked_from_the_readme_and_every_link_leads_somewhere():
-    assert set(re.findall(r"\]\(docs/([\w.-]+)\)", README)) == set(DOCS)
+def test_every_link_leads_somewhere():
+    """That every page is found stands in tests/docs: the site's list of pages has them all."""
     for folder, page in ((ROOT, README), *((ROOT / "docs", page) for page in DOCS.values())):
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page):
             assert (folder / target).exists(), target

@@ -1,0 +1,1 @@
+"""The directives of the site. `conf.py` loads every module here that has a `setup`."""

@@ -1,0 +1,44 @@
+"""The site of these pages, which opens from disk: `sphinx-build -W -n --keep-going docs build/site`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXTENSIONS = HERE / "_ext"
+
+# The directives, as package `_ext`; and what they read: the project's own packages, installed or not.
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+project = "mha-parity"
+author = "the mha-parity authors"
+project_copyright = "Apache-2.0"
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_copybutton",
+    *sorted(f"_ext.{path.stem}" for path in EXTENSIONS.glob("*.py") if "\ndef setup(" in path.read_text("utf-8")),
+]
+exclude_patterns = ["_ext/**", "**/__pycache__"]
+
+source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 4  # `page.md#a-heading`, as on a git host
+myst_links_external_new_tab = False
+highlight_language = "none"  # a block without a language is output, not Python
+copybutton_exclude = ".linenos, .gp, .go"
+
+html_theme = "furo"
+html_title = "mha-parity"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+html_show_search_summary = False  # excerpts are fetched, and a page that was opened from disk can't fetch
+pygments_style = "default"
+pygments_dark_style = "github-dark"
+html_theme_options = {"navigation_with_keys": False, "top_of_page_buttons": []}

@@ -1,0 +1,67 @@
+"""The site is whole: every page stands in it, nothing on it asks another host, and it is built alike each time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import ROOT, build
+
+pytestmark = pytest.mark.same_on_newest  # no framework takes part
+
+LARGEST_PAGE = 300_000
+"""Bytes of one page."""
+
+PAGES = sorted(path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_page_stands_in_the_toctree():
+    lists = re.findall(r"^```\{toctree\}\n(.*?)^```", (ROOT / "docs/index.md").read_text(), re.DOTALL | re.MULTILINE)
+    entries = [line for block in lists for line in block.splitlines() if line and not line.startswith(":")]
+    assert sorted(entries) == [str(page.with_suffix("")) for page in PAGES if str(page) != "index.md"]
+
+
+def test_pages_are_small_and_ask_no_other_host(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert len(text.encode()) <= LARGEST_PAGE, page.name
+        # What a browser loads by itself; a link that is followed by a person may lead anywhere.
+        for tag in re.findall(r"<(?:script|img|iframe|source|link|object|embed)\b[^>]*>", text):
+            assert not re.search(r"""(?:src|href|data)=["'](?:https?:)?//""", tag), f"{page.name}: {tag}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_the_second_build_gives_the_same_bytes(site, tmp_path):
+    done = build(ROOT / "docs", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    first, again = files(site), files(tmp_path / "again")
+    assert sorted(first) == sorted(again)
+    assert [name for name in first if first[name] != again[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("```{symbols} ops/heads.py split_headz\n```", "Object named 'split_headz' not found in include file"),
+        ("[there](nowhere.md)", "nowhere.md"),
+        ("```{math}\n\\nonsense{x}\n```", r"no MathML of '\\nonsense{x}'"),
+    ],
+)
+def test_what_is_gone_stops_the_build(page, message, tmp_path):
+    """A symbol of a backend, a page, a command of a formula."""
+    source = tmp_path / "docs"
+    source.mkdir()
+    (tmp_path / "backends").symlink_to(ROOT / "backends")
+    for name in ("conf.py", "_ext", "_static"):
+        (source / name).symlink_to(ROOT / "docs" / name)
+    (source / "index.md").write_text(f"# A page\n\n{page}\n")
+    done = build(source, tmp_path / "site")
+    assert done.returncode == 1
+    assert message in done.stderr
