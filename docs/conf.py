@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     *sorted(f"_ext.{path.stem}" for path in EXTENSIONS.glob("*.py") if "\ndef setup(" in path.read_text("utf-8")),
 ]
-exclude_patterns = ["_ext/**", "**/__pycache__"]
+exclude_patterns = ["_data/**", "_ext/**", "**/__pycache__"]
 
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sphinx.util.docutils import SphinxDirective
 
-from _ext.names import FRAMEWORKS
+from _ext.common import FRAMEWORKS
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 def tabs_of(file: str, symbol: str) -> str:
     """Markdown of the tab set: the symbol in each framework, with the numbers of its lines."""
+    dedent = ":dedent: 4\n" if "." in symbol else ""  # a method
     return "\n".join(
         [
             "::::{tab-set}",
             *(
                 f":::{{tab-item}} {label}\n:sync: {name}\n"
                 f"```{{literalinclude}} /../backends/{name}/{file}\n"
-                f":pyobject: {symbol}\n:language: python\n:caption: backends/{name}/{file}\n:lineno-match:\n```\n:::"
+                f":pyobject: {symbol}\n:language: python\n:caption: backends/{name}/{file}\n"
+                f":lineno-match:\n{dedent}```\n:::"
                 for name, label in FRAMEWORKS.items()
             ),
             "::::",

@@ -1,0 +1,63 @@
+"""`bugs`: the bugs of the zoo that first show at one stage, by what has to be changed.
+
+```{bugs} weights
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _ext.common import Computed, escaped, linked
+from conformance.zoo.registry import all_bugs
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+    from conformance.zoo.bug import Bug
+
+
+def by_fix(stage: str) -> dict[str, list[Bug]]:
+    """What to change -> the bugs of this stage that it mends; the largest group first.
+
+    >>> sum(map(len, by_fix("values").values()))
+    4
+    """
+    groups: dict[str, list[Bug]] = {}
+    for bug in all_bugs():
+        if bug.stage == stage:
+            groups.setdefault(bug.fix, []).append(bug)
+    if not groups:
+        raise ValueError(f"no bug of the zoo shows at {stage!r}")
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def line_of(bug: Bug) -> str:
+    """A bug as an item of a list."""
+    seen = f" Seen in {linked(bug.seen_in)}." if bug.seen_in else ""
+    equal = f" Not found by any input: {escaped(bug.equivalent)}" if bug.equivalent else ""
+    return f"- `{bug.id}`: {escaped(bug.sentence)}{seen}{equal}"
+
+
+class Bugs(Computed):
+    """The directive."""
+
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        """A block to open, since there are up to 89; those that were seen in public code stand before it."""
+        groups = by_fix(self.arguments[0])
+        bugs = [bug for group in groups.values() for bug in group]
+        public = [line_of(bug) for bug in bugs if bug.seen_in]
+        lines = ["Seen in public code:", "", *public, ""] if public else []
+        lines += [f":::{{dropdown}} All {len(bugs)} mistakes that `mha bugs` knows here, and what to change", ""]
+        for fix, group in groups.items():
+            lines += [f"{escaped(fix)}", "", *map(line_of, group), ""]
+        return "\n".join([*lines, ":::"])
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directive."""
+    app.add_directive("bugs", Bugs)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

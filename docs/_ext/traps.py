@@ -1,0 +1,114 @@
+"""`traps`: the known deviations of the frameworks' own layers as cards, from their tables and the last probe.
+
+    ```{traps} torch
+    ```
+
+`docs/_data/seen.json` has what `mha deviations --probe` saw; `python docs/_data/seen.py` makes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _ext.common import Computed, escaped, short
+from conformance.deviations.known import load
+from mha_core.reference.rules import RULES
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+    from conformance.deviations.entry import Deviation
+
+SEEN = Path(__file__).parent.parent / "_data" / "seen.json"
+RULE_OF = {rule.plain: rule for rule in RULES.values()}
+
+
+def framework_of(entry: Deviation) -> str:
+    """Whose layer it is: a backend's name, or "recipes"."""
+    return entry.subject.split(".")[1] if entry.subject.startswith("backends.") else "recipes"
+
+
+def groups_of(framework: str) -> list[list[Deviation]]:
+    """The entries of a framework; those that are one thing in several of its layers stand together."""
+    groups: dict[tuple[str, str, str], list[Deviation]] = {}
+    for entry in load().entries:
+        if framework_of(entry) == framework:
+            groups.setdefault((entry.definition, entry.reason, entry.link), []).append(entry)
+    if not groups:
+        raise ValueError(f"no deviation of {framework!r} is known")
+    order = list(RULE_OF)
+    return sorted(groups.values(), key=lambda group: order.index(group[0].definition))
+
+
+def since(entry: Deviation) -> str:
+    """Where it happens: the releases, and the one that mended it.
+
+    >>> from types import SimpleNamespace
+    >>> since(SimpleNamespace(versions=("jax>=0.4.38,<0.10.1",), only_where=""))
+    'Known of jax>=0.4.38,<0.10.1; mended in jax 0.10.1.'
+    """
+    text = f"Known of {' and '.join(entry.versions)}"
+    mended = [
+        f"{name} {version}" for spec in entry.versions for name, version in re.findall(r"^([\w-]+).*<([\d.]+)", spec)
+    ]
+    text += f"; mended in {' and '.join(mended)}" if mended else ""
+    return f"{text}, where {entry.only_where}." if entry.only_where else f"{text}."
+
+
+def card(group: list[Deviation], seen: dict[str, Any]) -> list[str]:
+    """Markdown of one card."""
+    first = group[0]
+    rule = RULE_OF[first.definition]
+    about = "" if rule.about.endswith("?") else f"{rule.about}: "
+    layers = dict.fromkeys(entry.layer.partition(" ")[2] or entry.layer for entry in group)
+    others = [escaped(entry.summary) for entry in group[1:] if entry.summary != first.summary]
+    found = next((seen[entry.id] for entry in group if seen[entry.id]["outcome"] == "happens"), None)
+    return [
+        *(f"({entry.id})=" for entry in group),
+        "::::{card}",
+        f"**{escaped(first.summary)}**",
+        "",
+        f"You expect: {about}{rule.text} (rule [`{rule.id}`](definition.md))",
+        "",
+        f"Why: {escaped(first.reason)} ([{short(first.link)}]({first.link}))",
+        "",
+        *([f"Seen: {escaped(found['seen'])}", ""] if found else ["Not seen in the releases of the last probe.", ""]),
+        *(f"- {text}" for text in dict.fromkeys(others)),
+        "",
+        f"{since(first)}",
+        "",
+        ":::{card-footer}",
+        f"{', '.join(layers)}: {', '.join(f'`{entry.id}`' for entry in group)}",
+        ":::",
+        "::::",
+        "",
+    ]
+
+
+class Traps(Computed):
+    """The directive."""
+
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        """A heading for each rule that layers of the framework do not follow, and its cards."""
+        seen = json.loads(SEEN.read_text("utf-8"))["seen"]
+        lines: list[str] = []
+        before = ""
+        for group in groups_of(self.arguments[0]):
+            rule = RULE_OF[group[0].definition]
+            if rule.id != before:
+                before = rule.id
+                lines += [f"### {rule.id.replace('-', ' ').capitalize()}", ""]
+            lines += card(group, seen)
+        return "\n".join(lines)
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directive."""
+    app.add_directive("traps", Traps)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,29 @@
+"""What pages show is what the code and the tables have: mistakes, deviations, numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from _ext import traps
+
+from conformance.deviations.known import load
+from conformance.zoo.registry import all_bugs
+
+pytestmark = pytest.mark.same_on_newest  # tables and pages; no framework takes part
+
+
+def test_every_deviation_is_a_card(site):
+    page = (site / "traps.html").read_text()
+    missing = [entry.id for entry in load().entries if f'id="{entry.id}"' not in page]
+    assert missing == []
+    seen = json.loads(traps.SEEN.read_text())["seen"]
+    assert list(seen) == [entry.id for entry in load().entries], "docs/_data/seen.py makes seen.json anew"
+    assert {found["outcome"] for found in seen.values()} <= {"happens", "not here", "other version"}
+
+
+def test_every_bug_of_the_zoo_stands_at_its_stage(site):
+    page = (site / "stages.html").read_text()
+    for bug in all_bugs():
+        part = page.partition(f'<section id="{bug.stage}">')[2].partition("</section>")[0]
+        assert f">{bug.id}<" in part, bug.id
