@@ -10,6 +10,8 @@ The bounds hold while nothing overflows and the subject computes with the precis
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,9 +35,25 @@ def allowed_error(state: State, precision: Precision) -> dict[str, NDArray]:
     Returns:
         Stage name -> array of the stage's shape; "gradients.NAME" -> array of the gradient's shape.
     """
+    return _smaller(_all_bounds, state, precision)
+
+
+def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
+    """The error allowed in each element of the result of every step, by the step's name, as `allowed_error` has it.
+
+    Gradients that a step gives in a dict are there by "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
+    have no entry, and none that gives None.
+    """
+    return _smaller(_bounds_of_steps, state, precision)
+
+
+def _smaller(
+    bounds_of: Callable[[State, Rounding], dict[str, Bounded]], state: State, precision: Precision
+) -> dict[str, NDArray]:
+    """The smaller of both bounds, for the roundings of both sides; exact where the definition is."""
     with np.errstate(all="ignore"):  # NaN and infinity are data; their places are compared exactly
-        worst = _all_bounds(state, Rounding(precision, probabilistic=False))
-        likely = _all_bounds(state, Rounding(precision, probabilistic=True))
+        worst = bounds_of(state, Rounding(precision, probabilistic=False))
+        likely = bounds_of(state, Rounding(precision, probabilistic=True))
         sides = 2.0 if precision.storage == "float64" else 1.0
         allowed = {name: sides * np.fmin(worst[name].e, likely[name].e) for name in worst}
     for array in allowed.values():
@@ -67,6 +85,15 @@ def _all_bounds(state: State, rounding: Rounding) -> dict[str, Bounded]:
     found: dict[str, Bounded] = {name: bounds[name] for name in STAGES}
     if state.inputs.cotangent is not None:
         found.update({f"{GRADIENT}{name}": gradient for name, gradient in collect_gradients(bounds).items()})
+    return found
+
+
+def _bounds_of_steps(state: State, rounding: Rounding) -> dict[str, Bounded]:
+    """Step, or "STEP.NAME" of a gradient that it gives in a dict -> its bound."""
+    found: dict[str, Bounded] = {}
+    for step, bound in step_bounds(state, rounding).steps.items():
+        named = {f"{step}.{name}": one for name, one in bound.items()} if isinstance(bound, dict) else {step: bound}
+        found.update({name: one for name, one in named.items() if isinstance(one, Bounded)})
     return found
 
 

@@ -1,0 +1,1 @@
+"""Commands for learning: `mha learn` and what goes with it."""

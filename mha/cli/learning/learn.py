@@ -1,0 +1,239 @@
+"""`mha learn`: exercises that name the mistake."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from mha.learn.exercise import Exercise
+    from mha.learn.judge import Verdict
+
+FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
+COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
+
+FOLDER = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("."),
+    help="Where the exercises are; the current folder by default.",
+)
+TIME_LIMIT = click.option(
+    "--time-limit", type=click.FloatRange(0.1, 1e6), default=10.0, show_default=True, help="Seconds for one exercise."
+)
+FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
+
+
+@click.group()
+def learn() -> None:
+    """Exercises: write a step of attention, and be told which mistake is in it.
+
+    `mha learn start DIR` writes small files; `cd DIR`, edit one, and `mha learn check NAME` judges it. Hints go
+    deeper level by level. What passes is done: nothing else is kept.
+
+    Exit status of check: 0 all right; 1 something is wrong or still to be written; 2 something gave no answer.
+    """
+
+
+@learn.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--framework",
+    "frameworks",
+    type=click.Choice(FRAMEWORKS),
+    multiple=True,
+    help="Translations into this framework (repeatable); into NumPy by default.",
+)
+def start(folder: Path, frameworks: tuple[str, ...]) -> None:
+    """Write the exercises into FOLDER. Files that are there stay as they are."""
+    from mha.learn.folder import start as write
+    from mha_core import SpecError
+
+    try:
+        written, kept = write(folder, frameworks or ("numpy",))
+    except (SpecError, OSError) as error:
+        raise CouldNotRun(str(error)) from error
+    also = f"; {len(kept)} were there, and stay as they are" if kept else ""
+    click.echo(f"{len(written)} exercises written to {folder}{also}.")
+    click.echo(f"Begin with:  cd {folder}  and edit write/softmax.py;  mha learn check softmax  judges it.")
+
+
+@learn.command(name="list")
+@FRAMEWORK
+def listing(framework: str) -> None:
+    """List the exercises."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mha.learn.exercises import TRACKS, all_exercises
+
+    table = Table("track", "exercise", "task")
+    for track, about in TRACKS.items():
+        table.add_row(track, "", about, style="bold")
+        for exercise in all_exercises((framework,)):
+            if exercise.track == track:
+                table.add_row("", exercise.name, exercise.task)
+        table.add_section()
+    Console().print(table)
+
+
+@learn.command()
+@click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Judge again whenever a file is saved, until Ctrl-C.")
+@FOLDER
+@TIME_LIMIT
+def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> None:
+    """Judge the exercise NAME, or all whose files are in the folder."""
+    from rich.console import Console
+
+    from mha.learn.exercises import exercise
+    from mha.learn.folder import there
+    from mha_core import SpecError
+
+    try:
+        chosen = [exercise(name)] if name else there(folder)
+        if name and not (folder / chosen[0].file).is_file():
+            there(folder)
+            raise SpecError(f"there is no {chosen[0].file} in {folder}; `mha learn start {folder}` writes it")
+    except SpecError as error:
+        raise CouldNotRun(str(error)) from error
+    console = Console()
+    try:
+        verdicts = _judged(console, chosen, folder, time_limit)
+        if watch:
+            _watch(console, chosen, folder, time_limit)
+    finally:
+        _end()
+    sys.exit(exit_of(verdicts))
+
+
+def exit_of(verdicts: Sequence[Verdict]) -> int:
+    """1 if something is wrong or to be written, else 2 if something gave no answer, else 0."""
+    statuses = {verdict.status for verdict in verdicts}
+    return DIFFERENT if statuses & {"wrong", "to do"} else EQUAL if statuses <= {"right"} else COULD_NOT_RUN
+
+
+def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> list[Verdict]:
+    """Judge and print: one in full, several in a line each."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from mha.learn.judge import judge
+
+    if len(chosen) == 1:
+        verdict = judge(chosen[0], folder, time_limit=time_limit)
+        console.print(_line(verdict), soft_wrap=True)
+        if verdict.printed:
+            shown = verdict.printed.splitlines()[:8]
+            console.print(Text("it printed: " + "\n            ".join(shown)), style="dim", soft_wrap=True)
+        if verdict.status in ("wrong", "no answer", "to do"):
+            console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
+        return [verdict]
+    verdicts = []
+    with progress(Console(stderr=True), len(chosen), _name_of) as advance:
+        for one in chosen:
+            verdicts.append(judge(one, folder, time_limit=time_limit))
+            advance(verdicts[-1])
+    for verdict in verdicts:
+        console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
+    right = sum(verdict.status == "right" for verdict in verdicts)
+    console.print(f"{right} of {len(verdicts)} exercises are right.")
+    return verdicts
+
+
+def _name_of(verdict: Verdict) -> str:
+    return verdict.exercise.name
+
+
+def _line(verdict: Verdict) -> Text:
+    from rich.text import Text
+
+    text = Text(f"{verdict.exercise.name:<26}")
+    text.append(f"{verdict.status:<11}", style=COLOURS[verdict.status])
+    text.append(verdict.line)
+    return text
+
+
+def _watch(console: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> None:
+    """Judge what was saved, until an interrupt."""
+    import time
+
+    console.print("Watching; Ctrl-C ends it.", style="dim")
+    seen = {one.name: _saved(folder / one.file) for one in chosen}
+    try:
+        while True:
+            time.sleep(0.3)
+            changed = [one for one in chosen if _saved(folder / one.file) != seen[one.name]]
+            for one in changed:
+                seen[one.name] = _saved(folder / one.file)
+                _judged(console, [one], folder, time_limit)
+    except KeyboardInterrupt:
+        console.print()
+
+
+def _saved(path: Path) -> tuple[int, int]:
+    """When a file was saved, and its size; zeros if it is not there, as for a moment while an editor saves it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+@learn.command()
+@click.argument("name")
+@click.option("--level", type=click.IntRange(1, 4), default=2, show_default=True, help="How much is said.")
+@FRAMEWORK
+@FOLDER
+@TIME_LIMIT
+def hint(name: str, level: int, framework: str, folder: Path, time_limit: float) -> None:
+    """Say what is wrong with the exercise NAME as it is now.
+
+    Level 1: the first wrong element. 2: what is wrong. 3: what to change. 4: the real function, in NumPy and in the
+    chosen framework.
+    """
+    from mha.learn.exercises import exercise
+    from mha.learn.hints import DEEPEST
+    from mha.learn.hints import hint as said
+    from mha_core import SpecError
+
+    try:
+        click.echo(said(exercise(name), folder, level, framework, time_limit=time_limit))
+    except SpecError as error:
+        raise CouldNotRun(str(error)) from error
+    finally:
+        _end()
+    if level < DEEPEST:
+        click.echo(f"\nDeeper:  mha learn hint {name} --level {level + 1}")
+
+
+@learn.command()
+@click.argument("name")
+@FRAMEWORK
+def show(name: str, framework: str) -> None:
+    """Print the real function of the exercise NAME: the answer."""
+    from mha.learn.exercises import exercise
+    from mha.learn.hints import real
+    from mha_core import SpecError
+
+    try:
+        click.echo(real(exercise(name), framework))
+    except SpecError as error:
+        raise CouldNotRun(str(error)) from error
+
+
+def _end() -> None:
+    """End the processes in which files ran."""
+    from conformance.workers.keep import end_idle
+
+    end_idle()

@@ -1,0 +1,127 @@
+"""The cases of an exercise worked out: what its function gets, what it must give, and how far off it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.bounds.tolerance import allowed_error_of_steps
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from mha.learn.exercise import StepExercise
+from mha_core.reference import pipeline as reference
+from mha_core.reference.backward import BACKWARD
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State, Step
+
+PRECISION = Precision.of("float64")
+PIPELINE = {**FORWARD, **BACKWARD}
+
+
+class _Errors(dict[str, Any]):
+    """Step -> the error allowed in its result; 0 for what holds no numbers, and by name for gradients in a dict."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        for name, array in allowed_error_of_steps(state, PRECISION).items():
+            step, _, gradient = name.partition(".")
+            if gradient:
+                self.setdefault(step, {})[gradient] = array
+            else:
+                self[name] = array
+        self._state = state
+
+    def __missing__(self, name: str) -> NDArray:
+        return np.zeros(self._state[name].shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One case of one exercise.
+
+    Attributes:
+        case, problem, state: the case, its problem, and the reference's run of it.
+        arguments: of the function, in their order.
+        wanted: what it must return.
+        allowed: the error allowed in each element of that.
+    """
+
+    case: Case
+    problem: Problem
+    state: State
+    arguments: tuple[Any, ...]
+    wanted: tuple[NDArray, ...]
+    allowed: tuple[NDArray, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are in and out."""
+        given = [argument.size for argument in self.arguments if isinstance(argument, np.ndarray)]
+        return sum(given) + sum(array.size for array in self.wanted)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An exercise with its cases worked out, each once."""
+
+    exercise: StepExercise
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Those that judge."""
+        return tuple(self._place(case) for case in self.exercise.judged_by)
+
+    @cached_property
+    def tiny(self) -> tuple[Place, ...]:
+        """Those that are small enough to be followed by hand."""
+        return tuple(self._place(case) for case in self.exercise.tiny)
+
+    def _place(self, case: Case) -> Place:
+        problem = case.build()
+        inputs = problem.inputs if self.exercise.backward else replace(problem.inputs, cotangent=None)
+        state = reference.run_state(problem.config, problem.weights, inputs)
+        errors = _Errors(state)
+        return Place(
+            case,
+            problem,
+            state,
+            tuple(_contiguous(argument.read(state)) for argument in self.exercise.arguments),
+            tuple(np.asarray(one.read(state.arrays)) for one in self.exercise.returned),
+            tuple(np.asarray(one.read(errors)) for one in self.exercise.returned),
+        )
+
+    def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
+        """What the part of the pipeline gives with these steps in it, from the reference's own arrays before it."""
+        state = replace(place.state, arrays=dict(place.state.arrays))
+        with np.errstate(all="ignore"):
+            for name in self._covered():
+                state.arrays[name] = steps.get(name, PIPELINE[name])(state)
+        return tuple(np.asarray(one.read(state.arrays)) for one in self.exercise.returned)
+
+    def _covered(self) -> Iterator[str]:
+        return (name for name in PIPELINE if name in self.exercise.covers)
+
+
+def _contiguous(value: Any) -> Any:
+    """An array as a learner expects it, with memory of its own."""
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
+
+
+@cache
+def bench(exercise: StepExercise) -> Bench:
+    """The Bench of an exercise, made once."""
+    return Bench(exercise)
+
+
+def distance(array: NDArray, wanted: NDArray) -> NDArray:
+    """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
+    with np.errstate(all="ignore"):
+        error = np.abs(array.astype(np.float64) - wanted.astype(np.float64))
+    alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
+    return np.where(alike, 0.0, np.where(np.isfinite(array) & np.isfinite(wanted), error, np.inf))

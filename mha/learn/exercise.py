@@ -1,0 +1,177 @@
+"""What an exercise is: a row of a table, with the function to write, its arguments, and the cases that judge it.
+
+A step exercise stands for a part of the reference's pipeline. Its function gets what the reference has before that part
+and gives what the reference has after it; the bugs of the zoo that are in that part are its mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case
+from mha_core.reference.state import State
+
+NUMPY = "numpy"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a function to write.
+
+    name, about: as its docstring has them. read: its value, from the reference's run of a case.
+    """
+
+    name: str
+    about: str
+    read: Callable[[State], Any]
+
+
+@dataclass(frozen=True)
+class Returned:
+    """One array that a function returns.
+
+    Attributes:
+        name: as messages have it.
+        about: its dtype and shape.
+        read: the array, from any arrays by the names of steps: those of the reference, or their allowed errors.
+    """
+
+    name: str
+    about: str
+    read: Callable[[Mapping[str, Any]], NDArray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """One exercise.
+
+    Args:
+        name: as `mha learn check` takes it; with underscores it is the name of the function and of the file.
+        track: the folder in which its file stands.
+        task: what to write, in a sentence or two.
+        rules: ids of the rules of the definition that it is about.
+        answer: where the real function is in NumPy, module:symbol; more than one where it has parts.
+        answer_in: the same in each backend, by the module below `backends.NAME`.
+        dialect: the framework that it is written in.
+    """
+
+    name: str
+    track: str
+    task: str
+    rules: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()
+    answer_in: tuple[str, ...] = ()
+    dialect: str = NUMPY
+
+    @property
+    def function(self) -> str:
+        """The name of the function to write."""
+        return self.name.replace("-", "_")
+
+    @property
+    def file(self) -> str:
+        """Where it stands in the learner's folder."""
+        return f"{self.track}/{self.name.replace('-', '_')}.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepExercise(Exercise):
+    """Write a part of the reference's pipeline.
+
+    Args:
+        arguments, returned: of the function.
+        covers: the steps of the pipeline that it stands for, in their order.
+        cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
+        tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
+        broadcasts: whether its answer may be anything that broadcasts to the shape asked for.
+        backward: whether it needs gradients.
+        given: module:symbol in which it is given, for one that is to be translated.
+    """
+
+    arguments: tuple[Argument, ...]
+    returned: tuple[Returned, ...]
+    covers: tuple[str, ...]
+    cases: tuple[str | Case, ...]
+    tiny: tuple[Case, ...] = ()
+    broadcasts: bool = False
+    backward: bool = False
+    given: str = ""
+    function_name: str = ""
+
+    @property
+    def function(self) -> str:
+        return self.function_name or super().function
+
+    @property
+    def signature(self) -> str:
+        """Such as softmax(scores, allowed)."""
+        return f"{self.function}({', '.join(argument.name for argument in self.arguments)})"
+
+    @cached_property
+    def judged_by(self) -> tuple[Case, ...]:
+        """The cases themselves."""
+        from conformance.cases.table import select
+
+        return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatchExercise(Exercise):
+    """Choose sizes, a mask and inputs that show a hidden bug.
+
+    Args:
+        bug: its id in the zoo.
+        shown_by: the id of a case that shows it, for the last hint.
+    """
+
+    bug: str
+    shown_by: str
+
+    @property
+    def function(self) -> str:
+        return "problem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerExercise(Exercise):
+    """Write a whole layer, judged as `mha check --subject` does.
+
+    Args:
+        subject: the name in the file that is judged.
+        first: the ids of the cases that come first; the others follow where these are right.
+        code: what its file begins with.
+    """
+
+    subject: str
+    first: tuple[str, ...]
+    code: str
+
+    @property
+    def function(self) -> str:
+        return self.subject
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One number of an experiment: the arguments of the call, and where its result must lie."""
+
+    arguments: tuple[Any, ...]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersExercise(Exercise):
+    """Write an experiment; its numbers must lie within intervals."""
+
+    parameters: tuple[str, ...]
+    intervals: tuple[Interval, ...] = field(default=())
+
+    @property
+    def signature(self) -> str:
+        return f"{self.function}({', '.join(self.parameters)})"

@@ -1,0 +1,159 @@
+"""What is said of an exercise, level by level, so that the answer is not given away.
+
+Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
+where no bug explains it, the smallest case that fails, in numbers. 3: what to change. 4: the real function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.cases.table import select
+from conformance.diagnosis.diagnose import Diagnosis
+from conformance.workers.process import WorkerDied
+from conformance.zoo.bug import Bug
+from conformance.zoo.registry import select as select_bugs
+from mha.learn.bench import Place, bench
+from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExercise
+from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, judge, run_on, verdict_of
+from mha.learn.names import explained
+from mha.learn.running.layering import SECONDS, diagnosed
+from mha.learn.running.workshop import ask
+from mha.learn.sources import answers
+from mha.learn.words import described, written_out
+from mha_core.reference.rules import RULES
+
+DEEPEST = 4
+"""The level that gives the answer."""
+
+
+def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> str:
+    """The hint of one level, on what the learner's file gives now.
+
+    Args:
+        exercise, folder, time_limit: as `judge` takes them.
+        level: 1 to `DEEPEST`.
+        framework: whose real function is shown beside NumPy's, on the deepest level.
+    """
+    if level == DEEPEST:
+        return real(exercise, framework)
+    verdict = judge(exercise, folder, time_limit=time_limit)
+    lines = [f"{exercise.name}: {verdict.status}, {verdict.line}"]
+    if level > 1:
+        lines += ["", _deeper(exercise, verdict, folder, level)]
+    return "\n".join(lines)
+
+
+def real(exercise: Exercise, framework: str) -> str:
+    """The real function: the answer."""
+    if isinstance(exercise, CatchExercise):
+        return _case_that_shows(exercise)
+    return "\n\n\n".join(f"# {symbol}\n{text}" for symbol, text in answers(exercise, framework).items())
+
+
+def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> str:
+    if isinstance(exercise, CatchExercise):
+        return _of_hidden(exercise, level)
+    if verdict.status == "wrong" and isinstance(exercise, StepExercise):
+        return of_answers(exercise, verdict, folder, level)
+    if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
+        return _of_layer(exercise, folder, level)
+    return _rules(exercise)
+
+
+def _rules(exercise: Exercise) -> str:
+    """What the definition says of it."""
+    told = [f"The rule {id!r}. {RULES[id].plain}" for id in exercise.rules]
+    return "\n".join(told or [exercise.task])
+
+
+# A step ------------------------------------------------------------------------------------------------
+
+
+def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, level: int) -> str:
+    """The bugs that explain what a step gives in every case; else the smallest case that fails, in numbers."""
+    found = explained(exercise, verdict.answers)
+    if found:
+        return told(found, level)
+    smallest = "" if folder is None else _smallest(exercise, verdict, folder)
+    return "\n".join(["No known mistake, and no two of them, give what yours gives in every case.", smallest]).strip()
+
+
+def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:
+    """Explanations in words: what all of them share, then the rest of each."""
+    common = [bug for bug in found[0] if all(bug in other for other in found)]
+    lines = []
+    if len(found[0]) > 1:
+        lines.append("Two things are wrong:")
+    lines += [_of_bug(bug, level) for bug in common]
+    rest = [[bug for bug in one if bug not in common] for one in found]
+    if len(found) > 1:
+        lines.append("One of these, which the cases can't tell apart:")
+        lines += ["\n  and\n".join(_of_bug(bug, level) for bug in one) for one in rest]
+    return "\n".join(lines)
+
+
+def _of_bug(bug: Bug, level: int) -> str:
+    seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
+    lines = [f"  {bug.id}: {bug.sentence}{seen}"]
+    if level > 2:
+        lines.append(f"    What to change: {bug.fix}")
+    return "\n".join(lines)
+
+
+def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
+    """The smallest case in which it fails."""
+    path = str((folder / exercise.file).resolve())
+    tiny = bench(exercise).tiny
+    tried: list[tuple[Place, tuple]] = []
+    if tiny:
+        try:
+            attempt = run_on(exercise, path, tiny)
+            tried = list(zip(tiny, attempt.answers, strict=False))
+        except WorkerDied:
+            tried = []
+    tried += list(zip(bench(exercise).places, verdict.answers, strict=False))
+    failing = [(place, answer) for place, answer in tried if first_wrong(exercise, place, answer)]
+    if not failing:
+        return ""
+    place, answer = min(failing, key=lambda one: one[0].size)
+    return "The smallest case that fails:\n" + written_out(exercise, place, answer)
+
+
+# The others --------------------------------------------------------------------------------------------
+
+
+def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
+    path = str((folder / exercise.file).resolve())
+    try:
+        found: Diagnosis | str = ask(
+            exercise.dialect, 60.0 * SECONDS, diagnosed, path, exercise.subject, exercise.first
+        )
+    except WorkerDied as death:
+        return str(death)
+    if isinstance(found, str):
+        return found
+    hypotheses = found.explanations or found.partly
+    if not hypotheses:
+        return "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
+    return told([hypothesis.bugs for hypothesis in hypotheses], level)
+
+
+def _of_hidden(exercise: CatchExercise, level: int) -> str:
+    bug = select_bugs((exercise.bug,))[0]
+    if level == 2:
+        return f"The hidden bug first shows in the stage {bug.stage!r}."
+    return f"The hidden bug: {bug.sentence}"
+
+
+def _case_that_shows(exercise: CatchExercise) -> str:
+    """A case of the suite that shows the hidden bug, and the fix."""
+    bug = select_bugs((exercise.bug,))[0]
+    case = select((exercise.shown_by,))[0]
+    return (
+        f"{_of_bug(bug, DEEPEST)}\n  The case {case.id} shows it: {described(case.build())}. It catches {case.catches}."
+    )
+
+
+__all__ = ["DEEPEST", "hint", "of_answers", "real", "told", "verdict_of"]

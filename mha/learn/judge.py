@@ -1,0 +1,201 @@
+"""Judge a learner's file: right, wrong with the first wrong element, still to be written, or without an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.workers.process import WorkerDied
+from mha.learn.bench import Place, bench, distance
+from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.running.attempt import Asked, Attempt, attempt, measured
+from mha.learn.running.catching import Chosen, caught, chosen
+from mha.learn.running.layering import SECONDS, Layered, judged
+from mha.learn.running.workshop import ask, why_not
+from mha.learn.words import at, described
+
+TIME_LIMIT = 10.0
+"""Seconds that a file may take for all calls of an exercise."""
+
+Status = Literal["right", "wrong", "to do", "no answer", "can't run"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one exercise.
+
+    Attributes:
+        exercise: it.
+        status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
+            no such thing as it must; "can't run": its framework is not here.
+        line: one sentence.
+        answers: of each case, where they could be compared.
+        printed: the beginning of what the file printed.
+    """
+
+    exercise: Exercise
+    status: Status
+    line: str
+    answers: tuple[tuple[NDArray, ...], ...] = ()
+    printed: str = ""
+
+
+def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -> Verdict:
+    """Judge the file of an exercise in a folder.
+
+    Args:
+        exercise: it.
+        folder: as `mha learn start` writes it.
+        time_limit: seconds that the file may take. It runs in a process of its own, which is ended then.
+    """
+    missing = why_not(exercise.dialect)
+    if missing:
+        return Verdict(exercise, "can't run", missing)
+    path = str((folder / exercise.file).resolve())
+    try:
+        if isinstance(exercise, StepExercise):
+            return _judge_step(exercise, path, time_limit)
+        if isinstance(exercise, CatchExercise):
+            return _judge_catch(exercise, path, time_limit)
+        if isinstance(exercise, LayerExercise):
+            return _judge_layer(exercise, path)
+        assert isinstance(exercise, NumbersExercise)
+        return _judge_numbers(exercise, path, time_limit)
+    except WorkerDied as death:
+        return Verdict(exercise, "no answer", str(death))
+
+
+# A step ------------------------------------------------------------------------------------------------
+
+
+def _judge_step(exercise: StepExercise, path: str, time_limit: float) -> Verdict:
+    return verdict_of(exercise, run_on(exercise, path, bench(exercise).places, time_limit))
+
+
+def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
+    """Run the file on these cases, in the process of its framework."""
+    asked = Asked(
+        path,
+        exercise.function,
+        tuple(argument.name for argument in exercise.arguments),
+        names_of(exercise),
+        tuple((place.arguments, tuple(one.shape for one in place.wanted)) for place in places),
+        exercise.dialect,
+    )
+    found: Attempt = ask(exercise.dialect, time_limit, attempt, asked)
+    return found
+
+
+def names_of(exercise: StepExercise) -> tuple[str, ...]:
+    """The names of the arrays that it returns."""
+    return tuple(one.name for one in exercise.returned)
+
+
+def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
+    """The verdict on what a function gave: the first thing that is wrong with it."""
+    places = bench(exercise).places
+    answers, form = [], ""
+    for place, answer in zip(places, tried.answers, strict=False):
+        pairs = [_formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True)]
+        answers.append(tuple(array for array, _ in pairs))
+        wrong = [f"{name} {said}" for name, (_, said) in zip(names_of(exercise), pairs, strict=True) if said]
+        form = form or (f"{wrong[0]} (case {place.case.id}: {described(place.problem)})" if wrong else "")
+    whole = tuple(answers) if len(answers) == len(places) else ()
+    if form:
+        return Verdict(exercise, "wrong", form, whole, tried.printed)
+    for place, given in zip(places, answers, strict=False):
+        line = first_wrong(exercise, place, given)
+        if line:
+            return Verdict(exercise, "wrong", line, whole, tried.printed)
+    if tried.problem:
+        where = (
+            "" if not answers else f" (case {places[len(answers)].case.id}: {described(places[len(answers)].problem)})"
+        )
+        return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem + where, printed=tried.printed)
+    return Verdict(exercise, "right", f"equal within the float64 bound in {len(places)} cases", whole, tried.printed)
+
+
+def _formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> tuple[NDArray, str]:
+    """The array in the shape asked for, if it can have it; and what is wrong with its dtype or shape."""
+    if exercise.broadcasts and array.shape != wanted.shape:
+        try:
+            array = np.broadcast_to(array, wanted.shape)
+        except ValueError:
+            return array, f"has shape {array.shape}, which does not broadcast to {wanted.shape}"
+    if array.shape != wanted.shape:
+        return array, f"has shape {array.shape}; it must be {wanted.shape}"
+    if array.dtype != wanted.dtype:
+        return array, f"is {array.dtype}; it must be {wanted.dtype}"
+    return array, ""
+
+
+def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
+    """The first wrong element in words; "" if there is none."""
+    for name, array, wanted, allowed in zip(names_of(exercise), answer, place.wanted, place.allowed, strict=True):
+        if array.shape != wanted.shape:
+            return f"{name} has shape {array.shape}; it must be {wanted.shape}"
+        wrong = distance(array, wanted) > allowed
+        if wrong.any():
+            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+            got, right = (_number(one[index]) for one in (array, wanted))
+            return (
+                f"{name}{at(index)} is {got}, expected {right}; {int(wrong.sum())} of {wrong.size} differ "
+                f"(case {place.case.id}: {described(place.problem)})"
+            )
+    return ""
+
+
+def _number(value: np.generic) -> str:
+    """An element as short as it can be read.
+
+    >>> _number(np.float64(1) / 3), _number(np.bool_(True))
+    ('0.33333333', 'True')
+    """
+    return f"{value:.8g}" if isinstance(value, np.floating) else str(value)
+
+
+# The others --------------------------------------------------------------------------------------------
+
+
+def _judge_catch(exercise: CatchExercise, path: str, time_limit: float) -> Verdict:
+    found: Chosen = ask(exercise.dialect, time_limit, chosen, path)
+    if found.problem is None:
+        return Verdict(exercise, "no answer" if found.begun else "to do", found.reason, printed=found.printed)
+    is_caught, line = caught(found.problem, exercise.bug)
+    return Verdict(exercise, "right" if is_caught else "wrong", line, printed=found.printed)
+
+
+def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
+    # The cases' own limits end what hangs; this one ends what never lets Python run.
+    found: Layered = ask(exercise.dialect, 30.0 * SECONDS, judged, path, exercise.subject, exercise.first)
+    if found.reason:
+        return Verdict(exercise, "no answer", found.reason, printed=found.printed)
+    result = found.result
+    if result is None:
+        left = f"; {found.unsupported} that it does not express" if found.unsupported else ""
+        return Verdict(exercise, "right", f"equal to the reference in {found.right} cases{left}", printed=found.printed)
+    if result.status == "different":
+        line = f"{result.mismatches[0].message} (case {result.case})"
+        return Verdict(exercise, "wrong", line, printed=found.printed)
+    to_do = "NotImplementedError" in (result.message or "")
+    line = f"{exercise.subject} is still to be written" if to_do else f"{result.message} (case {result.case})"
+    return Verdict(exercise, "to do" if to_do else "no answer", line, printed=found.printed)
+
+
+def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> Verdict:
+    calls = tuple(interval.arguments for interval in exercise.intervals)
+    numbers, tried = ask(exercise.dialect, time_limit, measured, path, exercise.function, exercise.parameters, calls)
+    for interval, number in zip(exercise.intervals, numbers, strict=False):
+        if not interval.low <= number <= interval.high:
+            asked = ", ".join(f"{n}={v}" for n, v in zip(exercise.parameters, interval.arguments, strict=True))
+            lies = f"{interval.low:.4g} to {interval.high:.4g}"
+            line = f"{exercise.function}({asked}) is {number:.4g}; it must lie in {lies}"
+            return Verdict(exercise, "wrong", line, printed=tried.printed)
+    if tried.problem:
+        return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
+    return Verdict(exercise, "right", f"all {len(numbers)} numbers lie where they must", printed=tried.printed)

@@ -1,0 +1,196 @@
+"""Which bugs of the zoo explain what a learner's function gives: one of them, else two.
+
+An explanation gives every array of every case, the right and the wrong ones. Those that give the same everywhere are
+named together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.diagnosis.evidence import RELATIVE, SLACK
+from conformance.zoo.bug import Bug, DoesNotApply, compatible, pipelines
+from conformance.zoo.registry import all_bugs
+from mha.learn.bench import PRECISION, Bench, Place, bench, distance
+from mha.learn.exercise import StepExercise
+from mha_core.reference.state import Step
+
+Answer = tuple[NDArray, ...]
+"""What a function returned in one case."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A bug, as far as it is in the part of the pipeline that an exercise stands for.
+
+    Attributes:
+        bug: it.
+        answers: what it gives in each case; None where it can't be made.
+    """
+
+    bug: Bug
+    answers: tuple[Answer | None, ...]
+
+
+def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
+    """The steps of these bugs that are in the exercise's part."""
+    forward, backward = pipelines(*bugs)
+    both = {**forward, **backward}
+    return {name: both[name] for bug in bugs for name in bug.steps if name in exercise.covers}
+
+
+@cache
+def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
+    """Every bug that is in the exercise's part and shows in one of its cases."""
+    found = []
+    there = bench(exercise)
+    for bug in all_bugs():
+        if not bug.equivalent and bug.steps & set(exercise.covers):
+            answers = tuple(_given_by(there, place, bug) for place in there.places)
+            if any(one is not None and not _same(one, place.wanted, place) for one, place in _beside(answers, there)):
+                found.append(Mistake(bug, answers))
+    return tuple(found)
+
+
+def _given_by(there: Bench, place: Place, *bugs: Bug) -> Answer | None:
+    try:
+        return there.with_steps(place, steps_of(there.exercise, *bugs))
+    except DoesNotApply:
+        return None
+
+
+def _beside(answers: Sequence[Answer | None], there: Bench) -> Iterator[tuple[Answer | None, Place]]:
+    return zip(answers, there.places, strict=True)
+
+
+def explained(exercise: StepExercise, answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
+    """The explanations of what a function gave in all cases: each one bug; if there is none, each two; else none.
+
+    Args:
+        exercise: it.
+        answers: of every case, in their order.
+    """
+    there = bench(exercise)
+    if len(answers) != len(there.places):
+        return ()
+    known = mistakes(exercise)
+    single = tuple(
+        (mistake.bug,)
+        for mistake in known
+        if all(
+            one is not None and _same(one, answer, place)
+            for one, answer, place in zip(mistake.answers, answers, there.places, strict=True)
+        )
+    )
+    return single or _together(there, known, answers) or _apart(there, known, answers)
+
+
+def _together(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
+    """Pairs in different steps, which can be run together."""
+    found = []
+    covers = set(there.exercise.covers)
+    for a, b in combinations([mistake.bug for mistake in known], 2):
+        if compatible(a, b) and (a.steps & covers) and (b.steps & covers):
+            for place, answer in zip(there.places, answers, strict=True):
+                given = _given_by(there, place, a, b)
+                if given is None or not _same(given, answer, place):
+                    break
+            else:
+                found.append((a, b))
+    return tuple(found)
+
+
+def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
+    """Pairs in one step, which can't be run together: where one of them alone shows, it is what the learner gives.
+
+    Rows (of the last axis) in which both show are no evidence, as what both give together is not known; pairs that
+    leave the fewest of them are given, and each bug has rows of its own.
+    """
+    if any(_shapes(one) != _shapes(place.wanted) for one, place in zip(answers, there.places, strict=True)):
+        return ()
+    wrong = ~_rows(there, [place.wanted for place in there.places], answers)
+    views = []
+    for mistake in known:
+        given = [one if one is not None else place.wanted for one, place in _beside(mistake.answers, there)]
+        if all(_shapes(one) == _shapes(place.wanted) for one, place in zip(given, there.places, strict=True)):
+            shows = ~_rows(there, given, [place.wanted for place in there.places])
+            fits = _rows(there, given, answers)
+            if (shows & fits).any():
+                views.append((mistake.bug, shows, fits))
+    found: list[tuple[int, tuple[Bug, ...]]] = []
+    for (a, a_shows, a_fits), (b, b_shows, b_fits) in combinations(views, 2):
+        both = a_shows & b_shows
+        only_a, only_b = a_shows & ~both, b_shows & ~both
+        right = np.where(only_a, a_fits, np.where(only_b, b_fits, np.where(both, True, ~wrong)))
+        if right.all() and only_a.any() and only_b.any():
+            found.append((int((both & ~a_fits & ~b_fits).sum()), (a, b)))
+    least = min((free for free, _ in found), default=0)
+    return tuple(pair for free, pair in found if free == least)
+
+
+def _shapes(answer: Answer) -> list[tuple[int, ...]]:
+    return [array.shape for array in answer]
+
+
+def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer]) -> NDArray[np.bool_]:
+    """For each row of each array of each case, in one line, whether two answers are equal there."""
+    return np.concatenate(
+        [
+            close(one, other, allowed).reshape(-1, one.shape[-1] or 1).all(axis=-1)
+            for a, b, place in zip(some, others, there.places, strict=True)
+            for one, other, allowed in zip(a, b, place.allowed, strict=True)
+        ]
+    )
+
+
+def _same(answer: Answer, other: Answer, place: Place) -> bool:
+    return all(
+        one.shape == two.shape and bool(close(one, two, allowed).all())
+        for one, two, allowed in zip(answer, other, place.allowed, strict=True)
+    )
+
+
+def close(array: NDArray, other: NDArray, allowed: NDArray) -> NDArray[np.bool_]:
+    """Where a bug's array and a learner's are equal within rounding, by the rule of `mha diagnose`: a bug changes the
+    numbers from which the bound was computed.
+
+    A row in which the bug gives a NaN may hold more of them: that it spreads to excluded keys is no part of the bug.
+    """
+    if array.shape != allowed.shape:  # a mistake that changes the shape
+        allowed = np.full(array.shape, allowed.max(initial=0.0))
+    magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0) if array.dtype.kind == "f" else 0.0
+    near = distance(array, other) <= SLACK * allowed + RELATIVE * PRECISION.u * magnitude
+    if array.dtype.kind != "f" or not array.ndim:
+        return near
+    return near | (np.isnan(other) & np.isnan(array).any(axis=-1, keepdims=True))
+
+
+def told_apart(exercise: StepExercise) -> tuple[frozenset[str], ...]:
+    """The sets of the exercise's bugs that none of its cases tells apart, each of two or more ids."""
+    known = mistakes(exercise)
+    places = bench(exercise).places
+    groups: list[list[Mistake]] = []
+    for mistake in known:
+        for group in groups:
+            if _alike(group[0], mistake, places):
+                group.append(mistake)
+                break
+        else:
+            groups.append([mistake])
+    return tuple(frozenset(one.bug.id for one in group) for group in groups if len(group) > 1)
+
+
+def _alike(a: Mistake, b: Mistake, places: Sequence[Place]) -> bool:
+    for one, two, place in zip(a.answers, b.answers, places, strict=True):
+        if one is None or two is None:
+            if one is not two:
+                return False
+        elif not _same(one, two, place):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Learners' files are run here: in worker processes, one for each framework."""

@@ -1,0 +1,220 @@
+"""Run a learner's file, in a worker process: nothing that it does reaches this program but arrays and a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.subjects.ask import SubjectFailed, as_array
+from conformance.subjects.handout import Handout
+from mha.learn.running.dialects import given, taken
+from mha_core.errors import one_line, shown
+
+KEPT = 2000
+"""Most characters that are kept of what a file prints."""
+
+Arrays = tuple[NDArray, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a learner's function gave.
+
+    Attributes:
+        answers: of each call, as far as there was one.
+        problem: why there is no further one, in one line; "" if every call was answered.
+        begun: whether the function has been written: one that raises NotImplementedError has not.
+        printed: the beginning of what the file printed.
+    """
+
+    answers: tuple[Arrays, ...] = ()
+    problem: str = ""
+    begun: bool = True
+    printed: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run.
+
+    Attributes:
+        path, function, parameters: the file, the function in it, and the names of its parameters.
+        returns: the names of the arrays that it returns.
+        calls: of each call, its arguments, and the shapes that it must return.
+        dialect: the framework that it is written in.
+    """
+
+    path: str
+    function: str
+    parameters: tuple[str, ...]
+    returns: tuple[str, ...]
+    calls: tuple[tuple[tuple[Any, ...], tuple[tuple[int, ...], ...]], ...]
+    dialect: str
+
+
+class Unfit(Exception):
+    """Something about a learner's file; the message is one line, for the learner."""
+
+
+class NotBegun(Exception):
+    """The function raises NotImplementedError, as the file did when it was given out."""
+
+
+def attempt(asked: Asked) -> Attempt:
+    """Import the file and make all calls, each with copies of its arguments."""
+    answers: list[Arrays] = []
+    with captured() as printed:
+        try:
+            function = found(asked.path, asked.function, asked.parameters)
+            for arguments, shapes in asked.calls:
+                answers.append(_answer(asked, function, arguments, shapes))
+        except NotBegun:
+            return Attempt(tuple(answers), f"{asked.function} is still to be written", begun=False)
+        except (Unfit, SubjectFailed) as error:
+            return Attempt(tuple(answers), shown(str(error), 300), printed=printed())
+        return Attempt(tuple(answers), printed=printed())
+
+
+def measured(
+    path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
+) -> tuple[list[float], Attempt]:
+    """The numbers that a function gives, and what there is to say of it."""
+    numbers: list[float] = []
+    with captured() as printed:
+        try:
+            function = found(path, name, parameters)
+            for arguments in calls:
+                value = called(function, arguments, path)
+                if not isinstance(value, (int, float, np.number)) or isinstance(value, np.complexfloating):
+                    raise Unfit(f"it must return one number; it returned {type(value).__name__}")
+                numbers.append(float(value))
+        except NotBegun:
+            return numbers, Attempt((), f"{name} is still to be written", begun=False)
+        except Unfit as error:
+            return numbers, Attempt((), shown(str(error), 300), printed=printed())
+        return numbers, Attempt(printed=printed())
+
+
+@contextmanager
+def captured() -> Iterator[Callable[[], str]]:
+    """A context in which nothing is printed; yields a function that gives the beginning of what would have been."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    streams, terminals = (sys.stdout, sys.stderr), (os.dup(1), os.dup(2))
+    held = _Beginning()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    sys.stdout = sys.stderr = held
+    try:
+        yield held.getvalue
+    finally:
+        sys.stdout, sys.stderr = streams
+        for number, terminal in zip((1, 2), terminals, strict=True):
+            os.dup2(terminal, number)
+            os.close(terminal)
+
+
+class _Beginning(io.StringIO):
+    """Keeps the beginning of what is written into it."""
+
+    def write(self, text: str) -> int:
+        room = KEPT - self.tell()
+        if room > 0:
+            super().write(text[:room])
+        return len(text)
+
+
+def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
+    """The function of this name in a file, which is imported anew. Raises Unfit if there is none that fits."""
+    file = Path(path)
+    wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
+    if not file.is_file():
+        raise Unfit(f"there is no file {file.name}; `mha learn start` writes it")
+    if not file.read_bytes().strip():
+        raise Unfit(f"the file is empty; it must define {wanted}")
+    spec = importlib.util.spec_from_file_location(f"_learner_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder is the learner's
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise Unfit(f"importing it raised {one_line(error)}{place(error, path)}") from error
+    finally:
+        sys.dont_write_bytecode = bytecode
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise Unfit(f"it has no function {wanted}")
+    if parameters is not None:
+        _check_parameters(function, wanted, len(parameters))
+    return function
+
+
+def _check_parameters(function: Callable[..., Any], wanted: str, count: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # made by a framework: the call will tell
+        return
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        raise Unfit(f"its parameters are {signature}; it must be {wanted}") from error
+
+
+def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) -> Any:
+    """What a learner's function returns. Raises NotBegun, or Unfit with what it raised and where."""
+    try:
+        with np.errstate(all="ignore"):  # NaN and infinity are data here, and no reason to warn
+            return function(*arguments)
+    except NotImplementedError as error:
+        raise NotBegun from error
+    except BaseException as error:
+        raise Unfit(f"raised {one_line(error)}{place(error, path)}") from error
+
+
+def place(error: BaseException, path: str) -> str:
+    """The line of the learner's file that an error comes from, such as " (line 12)"; "" if it is elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f" (line {error.lineno})"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _answer(
+    asked: Asked, function: Callable[..., Any], arguments: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
+) -> Arrays:
+    named = dict(zip(asked.parameters, arguments, strict=True))
+    handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
+    handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]
+    returned = called(function, handed, asked.path)
+    if returned is None:
+        raise Unfit(f"{asked.function} returned nothing (None)")
+    parts = (returned,) if len(asked.returns) == 1 else returned
+    if not isinstance(parts, (tuple, list)) or len(parts) != len(asked.returns):
+        raise Unfit(f"it must return {len(asked.returns)} arrays, ({', '.join(asked.returns)})")
+    made = []
+    for name, value, shape in zip(asked.returns, parts, shapes, strict=True):
+        array = as_array(name, taken(asked.dialect, value), shape)
+        if array.dtype.kind not in "fbiuc":
+            raise Unfit(f"{name} is of dtype {shown(array.dtype)}, which holds no numbers")
+        made.append(array)
+    if handout.changed():
+        raise Unfit(f"it wrote into its arguments: {', '.join(handout.changed())}")
+    return tuple(made)

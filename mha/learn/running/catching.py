@@ -1,0 +1,123 @@
+"""Judge a call that a learner chose: does it show the hidden bug, and how many others does it show?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, answer
+from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from conformance.zoo.registry import all_bugs, select
+from conformance.zoo.rerun import rerun
+from mha.learn.running.attempt import NotBegun, Unfit, called, captured, found
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, Trace, init_weights
+from mha_core.errors import one_line, shown
+from mha_core.reference import pipeline as reference
+
+PRECISION = Precision.of("float64")
+
+MOST_NUMBERS = 2_000_000
+"""Most numbers of all scores, inputs, weights and outputs of a call: 257 bugs are tried on it."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `problem()` gave, or why there is nothing."""
+
+    problem: Problem | None = None
+    reason: str = ""
+    begun: bool = True
+    printed: str = ""
+
+
+def chosen(path: str) -> Chosen:
+    """Call `problem()` of a learner's file, in a worker process."""
+    with captured() as printed:
+        try:
+            made = called(found(path, "problem", ()), (), path)
+            return Chosen(_checked(made), printed=printed())
+        except NotBegun:
+            return Chosen(reason="problem is still to be written", begun=False)
+        except (Unfit, SpecError) as error:
+            return Chosen(reason=shown(str(error), 300), printed=printed())
+
+
+def _checked(made: Any) -> Problem:
+    if not isinstance(made, (tuple, list)) or len(made) != 3:
+        raise Unfit(f"problem() must return (config, weights, inputs); it returned {type(made).__name__}")
+    config, weights, inputs = made
+    if type(config) is not AttentionConfig or type(inputs) is not AttentionInputs or not isinstance(weights, dict):
+        raise Unfit("problem() must return an AttentionConfig, a dict of weights and AttentionInputs, in this order")
+    try:
+        problem = Problem(config, {str(name): np.array(array) for name, array in weights.items()}, inputs)
+    except SpecError:
+        raise
+    except Exception as error:  # arrays of somebody's own
+        raise Unfit(f"what problem() returned can't be used: {one_line(error)}") from error
+    sizes = problem.sizes
+    scores = sizes.batch * config.num_heads * sizes.query_len * sizes.key_len
+    numbers = scores + sum(array.size for array in problem.weights.values())
+    numbers += sum(np.size(array) for array in inputs.leaves().values())
+    if numbers > MOST_NUMBERS:
+        raise Unfit(f"it has {numbers} numbers; a call of at most {MOST_NUMBERS} shows every bug just as well")
+    return problem
+
+
+def d2l() -> Problem:
+    """The call of d2l.ai's chapter: 100 wide, 5 heads, all ones, lengths 3 and 2. The learner's files begin with it."""
+    config = AttentionConfig(embed_dim=100, num_heads=5)
+    ones = {name: np.ones((2, length, 100)) for name, length in (("queries", 4), ("keys", 6), ("values", 6))}
+    inputs = AttentionInputs(**ones, mask=AttentionMask(valid_lens=np.array([3, 2])))
+    return Problem(config, init_weights(config, seed=0, bias_scale=1.0), inputs)
+
+
+class Shown:
+    """Which bugs change the output of one call, or its gradients if it has a cotangent."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._wanted: Expected = answer(problem, PRECISION)
+        self._state = reference.run_state(problem.config, problem.weights, problem.inputs)
+
+    def by(self, bug: Bug) -> bool:
+        """Whether the call shows this bug."""
+        forward, backward = pipelines(bug)
+        try:
+            state, changed = rerun(self._state, forward, bug.steps)
+            if self.problem.inputs.cotangent is not None:
+                state, changed = rerun(state, backward, bug.steps, changed=changed)
+            if not changed:
+                return False
+            trace = reference.trace_of(state)
+            visible = Trace(output=trace.output, gradients=trace.gradients)
+            compare(visible, self._wanted.trace, self._wanted.allowed_error, self._wanted.where, "float64")
+        except DoesNotApply:
+            return False
+        except ParityError:
+            return True
+        return False
+
+    def all(self) -> tuple[int, int]:
+        """How many bugs the call shows, and how many there are."""
+        bugs = [bug for bug in all_bugs() if not bug.equivalent]
+        return sum(map(self.by, bugs)), len(bugs)
+
+
+def without_gradients(problem: Problem) -> Problem:
+    """The call without a cotangent."""
+    return replace(problem, inputs=replace(problem.inputs, cotangent=None))
+
+
+def caught(problem: Problem, bug: str) -> tuple[bool, str]:
+    """Whether a call shows the hidden bug, and a sentence with how many others it shows."""
+    shows = Shown(problem)
+    number, total = shows.all()
+    start, _ = Shown(d2l()).all()
+    is_caught = shows.by(select((bug,))[0])
+    first = "caught" if is_caught else "not caught: its output is the right one"
+    return is_caught, f"{first}; your call shows {number} of {total} bugs, the one that you started from {start}"

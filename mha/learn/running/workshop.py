@@ -1,0 +1,54 @@
+"""The processes in which learners' files run: one for each framework, which is kept from exercise to exercise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from conformance.workers.interpreters import Home, Settings
+from conformance.workers.keep import give_back, take
+from conformance.workers.process import WorkerDied
+from mha.learn.exercise import NUMPY
+from mha.learn.running.dialects import prepare
+
+IMPORT_SECONDS = 180.0
+"""Seconds that importing a framework may take."""
+
+
+class TooLong(WorkerDied):
+    """The work did not finish in time, and its process was ended."""
+
+
+def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function(*arguments)` gives in the process of a framework, which is imported first.
+
+    Raises:
+        TooLong: it took longer; even work that never lets Python run is ended.
+        WorkerDied: its process ended; the message says how.
+    """
+    process = take(Home(f"learn-{dialect}"), Settings())
+    if dialect != NUMPY:
+        process.call(prepare, dialect, seconds=IMPORT_SECONDS)  # at once where it is imported already
+    try:
+        answer = process.call(function, *arguments, seconds=seconds)
+    except WorkerDied as death:
+        if str(death).startswith("no answer in time"):
+            raise TooLong(f"no answer within {seconds:g} s: an endless loop, or far too much work") from death
+        raise
+    give_back(process)
+    return answer
+
+
+@cache
+def why_not(dialect: str) -> str:
+    """Why a framework can't be used here, in one line; "" if it can."""
+    if dialect == NUMPY:
+        return ""
+    process = take(Home(f"learn-{dialect}"), Settings())
+    try:
+        reason = str(process.call(prepare, dialect, seconds=IMPORT_SECONDS))
+    except WorkerDied as death:
+        return f"{dialect} can't be used here: {death}"
+    give_back(process)
+    return reason

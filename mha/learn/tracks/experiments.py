@@ -1,0 +1,81 @@
+"""Experiments: the weights by angle, and what the scale is for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from mha.learn.exercise import Argument, Interval, NumbersExercise, Returned, StepExercise
+from mha.learn.tracks.write import WHY_TINY
+from mha_core import AttentionConfig, AttentionInputs
+from mha_core.reference.state import State
+
+CIRCLE = 10
+"""Keys on the circle."""
+
+
+def on_circle(degrees: ArrayLike) -> NDArray:
+    """Angles -> unit vectors (..., 2)."""
+    angle = np.deg2rad(np.asarray(degrees, dtype=np.float64))
+    return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+
+def _problem(degrees: float) -> Problem:
+    config = AttentionConfig(2, 1, projections=False)
+    keys = on_circle(360.0 / CIRCLE * np.arange(CIRCLE))[None]
+    return Problem(config, {}, AttentionInputs(on_circle([degrees])[None], keys, keys))
+
+
+def _case(degrees: float) -> Case:
+    return Case(
+        f"angle-{degrees:g}",
+        "the weights of ten keys on a circle",
+        AttentionConfig(2, 1, projections=False),
+        batch=1,
+        query_len=1,
+        key_len=CIRCLE,
+        same_sizes=WHY_TINY,
+        trivial_mask=WHY_TINY,
+        source=partial(_problem, degrees),
+    )
+
+
+def _degrees(state: State) -> float:
+    x, y = state.inputs.queries[0, 0]
+    return float(np.rad2deg(np.arctan2(y, x)))
+
+
+EXERCISES = (
+    StepExercise(
+        name="weights-by-angle",
+        track="experiment",
+        task=f"{CIRCLE} keys stand on a circle of radius 1 at 0, 36, 72, ... degrees, a query of length 1 at one. "
+        "Give the weights of scaled dot-product attention. Which keys does it prefer, and by how much?",
+        rules=("scores",),
+        arguments=(Argument("degrees", "float: the direction of the query", _degrees),),
+        returned=(Returned("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
+        covers=("unscaled", "similarity", "capped", "scores", "weights"),
+        cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
+        answer=("mha_core.reference.forward:similarity", "mha_core.reference.forward:softmax"),
+        answer_in=("ops.attention:dot_score", "ops.attention:masked_softmax"),
+    ),
+    NumbersExercise(
+        name="deviation-of-scores",
+        track="experiment",
+        task="Draw 20,000 pairs of standard normal vectors of width head_dim, or more, and measure the standard "
+        "deviation of q.k (scaled=False), and of q.k / sqrt(head_dim) (scaled=True). What is the scale for?",
+        rules=("scores",),
+        parameters=("head_dim", "scaled"),
+        intervals=(
+            # The deviation of q.k is sqrt(d); 10 % is ten standard errors of 20,000 pairs where they are largest, at 1.
+            *(Interval((width, False), 0.9 * width**0.5, 1.1 * width**0.5) for width in (1, 16, 100)),
+            *(Interval((width, True), 0.9, 1.1) for width in (1, 16, 100)),
+        ),
+        answer=("mha_core.reference.forward:similarity",),
+        answer_in=("ops.attention:dot_score",),
+    ),
+)

@@ -1,0 +1,335 @@
+"""Write a step: fourteen parts of the forward direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.parts import SQUARE, SQUARE_REASON, fixed, prime_config
+from mha.learn.exercise import Argument, Returned, StepExercise
+from mha_core import AttentionConfig
+from mha_core.reference.state import State
+
+WHY_TINY = "small enough to be followed by hand"
+
+
+def step(name: str) -> Any:
+    """Reads the result of a step."""
+
+    def read(arrays: Mapping[str, Any]) -> Any:
+        return arrays[name]
+
+    return read
+
+
+def tiny(config: AttentionConfig | None = None, **sizes: Any) -> tuple[Case, ...]:
+    """Three cases of growing size, with these masks and config (1 head of width 2)."""
+    config = AttentionConfig(2, 1, bias=True) if config is None else config
+    return tuple(
+        Case(
+            f"tiny-{batch}-{query_len}-{key_len}",
+            WHY_TINY,
+            config,
+            batch=batch,
+            query_len=query_len,
+            key_len=key_len,
+            same_sizes=WHY_TINY,
+            trivial_mask=WHY_TINY,
+            **sizes,
+        )
+        for batch, query_len, key_len in ((1, 1, 2), (1, 2, 3), (2, 2, 3))
+    )
+
+
+def window_case(id: str, catches: str, **sources: Any) -> Case:
+    return Case(id, catches, prime_config(), mask=fixed(**sources))
+
+
+def offsets(state: State) -> Any:
+    """(B,): the position of each item's first query."""
+    given = np.asarray(state.inputs.mask.query_offset, dtype=np.int64)
+    return np.broadcast_to(given, (state.sizes.batch,)).copy()
+
+
+def side(number: int) -> Any:
+    return lambda state: None if state.inputs.mask.window is None else state.inputs.mask.window[number]
+
+
+TWO_HEADS = AttentionConfig(4, 2, bias=True)
+KEYS = "float64 (B, H, Lk, d)"
+QUERIES = Argument("queries", "float64 (B, H, Lq, d)", step("queries"))
+SCORES = Argument("scores", "float64 (B, H, Lq, Lk)", step("scores"))
+ALLOWED = Argument("allowed", "bool (B, H, Lq, Lk): True = the query may attend to the key", step("allowed"))
+QUERY_LEN = Argument("query_len", "int: Lq", lambda state: state.sizes.query_len)
+KEY_LEN = Argument("key_len", "int: Lk", lambda state: state.sizes.key_len)
+OFFSETS = Argument("offsets", "int64 (B,): query i of item b stands at position offsets[b] + i", offsets)
+MASK = Returned("allowed", "bool, anything that broadcasts to (B, H, Lq, Lk): True = may attend", step("allowed"))
+WEIGHTS = Returned("weights", "float64 (B, H, Lq, Lk)", step("weights"))
+NUM_HEADS = Argument("num_heads", "int: H", lambda state: state.config.num_heads)
+
+OVERFLOW = Case(
+    "loud",
+    "exponentials that overflow, and a fill that real scores go below",
+    SQUARE,
+    batch=2,
+    query_len=7,
+    key_len=7,
+    mask=fixed(causal=True),
+    weight_scale=20.0,
+    input_scale=300.0,
+    same_sizes=SQUARE_REASON,
+)
+LONG = Case(
+    "quiet-rows",
+    "rows of very different size in one tensor, all of them negative",
+    prime_config(),
+    mask=fixed(
+        valid_lens=np.array([[1, 2, 3, 4, 5], [7, 1, 6, 2, 3]]), bias=-np.array([900.0, 3e3, 5e3, 7e3, 3e9])[:, None]
+    ),
+)
+NO_EMPTY_ROW = ("prime", "causal", "square-causal", LONG, OVERFLOW)
+"""Cases of the softmax in which every query has a key."""
+
+EXERCISES = (
+    StepExercise(
+        name="project",
+        track="write",
+        task="Apply a projection: x W^T + b, at every position.",
+        arguments=(
+            Argument("x", "float64 (B, L, in)", step("query_inputs")),
+            Argument("weight", "float64 (out, in)", lambda state: state.parameters["q_proj.weight"]),
+            Argument("bias", "float64 (out,), or None", lambda state: state.parameters.get("q_proj.bias")),
+        ),
+        returned=(Returned("projected", "float64 (B, L, out)", step("q_proj")),),
+        covers=("q_proj",),
+        cases=("no-bias", "prime", "ragged-square", "square-self-attention"),
+        tiny=tiny(),
+        answer=("mha_core.reference.forward:project",),
+        answer_in=("layers:MultiHeadAttention._project",),
+    ),
+    StepExercise(
+        name="split",
+        track="write",
+        task="Split channels into heads: channel h*d + i is element i of head h.",
+        rules=("head-order",),
+        arguments=(Argument("x", "float64 (B, L, H * d)", step("q_proj")), NUM_HEADS),
+        returned=(Returned("queries", "float64 (B, H, L, d)", step("queries")),),
+        covers=("queries",),
+        cases=("prime", "ragged-square", "one-head", "grouped-heads"),
+        tiny=tiny(TWO_HEADS),
+        answer=("mha_core.heads:split_heads",),
+        answer_in=("ops.heads:split_heads",),
+    ),
+    StepExercise(
+        name="merge",
+        track="write",
+        task="Merge heads into channels: the inverse of splitting.",
+        rules=("head-order",),
+        arguments=(Argument("heads", "float64 (B, H, L, d)", step("heads")),),
+        returned=(Returned("merged", "float64 (B, L, H * d)", step("merged")),),
+        covers=("merged",),
+        cases=("prime", "ragged-square", "square-causal", "grouped-heads"),
+        tiny=tiny(TWO_HEADS),
+        answer=("mha_core.heads:merge_heads",),
+        answer_in=("ops.heads:merge_heads",),
+    ),
+    StepExercise(
+        name="scores",
+        track="write",
+        task="Score every query against every key: q.k times the scale, which is 1 / sqrt(d) unless one is given.",
+        rules=("scores",),
+        arguments=(
+            QUERIES,
+            Argument("keys", KEYS, lambda state: state.heads_of("keys")),
+            Argument(
+                "scale",
+                "float, or None for 1 / sqrt(d)",
+                lambda s: None if s.config.softmax_scale == s.config.head_dim**-0.5 else s.config.softmax_scale,
+            ),
+        ),
+        returned=(Returned("scores", "float64 (B, H, Lq, Lk)", step("similarity")),),
+        covers=("unscaled", "similarity"),
+        cases=("prime", "ragged-square", "scale", "square-scale", "causal-more-queries"),
+        tiny=tiny(),
+        answer=("mha_core.reference.forward:unscaled", "mha_core.reference.forward:similarity"),
+        answer_in=("ops.attention:dot_score",),
+    ),
+    StepExercise(
+        name="softcap",
+        track="write",
+        task="Bound scores smoothly by the softcap c: c * tanh(score / c). Without one (None) they stay as they are.",
+        rules=("softcap",),
+        arguments=(
+            Argument("scores", "float64 (B, H, Lq, Lk), scaled", step("similarity")),
+            Argument("softcap", "float, or None", lambda state: state.config.softcap),
+        ),
+        returned=(Returned("capped", "float64 (B, H, Lq, Lk)", step("capped")),),
+        covers=("capped",),
+        cases=("prime", "softcap", "softcap-saturated", "softcap-additive"),
+        tiny=tiny(replace(AttentionConfig(2, 1), softcap=0.5)),
+        answer=("mha_core.reference.forward:cap",),
+        answer_in=("ops.attention:cap",),
+    ),
+    StepExercise(
+        name="lengths",
+        track="write",
+        task="Say which keys lengths allow: key j iff j < its length. Lengths are (B,), or (B, Lq), one a query.",
+        rules=("valid-lens",),
+        arguments=(
+            Argument("valid_lens", "integers (B,) or (B, Lq)", lambda state: state.inputs.mask.valid_lens),
+            QUERY_LEN,
+            KEY_LEN,
+        ),
+        returned=(MASK,),
+        covers=("allowed",),
+        cases=("valid-lens", "valid-lens-per-query", "ragged-square", "square-lens-per-query"),
+        broadcasts=True,
+        answer=("mha_core.call.masks:_within_valid_lens", "mha_core.call.masks:_first_keys"),
+        answer_in=("ops.masks:allowed_keys",),
+    ),
+    StepExercise(
+        name="causal",
+        track="write",
+        task="Say which keys a causal mask allows: key j iff j <= the position of the query.",
+        rules=("causal", "positions"),
+        arguments=(QUERY_LEN, KEY_LEN, OFFSETS),
+        returned=(MASK,),
+        covers=("allowed",),
+        cases=(
+            "causal",
+            "causal-more-queries",
+            "causal-bottom-right",
+            "causal-bottom-right-more-queries",
+            "causal-offset-per-item",
+            "square-causal",
+        ),
+        broadcasts=True,
+        answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
+        answer_in=("ops.masks:allowed_keys",),
+    ),
+    StepExercise(
+        name="window",
+        track="write",
+        task="Say which keys a window allows: position - left <= j <= position + right, and None is unbounded.",
+        rules=("window", "positions"),
+        arguments=(
+            QUERY_LEN,
+            KEY_LEN,
+            OFFSETS,
+            Argument("left", "int, or None", side(0)),
+            Argument("right", "int, or None", side(1)),
+        ),
+        returned=(MASK,),
+        covers=("allowed",),
+        cases=(
+            "window",
+            "square-window",
+            window_case("window-left", "a window without a right side", window=(2, None), query_offset=1),
+            window_case("window-right", "a window without a left side", window=(None, 1), query_offset=-1),
+            window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
+        ),
+        broadcasts=True,
+        answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
+        answer_in=("ops.masks:allowed_keys",),
+    ),
+    StepExercise(
+        name="softmax",
+        track="write",
+        task="Take the softmax over the allowed keys; every other key has exactly 0. Here each query has a key.",
+        rules=("excluded-keys", "lone-key", "non-finite"),
+        arguments=(SCORES, ALLOWED),
+        returned=(WEIGHTS,),
+        covers=("weights",),
+        cases=NO_EMPTY_ROW,
+        tiny=tiny(mask=fixed(causal=True)),
+        answer=("mha_core.reference.forward:softmax",),
+        answer_in=("ops.attention:masked_softmax",),
+    ),
+    StepExercise(
+        name="empty-row",
+        track="write",
+        task="Take the softmax over the allowed keys; a query that may attend to no key gets weights of 0.",
+        rules=("excluded-keys", "empty-row"),
+        arguments=(SCORES, ALLOWED),
+        returned=(WEIGHTS,),
+        covers=("weights",),
+        cases=(
+            "prime",
+            "causal-bottom-right-more-queries",
+            "ragged-square",
+            "bias-excludes",
+            LONG,
+            OVERFLOW,
+            "nan-in-open-key",
+        ),
+        tiny=tiny(mask=fixed(causal=True, query_offset=-1)),
+        answer=("mha_core.reference.forward:softmax",),
+        answer_in=("ops.attention:masked_softmax",),
+    ),
+    StepExercise(
+        name="weighted-sum",
+        track="write",
+        task="Sum the values of all keys, each by the weight that the query gives it.",
+        arguments=(
+            Argument("weights", "float64 (B, H, Lq, Lk)", step("kept_weights")),
+            Argument("values", "float64 (B, H, Lk, dv)", lambda state: state.heads_of("values")),
+        ),
+        returned=(Returned("heads", "float64 (B, H, Lq, dv)", step("heads")),),
+        covers=("heads",),
+        cases=("prime", "ragged-square", "square-causal", "causal-more-queries"),
+        tiny=tiny(TWO_HEADS),
+        answer=("mha_core.reference.forward:heads",),
+        answer_in=("ops.attention:weighted_sum",),
+    ),
+    StepExercise(
+        name="output",
+        track="write",
+        task="From heads to the output: merge them, and apply the output projection, x W^T + b.",
+        rules=("head-order",),
+        arguments=(
+            Argument("heads", "float64 (B, H, L, dv)", step("heads")),
+            Argument("weight", "float64 (Do, H * dv)", lambda state: state.parameters["out_proj.weight"]),
+            Argument("bias", "float64 (Do,), or None", lambda state: state.parameters.get("out_proj.bias")),
+        ),
+        returned=(Returned("output", "float64 (B, L, Do)", step("output")),),
+        covers=("merged", "output"),
+        cases=("no-bias", "prime", "ragged-square", "square-causal", "grouped-heads"),
+        tiny=tiny(TWO_HEADS),
+        answer=("mha_core.heads:merge_heads", "mha_core.reference.forward:project"),
+        answer_in=("ops.heads:merge_heads",),
+    ),
+    StepExercise(
+        name="groups",
+        track="write",
+        task="Grouped heads: query head h is scored against key head h // (H // G). No scale here.",
+        rules=("grouped-heads",),
+        arguments=(QUERIES, Argument("keys", "float64 (B, G, Lk, d): G divides H", step("keys"))),
+        returned=(Returned("scores", "float64 (B, H, Lq, Lk)", step("unscaled")),),
+        covers=("unscaled",),
+        cases=("prime", "grouped-heads", "multi-query", "square-grouped"),
+        tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
+        answer=("mha_core.heads:repeat_kv_heads", "mha_core.reference.forward:unscaled"),
+        answer_in=("ops.heads:repeat_kv_heads", "ops.attention:dot_score"),
+    ),
+    StepExercise(
+        name="past",
+        track="write",
+        task="Put the keys of a decoding cache before the new ones; rows of the cache that are padding become 0.",
+        rules=("past", "padding"),
+        arguments=(
+            Argument("past", "float64 (B, G, Lp, d), or None", lambda state: state.inputs.past_keys),
+            Argument("new", "float64 (B, G, Lk - Lp, d)", step("new_keys")),
+            Argument("padding", "bool (B, Lk): keys, past ones first, that no query may attend to", step("padding")),
+        ),
+        returned=(Returned("keys", "float64 (B, G, Lk, d)", step("keys")),),
+        covers=("keys",),
+        cases=("prime", "past", "past-padded", "decoding-step"),
+        tiny=tiny(past_len=1),
+        answer=("mha_core.reference.forward:after_past",),
+        answer_in=("ops.attention:after_past",),
+    ),
+)

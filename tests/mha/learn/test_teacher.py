@@ -1,0 +1,208 @@
+"""The zoo tests the teacher: every bug in a step with an exercise is named, or listed with what it equals there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.zoo.bug import DoesNotApply
+from conformance.zoo.registry import all_bugs, select
+from mha.learn.bench import bench
+from mha.learn.exercise import CatchExercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.exercises import all_exercises, exercise
+from mha.learn.hints import of_answers, told
+from mha.learn.judge import verdict_of
+from mha.learn.names import explained, mistakes, steps_of, told_apart
+from mha.learn.running.attempt import Attempt
+
+# Nothing here depends on the version of a framework, and little on NumPy's.
+pytestmark = pytest.mark.same_on_newest
+
+STEPS = [one for one in all_exercises(("numpy",)) if isinstance(one, StepExercise)]
+OWN = [one for one in STEPS if one.track != "translate"]
+
+ALIKE = {
+    "scores": [{"products-in-bfloat16", "scores-in-bfloat16"}],
+    "lengths": [{"lens-ignored", "mask-ignored"}, {"lens-inverted", "mask-inverted"}],
+    "causal": [{"causal-ignored", "mask-ignored"}],
+    "window": [{"mask-ignored", "window-ignored"}, {"offset-ignored", "window-without-offset"}],
+    "groups": [{"products-in-bfloat16", "scores-in-bfloat16"}, {"group-keys-tiled", "groups-tiled"}],
+    "gradient-of-groups": [{"gradient-of-keys-without-scale", "gradient-without-scale"}],
+    "weights-by-angle": [
+        # A width of 2 and one head: the definitions of these are one.
+        {"scale-missing", "scale-num-heads"},
+        {"scale-twice", "scale-without-root"},
+        {"softmax-over-batch", "softmax-over-heads", "softmax-over-queries"},
+        {"products-in-bfloat16", "scores-in-bfloat16"},
+    ],
+}
+"""Exercise -> its bugs that are the same where only its step is: no case of it could tell them apart."""
+
+IN_NO_EXERCISE = {
+    # Of additive scores, of a bias, of `allowed`, of several sources at once, of dropout: no exercise gives them.
+    *(
+        bug.id
+        for bug in all_bugs()
+        if bug.id.startswith(("additive-", "allowed-", "bias-")) and bug.id != "bias-infinity-nan"
+    ),
+    "additive-scaled",
+    "block-allowed-of-first-query",
+    "block-bias-of-first-query",
+    "causal-dropped-with-padding",
+    "dot-scaled",
+    "dropout-as-exclusion",
+    "dropout-in-returned-weights",
+    "dropout-on-scores",
+    "given-heads-length-first",
+    "gradient-of-output-weight-d-h",
+    "gradient-of-output-weight-missing",
+    "gradient-of-weights-reads-padding",
+    "gradient-recomputed-without-bias",
+    "group-values-tiled",
+    "padding-dropped-with-causal",
+    "past-and-new-maxima-apart",
+    "past-and-new-normalised-apart",
+    "past-not-counted",
+    "softcap-after-bias",
+    "sources-combined-with-or",
+    "window-dropped-with-causal",
+}
+"""Bugs of steps that have exercises, of which no exercise's arguments could tell a learner enough to make them."""
+
+
+def given_by(one: StepExercise, *bugs):
+    """What a file with these bugs in it would give."""
+    there = bench(one)
+    return tuple(there.with_steps(place, steps_of(one, *bugs)) for place in there.places)
+
+
+@pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)
+def test_every_bug_of_a_step_is_named_or_listed_with_its_equals(one):
+    assert mistakes(one)
+    alike = {id: group for group in told_apart(one) for id in group}
+    for mistake in mistakes(one):
+        if None in mistake.answers:  # it can't be made in all cases, so that no file can hold it
+            continue
+        verdict = verdict_of(one, Attempt(tuple(mistake.answers)))
+        assert verdict.status == "wrong", mistake.bug.id
+        found = {bug.id for bugs in explained(one, verdict.answers or mistake.answers) for bug in bugs}
+        assert found == set(alike.get(mistake.bug.id, {mistake.bug.id})), mistake.bug.id
+
+
+@pytest.mark.parametrize("one", OWN, ids=lambda one: one.name)
+def test_the_cases_tell_all_pairs_of_bugs_apart(one):
+    assert sorted(map(sorted, told_apart(one))) == sorted(map(sorted, ALIKE.get(one.name, [])))
+
+
+def test_bugs_that_no_exercise_shows_are_listed():
+    covered = {step for one in OWN for step in one.covers}
+    shown = {mistake.bug.id for one in OWN for mistake in mistakes(one)}
+    hidden = {bug.id for bug in all_bugs() if bug.steps & covered and not bug.equivalent} - shown
+    assert hidden <= IN_NO_EXERCISE
+    assert {id for id in IN_NO_EXERCISE if not id.startswith(("additive-", "allowed-", "bias-"))} <= hidden
+
+
+@pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)
+def test_the_reference_itself_is_right(one):
+    verdict = verdict_of(one, Attempt(given_by(one)))
+    assert verdict.status == "right", verdict.line
+
+
+def test_an_exercise_has_four_to_six_cases():
+    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 7} == {}
+
+
+def test_there_are_as_many_exercises_as_the_tracks_have():
+    kinds = {"write": 14, "translate": 7, "catch": 8, "backwards": 4, "layer": 3, "experiment": 2}
+    counted = {track: sum(one.track == track for one in all_exercises(("numpy",))) for track in kinds}
+    assert counted == kinds
+    everything = all_exercises()
+    assert len({one.name for one in everything}) == len({one.file for one in everything}) == len(everything)
+
+
+# Two things at once ------------------------------------------------------------------------------------
+
+
+def textbook(scores, allowed):
+    scores = np.where(allowed, scores, -np.inf)
+    exponentials = np.exp(scores - scores.max())
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def answers_of(one, function):
+    with np.errstate(all="ignore"):
+        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
+
+
+def test_the_textbooks_softmax_is_explained_by_its_pair():
+    one = exercise("empty-row")
+    found = explained(one, answers_of(one, textbook))
+    assert {frozenset(bug.id for bug in bugs) for bugs in found} == {frozenset({"maximum-of-tensor", "empty-row-nan"})}
+    text = told(found, 3)
+    assert text.startswith("Two things are wrong:")
+    assert text.count("What to change") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [
+        ("scores", ("scores-transposed", "scale-missing")),
+        ("scores", ("scale-without-root", "scores-cosine")),
+        ("output", ("merge-d-h", "out-proj-bias-missing")),
+        ("output", ("merge-reversed", "output-bias-twice")),
+        ("gradient-of-scores", ("gradient-of-keys-without-scale", "queries-detached")),
+    ],
+)
+def test_a_pair_in_different_steps_is_found(name, pair):
+    one = exercise(name)
+    bugs = select(pair)
+    try:
+        answers = given_by(one, *bugs)
+    except DoesNotApply:  # a transposition needs square sizes
+        one = replace(one, cases=tuple(case for case in one.cases if str(case).startswith("ragged")))
+        answers = given_by(one, *bugs)
+    assert frozenset(pair) in {frozenset(bug.id for bug in found) for found in explained(one, answers)}
+
+
+def test_what_nothing_explains_is_said():
+    one = exercise("softmax")
+    answers = answers_of(one, lambda scores, allowed: np.where(allowed, 0.123, 0.0))
+    assert explained(one, answers) == ()
+    verdict = verdict_of(one, Attempt(answers))
+    assert verdict.status == "wrong"
+    assert "No known mistake" in of_answers(one, verdict, None, 2)
+
+
+# The other tracks --------------------------------------------------------------------------------------
+
+
+def test_the_call_that_catching_starts_from_shows_none_of_the_hidden_bugs():
+    from mha.learn.running.catching import Shown, d2l
+
+    start = Shown(d2l())
+    hidden = [one.bug for one in all_exercises() if isinstance(one, CatchExercise)]
+    assert [bug for bug in hidden if start.by(select((bug,))[0])] == []
+
+
+def test_a_hidden_bug_is_shown_by_the_case_that_the_last_hint_names():
+    from conformance.cases.table import select as cases
+    from mha.learn.running.catching import Shown
+
+    for one in all_exercises():
+        if isinstance(one, CatchExercise):
+            assert Shown(cases((one.shown_by,))[0].build()).by(select((one.bug,))[0]), one.name
+
+
+def test_every_exercise_has_a_rule_that_is_there_and_a_real_function():
+    from mha.learn.sources import answers as sources
+    from mha_core.reference.rules import RULES
+
+    for one in all_exercises():
+        assert set(one.rules) <= set(RULES), one.name
+        for framework in ("numpy", "torch", "tf", "jax", "mxnet"):
+            if not isinstance(one, CatchExercise):
+                assert all(text for text in sources(one, framework).values()), one.name
+    kinds = (StepExercise, CatchExercise, LayerExercise, NumbersExercise)
+    assert all(isinstance(one, kinds) for one in all_exercises())
