@@ -1,0 +1,145 @@
+"""`proof`: which bugs of the zoo the calls of text books would show, computed in this build.
+
+    ```{proof} table
+    ```
+
+`table` says how many each way of looking finds, `missed` lists what all-ones inputs can't show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from _ext.common import Computed, escaped
+from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines
+from conformance.zoo.registry import all_bugs
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+    from mha_core.weights import Weights
+
+CONFIG = AttentionConfig(embed_dim=100, num_heads=5)
+SHAPES = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
+LENGTHS = np.array([3, 2])
+"""The call of Dive into Deep Learning: 100 wide, 5 heads, 4 queries, 6 keys, of which 3 and 2 count."""
+
+SAME = 1e-9
+"""What float64 can differ in an output of size 1, generously; a bug changes more."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Ids of bugs, in the order of the zoo.
+
+    Attributes:
+        all: those that can be made in this call and change an output, not gradients alone.
+        by_shape: those that change the shape of what all-ones inputs give.
+        by_ones: those that change a number of what all-ones inputs give.
+        by_random: those that change a number of what random inputs give.
+        by_random_unmasked: the same without `valid_lens`.
+    """
+
+    all: tuple[str, ...]
+    by_shape: tuple[str, ...]
+    by_ones: tuple[str, ...]
+    by_random: tuple[str, ...]
+    by_random_unmasked: tuple[str, ...]
+
+
+def inputs(kind: str, lengths: NDArray | None) -> AttentionInputs:
+    """The call's inputs, "ones" or "random"."""
+    rng = np.random.default_rng(0)
+    arrays = {name: np.ones(shape) if kind == "ones" else rng.normal(size=shape) for name, shape in SHAPES.items()}
+    return AttentionInputs(**arrays, mask=AttentionMask(valid_lens=lengths))
+
+
+def differs(a: NDArray, b: NDArray) -> bool:
+    """Whether a number differs."""
+    return a.shape != b.shape or not np.allclose(a, b, rtol=0, atol=SAME, equal_nan=True)
+
+
+@cache
+def found() -> Found:
+    """Each bug, in each of the calls."""
+    weights = init_weights(CONFIG, seed=0)
+    calls = {
+        "ones": inputs("ones", LENGTHS),
+        "random": inputs("random", LENGTHS),
+        "unmasked": inputs("random", None),
+    }
+    right = {name: output_of(None, weights, call) for name, call in calls.items()}
+    hits: dict[str, list[str]] = {name: [] for name in (*calls, "shape")}
+    for bug in all_bugs():
+        if bug.stage == GRADIENTS:
+            continue
+        for name, call in calls.items():
+            output = output_of(bug, weights, call)
+            expected = right[name]
+            if output is not None and expected is not None and differs(output, expected):
+                hits[name].append(bug.id)
+                if name == "ones" and output.shape != expected.shape:
+                    hits["shape"].append(bug.id)
+    shown = {*hits["ones"], *hits["random"]}
+    every = tuple(bug.id for bug in all_bugs() if bug.id in shown)
+    return Found(every, *(tuple(hits[name]) for name in ("shape", "ones", "random", "unmasked")))
+
+
+def output_of(bug: Bug | None, weights: Weights, call: AttentionInputs) -> NDArray | None:
+    """What the layer gives, with this bug; None where it can't be made."""
+    forward, _ = pipelines(*([bug] if bug else []))
+    try:
+        with np.errstate(all="ignore"):
+            return reference.run(CONFIG, weights, call, forward=forward).output
+    except DoesNotApply:
+        return None
+
+
+def table() -> str:
+    """How many each way of looking finds."""
+    result = found()
+    rows = (
+        ("shape of the output, all-ones inputs (the books' check)", result.by_shape),
+        ("every number, all-ones inputs", result.by_ones),
+        ("every number, random inputs, without `valid_lens`", result.by_random_unmasked),
+        ("every number, random inputs", result.by_random),
+    )
+    lines = ["| what is compared in this call | mistakes found | missed |", "|---|---|---|"]
+    total = set(result.all)
+    for name, ids in rows:
+        hits = len(total & set(ids))
+        lines.append(f"| {name} | {hits} of {len(total)} | {len(total) - hits} |")
+    return "\n".join(lines)
+
+
+def missed() -> str:
+    """What changes the numbers of the call, but not if all inputs are 1."""
+    result = found()
+    return "\n".join(
+        f"- `{bug.id}`: {escaped(bug.sentence)}"
+        for bug in all_bugs()
+        if bug.id in result.all and bug.id not in result.by_ones
+    )
+
+
+class Proof(Computed):
+    """The directive."""
+
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        """One of the two."""
+        return {"table": table, "missed": missed}[self.arguments[0]]()
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directive."""
+    app.add_directive("proof", Proof)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
