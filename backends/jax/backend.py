@@ -15,7 +15,7 @@ from jax import Array
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
-from backends.jax.programs import KeptProgram, kept_in
+from backends.jax.programs import KeptProgram, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import BLOCK, Backend, Run
 from mha_core.call.call import FLOATS, Call
@@ -127,7 +127,9 @@ def _program(
     static = (3, 4)  # rules, training
     compiled = jax.jit(compute, static_argnums=static, compiler_options=COMPILER_OPTIONS.get(device.platform))
     # What an accelerator's programs depend on is more than `kept_in` knows.
-    return KeptProgram(compiled, static, device, kept) if kept is not None and device.platform == "cpu" else compiled
+    if kept is None or device.platform != "cpu":
+        return compiled
+    return KeptProgram(compiled, static, device, kept, origin(layer, path))
 
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:

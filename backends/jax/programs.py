@@ -1,27 +1,51 @@
 """The compiled programs of the backend, kept in a folder from run to run.
 
-JAX has a cache of its own, which is on or off for all of a process, and believes what it finds in its folder.
+A program is found by what it is traced from, so that a run that finds it neither traces nor lowers; else by its text
+after lowering, which a change of code that leaves the program as it was does not change.
+
+JAX has a cache of its own, which is on or off for all of a process, is asked after lowering only, and believes what it
+finds in its folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
+import sys
 import zlib
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
+import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from mha_core.files.kept import Kept, folder_for, machine
+from mha_core.files.source import installed_stamp, source_hash
 
 PROJECT = "mha-parity"
 
-SETTINGS = ("JAX_", "XLA_", "PJRT_", "NPROC", "TF_XLA_FLAGS")
+SETTINGS = ("JAX_", "XLA_", "PJRT_", "FLAX_", "NPROC", "TF_XLA_FLAGS")
 """How the names of environment variables begin that decide what XLA compiles."""
+
+
+def _code() -> str | None:
+    try:
+        return source_hash("mha_core", "backends")
+    except OSError:
+        return None
+
+
+CODE = _code()
+"""A hash of the code that a program is traced from, read when it is imported: a file that is changed later is not what
+runs here. None if it can't be read: programs are then found by their texts alone."""
 
 
 class KeptProgram:
@@ -32,43 +56,129 @@ class KeptProgram:
         static: positions of arguments; all others are pytrees of arrays.
         device: where it runs.
         kept: where programs are looked for, and put.
+        origin: all that the function is made of, as `origin` says it; None if that can't be said.
     """
 
-    def __init__(self, compiled: Any, static: tuple[int, ...], device: jax.Device, kept: Kept) -> None:
+    def __init__(
+        self, compiled: Any, static: tuple[int, ...], device: jax.Device, kept: Kept, origin: str | None = None
+    ) -> None:
         self._compiled = compiled
         self._static = static
         self._device = device
         self._kept = kept
+        self._origin = origin
         self._programs: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         arrays = [value for position, value in enumerate(arguments) if position not in self._static]
         leaves, tree = jax.tree.flatten(arrays)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        shapes = tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves)
         signature = (tree, shapes, tuple(arguments[position] for position in self._static))
         if signature not in self._programs:
-            self._programs[signature] = self._program(self._compiled.lower(*arguments))
+            self._programs[signature] = self._program(arguments, signature)
         return self._programs[signature](*arrays)
 
-    def _program(self, lowered: jax.stages.Lowered) -> Callable[..., Any]:
-        """The program of a lowered function: the one that is kept, or a new one."""
-        key = f"{lowered.as_text()}\n{sorted(jax.config.values.items(), key=str)}"
-        found = self._kept.get(key)
-        if found is not None:
-            with suppress(
-                Exception
-            ):  # whatever JAX raises for it: it is compiled then, and takes the place of this one
-                return deserialize_and_load(
-                    zlib.decompress(found),
-                    lowered.in_tree,
-                    lowered.out_tree,
-                    backend=self._device.client,
-                    execution_devices=[self._device],
-                )
+    def _program(self, arguments: tuple[Any, ...], signature: tuple[Any, ...]) -> Callable[..., Any]:
+        """The program for these arguments: one that is kept, or a new one."""
+        settings = f"{sorted(jax.config.values.items(), key=str)}"
+        source = self._source(signature, settings)
+        if source is not None and (found := self._kept.get(source)) is not None:
+            with suppress(Exception):  # what can't be read is made anew, and put in its place
+                return self._loaded(*pickle.loads(found))
+        lowered = self._compiled.lower(*arguments)
+        text = f"{lowered.as_text()}\n{settings}"
+        program = self._of_text(text, lowered)
+        if source is not None:
+            with suppress(Exception):
+                self._kept.put(source, pickle.dumps((text_key(text), lowered.in_tree, lowered.out_tree)))
+        return program
+
+    def _source(self, signature: tuple[Any, ...], settings: str) -> str | None:
+        """What a program is traced from, as text; None if that can't be said exactly."""
+        if self._origin is None:
+            return None
+        tree, shapes, static = signature
+        try:
+            return "\n".join((SOURCE, self._origin, str(tree), exact(shapes), exact(static), settings))
+        except TypeError:
+            return None
+
+    def _of_text(self, text: str, lowered: jax.stages.Lowered) -> Callable[..., Any]:
+        """The program of a lowered function."""
+        with suppress(Exception):  # whatever JAX raises for what was kept: it is compiled then, and takes its place
+            return self._loaded(text_key(text), lowered.in_tree, lowered.out_tree)
         program = lowered.compile()
         with suppress(Exception):  # JAX can't write down every program
-            self._kept.put(key, zlib.compress(serialize(program)[0], level=1))
+            self._kept.put(text_key(text), zlib.compress(serialize(program)[0], level=1))
         return program
+
+    def _loaded(self, key: str, in_tree: Any, out_tree: Any) -> Callable[..., Any]:
+        """The program that is kept under the key of its text. KeyError if it isn't; whatever JAX raises for it."""
+        found = self._kept.get(key)
+        if found is None:
+            raise KeyError(key)
+        return deserialize_and_load(
+            zlib.decompress(found),
+            in_tree,
+            out_tree,
+            backend=self._device.client,
+            execution_devices=[self._device],
+        )
+
+
+SOURCE = "what a program is traced from"
+"""How the keys of such pieces begin."""
+
+
+def text_key(text: str) -> str:
+    """The key of a program by its text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def origin(layer: Any, path: str) -> str | None:
+    """What a path of a layer is traced from, but for its arguments: the layer, all code, and Python.
+
+    None if a field of the layer is something that a text does not say exactly, or code can't be read.
+    """
+    if CODE is None:
+        return None
+    try:
+        made = exact({field.name: getattr(layer, field.name) for field in fields(layer) if field.name != "parent"})
+        return "\n".join((path, type(layer).__qualname__, made, CODE, libraries(), repr(flax.config)))
+    except (TypeError, OSError):
+        return None
+
+
+@cache
+def libraries() -> str:
+    """What of Python and of installed packages decides what is traced, beyond the versions that `kept_in` is given."""
+    stamp = installed_stamp("jax", "jaxlib", "flax", "ml_dtypes")
+    return f"{stamp} {np.__version__} {sys.version} {sys.flags.optimize}"
+
+
+def exact(value: Any) -> str:
+    """A text that no other value has. TypeError for what such a text is not known of.
+
+    >>> exact((1, 1.0, True, "1", None))
+    "(1,1.0,True,'1',None,)"
+    >>> exact(print)
+    Traceback (most recent call last):
+    ...
+    TypeError: no exact text for a builtin_function_or_method
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return repr(value)
+    if type(value) is tuple:
+        return f"({''.join(f'{exact(item)},' for item in value)})"
+    if type(value) is dict:
+        return f"dict{exact(tuple(value.items()))}"
+    if isinstance(value, np.dtype):
+        return f"dtype({value.name})"
+    if isinstance(value, type):
+        return f"type({value.__module__}.{value.__qualname__})"
+    if is_dataclass(value):
+        return exact((type(value), *((field.name, getattr(value, field.name)) for field in fields(value))))
+    raise TypeError(f"no exact text for a {type(value).__name__}")
 
 
 def kept_in(folder: Path, versions: dict[str, str], options: object) -> Kept:

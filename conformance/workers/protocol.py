@@ -6,16 +6,14 @@ pickled tuples, whose first element is one of the words below.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from mha_core.files.shadow import HOME
+from mha_core.files.source import source_hash
 
 DISTRIBUTION = "mha-parity"
 
@@ -69,9 +67,4 @@ def project_version() -> str:
 @cache
 def code_hash() -> str:
     """A hash of the files of this project that both sides must have in common."""
-    digest = hashlib.sha256()
-    for package in ("mha_core", "conformance"):
-        for path in sorted(Path(HOME, package).rglob("*.py")):
-            digest.update(path.relative_to(HOME).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return source_hash("mha_core", "conformance")

@@ -23,7 +23,7 @@ def cache(context: click.Context) -> None:
         click.echo(f"off: {SETTING} says so, or there is no home folder")
         return
     sizes = [status.st_size for _, status in pieces(folder)]
-    click.echo(f"{folder}: {len(sizes)} programs and answers, {sum(sizes) / 1e6:.1f} MB")
+    click.echo(f"{folder}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
 
 
 @cache.command()
@@ -37,5 +37,5 @@ def clear() -> None:
     before = sum(1 for _ in pieces(folder))
     left = remove(folder)
     if left:
-        raise CouldNotRun(f"{left} of {before} programs and answers in {folder} could not be removed")
-    click.echo(f"{folder}: {before} programs and answers removed")
+        raise CouldNotRun(f"{left} of {before} files in {folder} could not be removed")
+    click.echo(f"{folder}: {before} files removed")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from backends.jax import backend as jax_backend
+from backends.jax import programs
 from backends.jax.backend import JaxBackend
-from backends.jax.programs import kept_in
+from backends.jax.layers import MultiHeadAttention
+from backends.jax.programs import exact, kept_in
 from conformance.cases.table import select
+from mha_core.config import ProjectionBias
 from mha_core.files.kept import pieces
 
 
@@ -19,6 +24,18 @@ def compilations(monkeypatch):
     made = []
     own = jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **told: made.append(1) or own(*args, **told))
+    return made
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The calls that JAX traces, one entry each; there are several for a program."""
+    made = []
+    for method in ("stages", "attend"):
+        own = getattr(MultiHeadAttention, method)
+        monkeypatch.setattr(
+            MultiHeadAttention, method, lambda *args, own=own, **told: made.append(1) or own(*args, **told)
+        )
     return made
 
 
@@ -43,19 +60,94 @@ def test_a_program_that_was_kept_gives_the_same_bits_and_is_not_compiled(tmp_pat
     without = answers(None, *cases, dtype=dtype, path=path)
     assert not compilations  # those of plain jax.jit are not counted
     assert answers(tmp_path, *cases, dtype=dtype, path=path) == without
-    assert len(compilations) == len(list(pieces(tmp_path))) == 3
+    assert len(compilations) == 3
+    assert len(list(pieces(tmp_path))) == 6  # each program, and where it is found before it is traced
     assert answers(tmp_path, *cases, dtype=dtype, path=path) == without
     assert len(compilations) == 3
 
 
-def test_a_damaged_program_is_compiled_again_and_put_in_its_place(tmp_path, compilations):
+@pytest.mark.parametrize(("dtype", "path"), [("float32", "compiled"), ("float64", "fast")])
+def test_what_was_kept_is_found_before_anything_is_traced(tmp_path, traced, dtype, path):
+    cases = "ragged-square", "dropout", "past"
+    wanted = answers(tmp_path, *cases, dtype=dtype, path=path)
+    assert traced
+    traced.clear()
+    assert answers(tmp_path, *cases, dtype=dtype, path=path) == wanted
+    assert not traced
+
+
+CHANGES = "our code", "a library", "a setting of JAX", "a setting of Flax", "an environment variable"
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_where_something_else_is_traced_nothing_is_found_before(tmp_path, traced, monkeypatch, changed):
+    import flax
+    import jax
+
     wanted = answers(tmp_path, "ragged-square")
-    (path, _) = next(pieces(tmp_path))
+    traced.clear()
+    match changed:
+        case "our code":
+            monkeypatch.setattr(programs, "CODE", "other")
+        case "a library":
+            monkeypatch.setattr(programs, "libraries", lambda: "other")
+        case "a setting of JAX":
+            with jax.numpy_dtype_promotion("strict"):
+                assert answers(tmp_path, "ragged-square") == wanted
+        case "a setting of Flax":
+            with flax.config.temp_flip_flag("preserve_adopted_names", True):
+                assert answers(tmp_path, "ragged-square") == wanted
+        case "an environment variable":
+            monkeypatch.setenv("JAX_MADE_UP", "1")
+    if "setting" not in changed:
+        assert answers(tmp_path, "ragged-square") == wanted
+    assert traced
+
+
+def test_each_dtype_path_rule_and_layer_has_a_program_of_its_own(tmp_path, compilations):
+    """Nothing that one of them kept may be found by another."""
+    asked = [("float32", "compiled"), ("float32", "fast"), ("float64", "fast")]
+    wanted = {each: answers(tmp_path, "prime", "causal", dtype=each[0], path=each[1]) for each in asked}
+    assert len(compilations) == 6
+    for each in asked:
+        assert answers(tmp_path, "prime", "causal", dtype=each[0], path=each[1]) == wanted[each]
+        assert answers(None, "prime", "causal", dtype=each[0], path=each[1]) == wanted[each]
+    assert len(compilations) == 6
+
+
+def test_a_layer_that_no_text_says_is_found_by_its_program_alone(tmp_path, compilations, traced, monkeypatch):
+    monkeypatch.setattr(jax_backend, "origin", lambda layer, path: None)
+    wanted = answers(tmp_path, "ragged-square")
+    assert len(list(pieces(tmp_path))) == 1
+    traced.clear()
+    assert answers(tmp_path, "ragged-square") == wanted
+    assert traced
+    assert len(compilations) == 1
+
+
+def test_no_two_values_have_one_text():
+    values = [None, "None", True, 1, 1.0, -0.0, 0.0, "1", (1,), ((1,),), (1, 1), "(1,)", {"a": 1}, (("a", 1),)]
+    values += [np.dtype("float32"), jnp.dtype("bfloat16"), np.float32, ProjectionBias(), ProjectionBias(True)]
+    assert len({exact(value) for value in values}) == len(values)
+    for unknown in (print, np.zeros(2), object(), [lambda: 0]):
+        with pytest.raises(TypeError, match="no exact text"):
+            exact(unknown)
+
+
+@pytest.mark.parametrize("kind", ["program", "source"])
+def test_a_damaged_piece_is_made_again_and_put_in_its_place(tmp_path, compilations, traced, kind):
+    wanted = answers(tmp_path, "ragged-square")
+    found = sorted((status.st_size, path) for path, status in pieces(tmp_path))
+    path = found[kind == "program"][1]  # a program is larger than where it is found
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
+    traced.clear()
     assert answers(tmp_path, "ragged-square") == wanted
+    assert traced
+    traced.clear()
     assert answers(tmp_path, "ragged-square") == wanted
-    assert len(compilations) == 2
+    assert not traced
+    assert len(compilations) == (2 if kind == "program" else 1)
 
 
 def test_a_whole_piece_that_is_no_program_is_compiled_again(tmp_path, compilations, monkeypatch):
