@@ -9,6 +9,7 @@ import click
 from mha.cli.bench import bench
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
+from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
 from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
@@ -40,7 +41,8 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
-main.add_command(learn)
+for command in (heads, learn):
+    main.add_command(command)
 for command in (backends, cases, bugs, calibrate, determinism, matrix, cache):
     main.add_command(command)
 

@@ -27,6 +27,7 @@ from conformance.subjects.backend import BackendSubject
 from mha.coverage import Coverage
 from mha.port.arrays import LoadedArrays
 from mha.port.encoder import Encoder
+from mha.port.moved import allowed_move
 from mha.recipes import Site, record, replaced, survey
 from mha.recipes.judge import Judgement, judge_original, judge_trace
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
@@ -38,9 +39,6 @@ from mha_core.errors import one_line
 
 ORIGINAL = "original"
 """Name of the model's own modules, among the names of backends."""
-
-DRAWS = 8
-"""How many times the outputs of all layers are moved by their bounds, with other signs each time."""
 
 DIAGNOSED = 6
 """How many of a backend's differing layers a diagnosis looks at; more tell little and take long."""
@@ -191,7 +189,7 @@ def port(
     for site in sites:
         progress(f"reference: {site.name}")
         layers.append(_layer(site, calls[site.name], dtype))
-    allowed = _allowed_move(encoder, batch, layers, embeddings)
+    allowed = allowed_move(encoder, batch, [(layer.site, layer.slack) for layer in layers], embeddings)
     results = [LayerResult.of(layer.site.name, ORIGINAL, layer.original) for layer in layers]
     ported, failed, diagnoses = [], {}, {}
     for backend in backends:
@@ -272,31 +270,6 @@ def _case(layer: _Layer) -> Case:
     """A layer's recorded call as a case, named after the layer."""
     why = "a layer of a trained model"
     return Case.of_problem(layer.site.name, "a layer on its real inputs", layer.problem, why)
-
-
-def _allowed_move(encoder: Encoder, batch: Any, layers: Sequence[_Layer], embeddings: NDArray) -> float:
-    """How far the embeddings may move: every layer's output is moved by the sum of two bounds, with random signs.
-
-    Returns the largest difference of the embeddings in DRAWS draws of the signs.
-    """
-    import torch
-
-    rng = np.random.default_rng(0)
-    moved = 0.0
-    for _ in range(DRAWS):
-        with ExitStack() as hooks:
-            for layer in layers:
-                signs = rng.choice([-1.0, 1.0], size=layer.slack.shape)
-                offset = torch.from_numpy(signs * layer.slack)
-                handle = layer.site.out.register_forward_hook(_moving(offset))
-                hooks.callback(handle.remove)
-            moved = max(moved, float(np.abs(encoder.embed(batch) - embeddings).max()))
-    return moved
-
-
-def _moving(offset: Any) -> Callable[[Any, Any, Any], Any]:
-    """A forward hook that adds `offset` to a module's output."""
-    return lambda _module, _args, output: output + offset.to(output.dtype)
 
 
 def _compared(by: str, again: NDArray, embeddings: NDArray, allowed: float) -> EmbeddingResult:

@@ -1,0 +1,124 @@
+"""`mha heads`: how much each head of a model matters, and the model without those that matter least."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mha.cli.apart import Apart, worker_options
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, says, warn
+
+if TYPE_CHECKING:
+    from mha.heads.subject import Subject
+    from mha.heads.texts import Texts
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """The arguments and options of the command."""
+
+    model: str
+    texts_path: Path | None
+    measures: tuple[str, ...]
+    documents: int | None
+    prune: int | None
+    out: Path | None
+    backend_names: tuple[str, ...]
+    json_path: Path | None
+    workers: int | None
+    pythons: tuple[str, ...]
+
+
+@click.command()
+@click.argument("model", default="minilm")
+@click.option("--texts", "texts_path", type=click.Path(path_type=Path), help="A file of texts, one a line.")
+@click.option("--documents", type=int, help="Packaged documents of each half, at most 150.  [default: 25]")
+@click.option("--measure", "-m", "measures", multiple=True, help="A measure, or all (repeatable).  [default: gradient]")
+@click.option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
+@click.option("--out", type=OutputFile(), help="With --prune: write the cut layers, as safetensors.")
+@click.option("--backend", "-b", "backend_names", multiple=True, help="Prove in this backend alone (repeatable).")
+@click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
+@worker_options
+@as_one(HeadsOptions)
+def heads(asked: HeadsOptions) -> None:
+    """Say which attention heads of MODEL matter, and what is left of it without the others.
+
+    MODEL is "minilm", the trained all-MiniLM-L6-v2, a local folder of a Hugging Face model of the BERT family, or a
+    recording (mha.capture). Importance is measured on one half of the texts, and judged on the other. The texts come
+    with the package gensim, unless --texts names others. The first measure decides what --prune cuts.
+
+    Exit status: 0 done, 1 a cut layer gives something else than a masked one, 2 could not run.
+    """
+    from rich.console import Console
+
+    from mha.heads.importance import DEFAULT, MEASURES, measure_of
+    from mha.heads.report import print_report
+    from mha.heads.run import Cut, measure_heads
+    from mha.port.encoder import NotInstalled
+    from mha_core import BackendError, SpecError
+    from mha_core.files.writing import write_json
+
+    console, errors = Console(), Console(stderr=True)
+    live = not Path(asked.model).is_file()
+    every = [name for name, measure in MEASURES.items() if live or not measure.needs_model]
+    names = every if "all" in asked.measures else list(asked.measures or (DEFAULT,))
+    apart = Apart(asked.workers, asked.pythons)
+    broken: list[str] = []
+    try:
+        for name in names:
+            measure_of(name, live=live)
+        if asked.out is not None and asked.prune is None:
+            raise SpecError("--out needs --prune N: nothing is cut without it")
+        with apart.kept(), errors.status("loading") as status:
+            subject, texts = _subject(asked, live=live)
+            cut = None
+            if asked.prune is not None:
+                backends, absent, broken = apart.backends(asked.backend_names, apart.settings())
+                missing = tuple(line.split("'")[1] for line in absent)
+                cut = Cut(asked.prune, tuple(backends), missing, asked.out)
+            report = measure_heads(subject, texts, names, cut, progress=says(status))
+    except (SpecError, BackendError, NotInstalled) as error:
+        raise CouldNotRun(str(error)) from error
+    warn(errors, broken)
+    print_report(console, report)
+    if asked.json_path is not None:
+        write_json(asked.json_path, report.to_dict())
+    pruned = report.pruned
+    if pruned is None:
+        sys.exit(EQUAL)
+    failed = broken or any(proof.failed for proof in pruned.proofs)
+    ran = any(not proof.failed for proof in pruned.proofs)
+    sys.exit(DIFFERENT if ran and not pruned.equal else COULD_NOT_RUN if failed else EQUAL)
+
+
+def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
+    """What is measured, and the texts; what can't be used is refused before the model is loaded."""
+    from mha.heads.prune import check_count
+    from mha.heads.subject import of_encoder, of_recording
+    from mha.heads.texts import DOCUMENTS, file_texts, lee_texts
+    from mha.port.encoder import find_model, load_encoder
+    from mha_core import SpecError
+
+    if asked.texts_path is not None and (not live or asked.documents is not None):
+        other = "--documents, which counts packaged ones" if live else "a recording, which has its calls"
+        raise SpecError(f"--texts is not for {other}")
+    if not live:
+        from mha.recordings.recording import Recording
+
+        subject, texts = of_recording(asked.model, Recording.load(asked.model)), None
+    else:
+        find_model(asked.model)
+        documents = DOCUMENTS if asked.documents is None else asked.documents
+        texts = lee_texts(documents) if asked.texts_path is None else file_texts(asked.texts_path)
+        subject = of_encoder(load_encoder(asked.model), texts.measured)
+    if asked.prune is not None:
+        check_count(subject, asked.prune)
+    return subject, texts
+
+
+if __name__ == "__main__":
+    heads()

@@ -1,0 +1,160 @@
+"""Proof that cutting heads is masking them: run and compared, in every backend and in the live model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.expected import Expected, answer
+from mha.heads.gates import embed, without
+from mha.heads.live import cut_live
+from mha.heads.prune import cut, cut_inputs, kept_in, masked_inputs
+from mha.heads.subject import Layer, Subject
+from mha.port.moved import allowed_move
+from mha.recipes import record
+from mha.recipes.judge import judge_trace
+from mha_core.backend import Backend
+from mha_core.errors import one_line
+
+PROOF_TEXTS = 2
+"""Texts, the shortest ones, on which a live model's layers are compared."""
+
+
+@dataclass(frozen=True)
+class BackendProof:
+    """One backend: its cut layers and its masked ones, on the same inputs.
+
+    Attributes:
+        backend: its name.
+        worst: the largest error / allowed error of all layers: of the masked and the cut layer each by the reference,
+            and of their difference by the sum of both bounds.
+        difference: the largest difference of the outputs.
+        failed: why it gave no answer; "" if it did.
+    """
+
+    backend: str
+    worst: float = float("inf")
+    difference: float = float("inf")
+    failed: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return not self.failed and self.worst <= 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "equal": self.equal}
+
+
+@dataclass(frozen=True)
+class LiveProof:
+    """The live model with cut layers, and with masked ones.
+
+    Attributes:
+        difference: the largest difference of the embeddings.
+        allowed: how far errors within the layers' bounds move them.
+        identical: whether they are the same bits.
+    """
+
+    difference: float
+    allowed: float
+    identical: bool
+
+    @property
+    def equal(self) -> bool:
+        return self.difference <= self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "equal": self.equal}
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One layer and one call: what must come with heads masked, and with heads cut, each with its bound."""
+
+    layer: Layer
+    masked: Expected
+    cut: Expected
+
+    @property
+    def slack(self) -> NDArray[np.float64]:
+        """The sum of both bounds of the output."""
+        return np.asarray(self.masked.allowed_error["output"] + self.cut.allowed_error["output"])
+
+
+def pairs_of(subject: Subject, kept: Sequence[Collection[int]]) -> list[Pair]:
+    """The first call of each layer, masked and cut; of a live model on its shortest texts."""
+    found = []
+    for layer, heads, problem in zip(subject.layers, kept, _problems(subject), strict=True):
+        precision = Precision.of(layer.dtype)
+        whole = Problem(layer.config, layer.weights, masked_inputs(layer.config, problem.inputs, heads))
+        config, weights = cut(layer.config, layer.weights, heads)
+        smaller = Problem(config, weights, cut_inputs(layer.config, problem.inputs, heads))
+        found.append(Pair(layer, answer(whole, precision), answer(smaller, precision)))
+    return found
+
+
+def prove(
+    pairs: Sequence[Pair], backends: Sequence[Backend], progress: Callable[[str], None] = lambda text: None
+) -> list[BackendProof]:
+    """Run masked and cut layers in every backend, and compare them."""
+    found = []
+    for backend in backends:
+        progress(f"{backend.name}: cut = masked")
+        try:
+            found.append(_prove(pairs, backend))
+        except Exception as error:  # whatever a framework raises; the other backends still run
+            found.append(BackendProof(backend.name, failed=one_line(error)))
+    return found
+
+
+def _prove(pairs: Sequence[Pair], backend: Backend) -> BackendProof:
+    worst, difference = 0.0, 0.0
+    for pair in pairs:
+        outputs = []
+        for wanted in (pair.masked, pair.cut):
+            problem, dtype = wanted.problem, pair.layer.dtype
+            trace = backend.prepare(problem.config, problem.weights, dtype=dtype)(problem.inputs)
+            worst = max(worst, judge_trace(trace, wanted, dtype).worst)
+            assert trace.output is not None
+            outputs.append(trace.output.astype(np.float64))
+        apart = np.abs(outputs[0] - outputs[1])
+        over = apart / np.where(pair.slack > 0, pair.slack, 1.0)
+        worst = max(worst, float(np.where(pair.slack > 0, over, np.where(apart > 0, np.inf, 0.0)).max(initial=0.0)))
+        difference = max(difference, float(apart.max(initial=0.0)))
+    return BackendProof(backend.name, worst, difference)
+
+
+def prove_live(subject: Subject, pairs: Sequence[Pair], removed: NDArray[np.bool_]) -> LiveProof:
+    """The embeddings of one batch with heads masked, and of the same model with heads cut; the model stays whole."""
+    live, batch, kept = subject.live, proof_batch(subject), kept_in(subject, removed)
+    assert live is not None
+    masked = embed(live, [batch], removed)
+    with cut_live(live.sites, kept):
+        smaller = live.encoder.embed(batch)
+    with without(live, removed):
+        slacks = [(site, pair.slack) for site, pair in zip(live.sites, pairs, strict=True)]
+        allowed = allowed_move(live.encoder, batch, slacks, masked)
+    return LiveProof(float(np.abs(masked - smaller).max()), allowed, bool((masked == smaller).all()))
+
+
+def proof_batch(subject: Subject) -> Any:
+    """The shortest texts of a live model, as a batch of their own."""
+    assert subject.live is not None
+    first = subject.batches[0]
+    length = int(first["attention_mask"][:PROOF_TEXTS].sum(dim=-1).max())
+    return {name: tensor[:PROOF_TEXTS, :length] for name, tensor in first.items()}
+
+
+def _problems(subject: Subject) -> list[Problem]:
+    live = subject.live
+    if live is None:
+        return [calls[0].problem for calls in subject.calls]
+    batch = proof_batch(subject)
+    _, problems = record(live.sites, lambda: live.encoder.embed(batch))
+    return [problems[site.name][0] for site in live.sites]

@@ -1,0 +1,118 @@
+"""The texts that heads are measured on: news articles that come with gensim, or the lines of the user's own file.
+
+Importance is measured on one half and judged on the other, which no measure saw. gensim is not imported: its test data
+are read where pip put them, and never copied.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError
+
+INSTALL = "pip install 'mha-parity[heads]'"
+
+LABELLED = 50
+"""Documents of Lee, Pincombe & Welsh (2005), each pair of which people gave a similarity."""
+
+BACKGROUND = 300
+"""Documents of the same kind without labels: half of them for importance, half for the curves."""
+
+WORDS = 64
+"""Of a background document so many words are used: an article of 200 says as much about heads, and takes longer."""
+
+DOCUMENTS = 25
+"""Background documents of each half, unless other numbers are asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts in two parts, and what people say of some of the second.
+
+    Args:
+        measured: the texts that importance is measured on.
+        judged: the texts that the curves are made on; no measure sees them.
+        similarity: (n, n), what people say of each pair of the first n texts of `judged`; None without labels.
+        source: where they come from, in words.
+    """
+
+    measured: tuple[str, ...]
+    judged: tuple[str, ...]
+    similarity: NDArray[np.float64] | None
+    source: str
+
+
+def lee_texts(documents: int = DOCUMENTS) -> Texts:
+    """Lee's labelled documents and background ones, out of gensim's package.
+
+    Args:
+        documents: how many background documents each half has, at most 150.
+
+    Raises:
+        SpecError: gensim is not installed, or its files are not what they were.
+    """
+    half = BACKGROUND // 2
+    if not 1 <= documents <= half:
+        raise SpecError(f"--documents must be 1 to {half}: each half has that many. Got {documents}.")
+    folder = _folder()
+    labelled = _lines(folder / "lee.cor")
+    background = [" ".join(line.split()[:WORDS]) for line in _lines(folder / "lee_background.cor")]
+    try:
+        similarity = np.loadtxt(folder / "similarities0-1.txt")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{folder / 'similarities0-1.txt'} can't be read: {error}") from error
+    if (len(labelled), len(background), similarity.shape) != (LABELLED, BACKGROUND, (LABELLED, LABELLED)):
+        raise SpecError(
+            f"{folder} does not hold {LABELLED} labelled and {BACKGROUND} other documents, as gensim 4.4 has"
+        )
+    source = (
+        f"{documents} background documents of Lee, Pincombe & Welsh (2005), the first {WORDS} words of each, for "
+        f"importance; {documents} others and the {LABELLED} labelled documents for the curves (gensim's test data)"
+    )
+    return Texts(tuple(background[:documents]), (*labelled, *background[half : half + documents]), similarity, source)
+
+
+def file_texts(path: str | os.PathLike[str]) -> Texts:
+    """The lines of a text file: the first, third, ... for importance, the others for the curves. No labels.
+
+    Raises:
+        SpecError: it can't be read, is not UTF-8, or has fewer than two lines with a text.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SpecError(f"--texts {path} can't be read: {reason}") from error
+    texts = [line.strip() for line in lines if line.strip()]
+    if len(texts) < 2:
+        raise SpecError(
+            f"--texts needs two lines or more: half are for importance, half for the curves. {path} has {len(texts)}."
+        )
+    measured, judged = texts[::2], texts[1::2]
+    return Texts(
+        tuple(measured), tuple(judged), None, f"{path}: {len(measured)} lines, and {len(judged)} for the curves"
+    )
+
+
+def _folder() -> Path:
+    """Where pip put gensim's test data; gensim itself is not imported."""
+    found = importlib.util.find_spec("gensim")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    for place in places:
+        if (folder := Path(place, "test", "test_data")).is_dir():
+            return folder
+    what = "which is not installed" if found is None else "whose test data are not there"
+    raise SpecError(f"the texts come with the package 'gensim', {what}: {INSTALL}, or give your own with --texts FILE")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="latin-1").split("\n") if line.strip()]
+    except OSError as error:
+        raise SpecError(f"{path} can't be read: {error.strerror}") from error
