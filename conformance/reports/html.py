@@ -6,15 +6,10 @@ old runs can be shown too.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from conformance.reports.html_view import (
     HEAT_STEPS,
@@ -27,6 +22,7 @@ from conformance.reports.html_view import (
     quantities_of,
     result_view,
 )
+from conformance.reports.selfcontained import template
 from conformance.reports.text import SCHEMA_VERSION
 from conformance.reports.text import verdict as report_verdict
 from mha_core import STAGES, SpecError
@@ -62,7 +58,7 @@ def render(report: Mapping[str, Any]) -> str:
         raise SpecError(f"a report of schema {report.get('schema')!r} can't be shown; it must be {SCHEMA_VERSION}")
     results = [result_view(position, entry) for position, entry in enumerate(report["results"])]
     groups = groups_of(results, report["results"])
-    return _template().render(
+    return template("conformance.reports", "report.html.j2", "report.js").render(
         environment=report["environment"],
         verdict=_verdict(results),
         counts=_counts(results),
@@ -126,19 +122,3 @@ def _catches() -> dict[str, str]:
     from conformance.cases.table import all_cases
 
     return {case.id: case.catches for case in all_cases()}
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("conformance.reports"),
-        autoescape=True,  # names and messages come from subjects
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    source = jinja2.PackageLoader("conformance.reports").get_source(environment, "report.js")[0]
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    # Only this one script may run, whatever else gets into the page.
-    environment.globals.update(script=source, script_hash=f"sha256-{digest}")
-    return environment.get_template("report.html.j2")

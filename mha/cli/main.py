@@ -11,6 +11,7 @@ from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
 from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
+from mha.cli.learning.view import view
 from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
@@ -41,7 +42,7 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
     main.add_command(command)
-for command in (heads, learn):
+for command in (heads, learn, view):
     main.add_command(command)
 for command in (backends, cases, bugs, calibrate, determinism, matrix, cache):
     main.add_command(command)

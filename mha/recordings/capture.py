@@ -24,6 +24,7 @@ import numpy as np
 
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
+from mha.recordings.tokens import Tokens
 from mha_core import SpecError
 from mha_core.capture import ReadCall
 from mha_core.dtypes import round_to
@@ -96,11 +97,12 @@ def unregister(adapter: Adapter) -> None:
 class Capture:
     """A recording in progress: the `calls` so far, a `recording` of them, and the `coverage` of the model."""
 
-    def __init__(self, versions: Mapping[str, str], survey: Survey) -> None:
+    def __init__(self, versions: Mapping[str, str], survey: Survey, tokens: Tokens | None = None) -> None:
         self.layers: list[RecordedLayer] = []
         self.calls: list[RecordedCall] = []
         self.versions = dict(versions)
         self.survey = survey
+        self.tokens = tokens
 
     @property
     def coverage(self) -> Coverage:
@@ -115,7 +117,7 @@ class Capture:
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
                 "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
             )
-        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread)
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens)
 
     def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Record one call. Raises SpecError for a call that no recording can hold."""
@@ -153,6 +155,7 @@ def capture(
     overwrite: bool = False,
     strict: bool = False,
     probe: bool = True,
+    tokens: Any = None,
 ) -> Iterator[Capture]:
     """Record every call that is made of the attention layers in `target` within the context.
 
@@ -169,6 +172,8 @@ def capture(
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
             its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word.
+        tokens: what stands at each position, for `mha view`: a list of texts, or one for each item of the batch; or
+            both by "keys" and "queries", where these are others.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
@@ -188,6 +193,7 @@ def capture(
     """
     if path is not None:
         path = check_target(path, overwrite=overwrite)
+    named = None if tokens is None else Tokens.of(tokens)
     hooks = _hooks_of(target)
     adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
 
@@ -208,7 +214,7 @@ def capture(
         return adapter
 
     survey = Survey(hooks.parts_of)
-    recorder = Capture(hooks.versions(), survey)
+    recorder = Capture(hooks.versions(), survey, named)
     with hooks.watch(target, choose, recorder.see):
         if strict:
             survey.coverage().check()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mha.coverage import Unread, unread_of
 from mha.recordings.array_pool import array_of
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer
+from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.errors import shown
 from mha_core.files.outside import parse_json_object
@@ -30,6 +31,7 @@ class Described(NamedTuple):
     calls: tuple[RecordedCall, ...]
     versions: dict[str, str]
     unread: tuple[Unread, ...] | None
+    tokens: Tokens | None
 
 
 def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
@@ -57,7 +59,8 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
     for one in unread or ():
         _text("the name of a module", one.name)
         _text("the class of a module", one.kind)
-    return Described(layers, calls, versions, unread)
+    tokens = None if description.get("tokens") is None else Tokens.of(description["tokens"])
+    return Described(layers, calls, versions, unread, tokens)
 
 
 def _finder(arrays: Mapping[str, NDArray]) -> Find:

@@ -23,6 +23,7 @@ from mha.coverage import Coverage, Unread
 from mha.recordings.array_pool import ArrayPool, read
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
 from mha.recordings.reader import described_in
+from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.errors import one_line, shown
@@ -43,6 +44,7 @@ class Recording:
         versions: package -> version of the frameworks that computed.
         unread: the modules of the model that look like attention and are not among the layers; None if nobody
             looked, as for a file of an older release.
+        tokens: what stands at each position, for `mha view`; None if nobody said.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -64,6 +66,7 @@ class Recording:
     calls: tuple[RecordedCall, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[Unread, ...] | None = None
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         if not self.calls:
@@ -166,6 +169,8 @@ class Recording:
         }
         if self.unread is not None:
             description["unread"] = [asdict(one) for one in self.unread]
+        if self.tokens is not None:
+            description["tokens"] = self.tokens.to_dict()
         pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
 
     @classmethod

@@ -1,0 +1,33 @@
+"""Pages that need nothing else: one file, and no script may run but their own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+
+import jinja2
+
+
+@cache
+def template(package: str, page: str, script: str) -> jinja2.Template:
+    """The template of a page, which sees its script as `script` and the policy that admits no other as `policy`.
+
+    Args:
+        package: where the folder `templates` is; templates of this package can be included as well.
+        page, script: names of two files there.
+    """
+    own = jinja2.PackageLoader(package)
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([own, jinja2.PackageLoader("conformance.reports")]),
+        autoescape=True,  # names and messages come from outside
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    source = own.get_source(environment, script)[0]
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    # Only this one script may run, whatever else gets into the page.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    environment.globals.update(script=source, policy=policy)
+    return environment.get_template(page)

@@ -1,0 +1,198 @@
+"""`mha view`: look at the heads of recorded attention layers, as one HTML page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mha.cli.apart import Apart, worker_options
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, says, warn
+
+if TYPE_CHECKING:
+    from mha.recordings.recording import Recording
+    from mha.view.labels import Labels
+    from mha.view.page import About
+    from mha.view.plan import Part
+    from mha_core import AttentionConfig
+    from mha_core.backend import Backend
+
+TEXTS = ("The cat sleeps on the warm windowsill because it likes the sun.",)
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """The arguments and options of `mha view`."""
+
+    what: str
+    texts: tuple[str, ...]
+    tokens: Path | None
+    backend_names: tuple[str, ...]
+    compare: Path | None
+    layers: tuple[str, ...]
+    heads: tuple[int, ...]
+    dtype: str | None
+    html: Path
+    workers: int | None
+    pythons: tuple[str, ...]
+
+    @property
+    def has_other(self) -> bool:
+        """Whether a difference is shown, of a backend or of another recording."""
+        return bool(self.backend_names) or self.compare is not None
+
+
+@click.command()
+@click.argument("what", metavar="MODEL|RECORDING")
+@click.option("--text", "texts", multiple=True, help=f"What a MODEL reads (repeatable). Default: {TEXTS[0]}")
+@click.option("--tokens", type=click.Path(path_type=Path), help="Names of the keys: one a line, or JSON.")
+@click.option("--backend", "-b", "backend_names", multiple=True, help="Compute with this backend (repeatable, two).")
+@click.option("--compare", type=click.Path(path_type=Path), help="Another recording of the same calls.")
+@click.option("--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable).")
+@click.option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
+@click.option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
+@click.option("--html", required=True, type=OutputFile(), help="The page.")
+@worker_options
+@as_one(ViewOptions)
+def view(asked: ViewOptions) -> None:
+    """Show what every head of recorded attention layers looks at, as one HTML page.
+
+    MODEL is "minilm", the trained all-MiniLM-L6-v2, or a local folder of a Hugging Face model of the BERT family;
+    RECORDING is a file that mha.capture wrote, of any framework. The weights are the definition's (or, with two
+    --backend, the first one's, and the second's difference), computed from the recorded inputs; the line on top says
+    whether the recorded output shows that they are what the layer used. Over 128 tokens, only chosen --layers and
+    --heads are exact.
+
+    Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
+    """
+    from rich.console import Console
+
+    from mha.port.encoder import NotInstalled
+    from mha.view.data import Sources, see
+    from mha.view.page import write_page
+    from mha.view.sizes import page_bytes
+    from mha_core import BackendError, SpecError
+
+    console, errors = Console(), Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        if len(set(asked.backend_names)) > 2:
+            raise SpecError(
+                f"--backend: two at most can stand beside each other. Got {', '.join(asked.backend_names)}."
+            )
+        if asked.compare is not None and asked.backend_names:
+            raise SpecError("--compare shows the difference of two recordings, --backend of two frameworks: choose one")
+        apart = Apart(asked.workers, asked.pythons)
+        with apart.kept(), errors.status("loading") as status:
+            recording, parts, labels, about = _asked_for(asked, says(status))
+            compared = _partners(recording, parts, asked.compare)
+            most = page_bytes(parts, has_other=asked.has_other)
+            say(f"{asked.html} will take at most {most / 1e3:,.0f} kB.")
+            backends: list[Backend] = []
+            if asked.backend_names:
+                backends, _, broken = apart.backends(asked.backend_names, apart.settings())
+                if broken:
+                    raise CouldNotRun("\n".join(broken))
+            sources = Sources(tuple(backends), compared)
+            line, size = write_page(asked.html, see(recording, parts, sources, says(status)), about, sources, labels)
+    except (SpecError, BackendError, NotInstalled, FileNotFoundError) as error:
+        raise CouldNotRun(str(error)) from error
+    if recording.coverage is not None and recording.coverage.unseen:
+        warn(errors, [recording.coverage.line])
+    say(line.text)
+    say(f"Wrote {asked.html}: {size / 1e3:,.0f} kB.")
+    sys.exit(EQUAL if line.is_good else DIFFERENT)
+
+
+def _asked_for(
+    asked: ViewOptions, progress: Callable[[str], None]
+) -> tuple[Recording, tuple[Part, ...], Labels, About]:
+    """The recording, its parts, their labels and what the page says of them."""
+    from mha.recordings.recording import Recording
+    from mha.view.labels import Labels, read_tokens
+    from mha.view.page import About
+    from mha.view.plan import plan
+    from mha.view.sizes import check_size
+    from mha_core import SpecError
+
+    given = None if asked.tokens is None else read_tokens(asked.tokens)
+    is_file = Path(asked.what).is_file()
+    texts: tuple[str, ...] = ()
+    if is_file:
+        if asked.texts or asked.dtype:
+            raise SpecError("--text and --dtype are for a model; a recording has its inputs already")
+        recording = Recording.load(asked.what)
+    else:
+        texts = asked.texts or TEXTS
+        recording = _recorded_model(asked, texts, progress)
+    parts = plan(recording, asked.layers, asked.heads)
+    check_size(parts, has_other=asked.has_other)
+    source = str(asked.tokens) if given is not None else f"tokens of {asked.what}"
+    labels = Labels(parts, given or recording.tokens, source)
+    notes = () if recording.coverage is None else (f"{recording.coverage.line}.",)
+    name = Path(asked.what).name if is_file else asked.what
+    return recording, parts, labels, About(name, recording.made_with, notes, texts)
+
+
+def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callable[[str], None]) -> Recording:
+    """What a model's layers were asked and gave; it is not run if the page would be too large."""
+    from mha.port.encoder import check_texts, find_model, load_encoder
+    from mha.view.model import record_encoder
+    from mha.view.plan import plan_of_model
+    from mha.view.sizes import check_size
+    from mha_core import SpecError
+
+    dtype = asked.dtype or "float32"
+    if dtype not in ("float32", "float64"):
+        raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
+    check_texts(texts)
+    try:
+        find_model(asked.what)
+    except SpecError as error:
+        raise SpecError(f"{error}; no recording of that name exists, either") from error
+    encoder = load_encoder(asked.what, dtype)
+
+    def check(sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int]) -> None:
+        check_size(plan_of_model(sizes, lengths, asked.layers, asked.heads), has_other=asked.has_other)
+
+    progress("reading the texts")
+    return record_encoder(encoder, texts, dtype, check)
+
+
+def _partners(
+    recording: Recording, parts: Sequence[Part], path: Path | None
+) -> tuple[Recording, Mapping[int, int]] | None:
+    """The other recording, and each shown call's partner in it."""
+    from mha.comparison.pairs import pair_calls
+    from mha.recordings.recording import Recording
+    from mha_core import SpecError
+    from mha_core.stages import stage_shapes
+
+    if path is None:
+        return None
+    other = Recording.load(path)
+    partners = dict(pair_calls(recording, other).pairs)
+
+    def shape(of: Recording, position: int) -> tuple[int, ...]:
+        call = of.calls[position]
+        config = of.layers[call.layer].config
+        sizes = call.inputs.check(config)
+        return stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len)["weights"]
+
+    for position in (call for part in parts for call in part.calls):
+        name = recording.names[position]
+        if position not in partners:
+            raise SpecError(f"{path} has no partner of {name}; --layers chooses those that have one")
+        own, theirs = shape(recording, position), shape(other, partners[position])
+        if own != theirs:
+            raise SpecError(
+                f"{name} has weights of shape {own}, its partner in {path} {theirs}: they can't be compared"
+            )
+    return other, partners

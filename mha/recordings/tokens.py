@@ -1,0 +1,63 @@
+"""Tokens: the names of the positions of a recorded call, for people who look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mha_core import SpecError
+from mha_core.errors import shown
+
+LONGEST_TOKEN = 200
+"""Most characters of a token."""
+
+Rows = tuple[tuple[str, ...], ...]
+
+FORM = "a list of texts, a list of such lists, or a dict of these by 'keys' and 'queries'"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What stands at each position.
+
+    Args:
+        keys: one row of tokens for each item of the batch, or for each pass of the model.
+        queries: the same for queries, where they are others than the keys.
+
+    >>> Tokens.of(["a", "cat"])
+    Tokens(keys=(('a', 'cat'),), queries=None)
+    """
+
+    keys: Rows
+    queries: Rows | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Tokens:
+        """Tokens as a user gives them: FORM. Raises SpecError for anything else."""
+        if isinstance(given, Tokens):
+            return given
+        if isinstance(given, Mapping):
+            if "keys" not in given or set(given) - {"keys", "queries"}:
+                raise SpecError(f"tokens must be {FORM}. Got a dict of {shown(', '.join(map(repr, given)))}.")
+            queries = given.get("queries")
+            return cls(_rows(given["keys"]), None if queries is None else _rows(queries))
+        return cls(_rows(given))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rows as JSON values; `of` reads them back."""
+        rows = {"keys": self.keys} if self.queries is None else {"keys": self.keys, "queries": self.queries}
+        return {side: [list(row) for row in found] for side, found in rows.items()}
+
+
+def _rows(given: Any) -> Rows:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise SpecError(f"tokens must be {FORM}. Got {shown(repr(given))}.")
+    rows = [given] if isinstance(given[0], str) else given
+    for row in rows:
+        if not isinstance(row, Sequence) or isinstance(row, str) or not all(isinstance(one, str) for one in row):
+            raise SpecError(f"tokens must be {FORM}. Got {shown(repr(row))}.")
+        longest = max(map(len, row), default=0)
+        if longest > LONGEST_TOKEN:
+            raise SpecError(f"a token must have at most {LONGEST_TOKEN} characters. Got one of {longest}.")
+    return tuple(tuple(map(str, row)) for row in rows)

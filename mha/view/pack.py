@@ -1,0 +1,87 @@
+"""Pack: arrays as the page holds them, one string for all; view.js unpacks them.
+
+Weights, queries and keys are float16, three significant digits from 6e-5 up. Each head has its low bytes first, then
+its high ones, which compress better. A difference is one byte: its sign, and the logarithm of its share of what
+rounding allows.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.view.data import Picture
+from mha.view.sizes import block
+
+ONE, STEPS, MOST = 96, 24, 126
+"""The code of a share of 1, the codes of a factor of ten, the largest code: 10^((126 - 96) / 24) = 17.8."""
+
+BEYOND, NOT_A_NUMBER = 127, -128
+"""The codes of what is more than that, and of NaN."""
+
+
+class Pack:
+    """Bytes of arrays, one after another."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> int:
+        """Append bytes; their position."""
+        start = len(self._bytes)
+        self._bytes += data
+        return start
+
+    def text(self) -> str:
+        """All of it: compressed, in base 64."""
+        return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
+
+    def picture(self, picture: Picture) -> dict[str, int]:
+        """Append the arrays of a picture; their positions by name."""
+        if not picture.part.is_exact:
+            return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
+        where = picture.where
+        same = bool((where == where[:1]).all())
+        found = {
+            "weights": self.add(halves(picture.weights)),
+            "queries": self.add(halves(picture.queries)),
+            "keys": self.add(halves(picture.keys)),
+            "where": self.add(b"".join(np.packbits(head).tobytes() for head in (where[:1] if same else where))),
+            "masks": 1 if same else len(where),
+        }
+        if picture.shares is not None:
+            found["shares"] = self.add(codes(picture.shares).tobytes())
+        return found
+
+
+def halves(array: NDArray) -> bytes:
+    """(H, ...) as float16, head by head, low bytes first. What is beyond its range becomes infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = array.astype("<f2")
+    pairs = narrow.reshape(len(narrow), -1).view(np.uint8).reshape(len(narrow), -1, 2)
+    return pairs.swapaxes(1, 2).tobytes()
+
+
+def codes(shares: NDArray) -> NDArray[np.int8]:
+    """Shares of what is allowed, as one byte each, with their signs; within 5 %.
+
+    >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
+    [0, 96, -72, 1, 127, -128]
+    """
+    with np.errstate(all="ignore"):
+        size = np.rint(ONE + STEPS * np.log10(np.abs(shares)))
+        code = np.sign(shares) * np.where(size > MOST, BEYOND, np.clip(size, 1, MOST))
+    code = np.where(shares == 0.0, 0.0, np.where(np.isnan(shares), NOT_A_NUMBER, code))
+    return code.astype(np.int8)
+
+
+def blocks(weights: NDArray, side: int) -> NDArray[np.uint8]:
+    """The largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
+    heads, *lengths = weights.shape
+    room = [(0, 0), *((0, -length % side) for length in lengths)]
+    padded = np.pad(np.nan_to_num(weights, nan=1.0), room)
+    by_block = padded.reshape(heads, padded.shape[1] // side, side, padded.shape[2] // side, side)
+    return np.rint(255.0 * np.sqrt(np.clip(by_block.max(axis=(2, 4)), 0.0, 1.0))).astype(np.uint8)

@@ -1,0 +1,172 @@
+"""Page: the pictures as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.reports.selfcontained import template
+from mha.view.data import RECORDED, Picture, Seen, Sources
+from mha.view.labels import Labels
+from mha.view.measures import MEASURES
+from mha.view.pack import Pack
+from mha.view.plan import EXACT_UP_TO, Part
+from mha.view.sizes import block
+from mha.view.verdict import Line, lines_of, verdict
+from mha_core.errors import shown
+from mha_core.files.writing import write_whole
+
+
+@dataclass(frozen=True)
+class About:
+    """What the page says of where its numbers are from.
+
+    Args:
+        name: of the model or the file.
+        made_with: versions that recorded it.
+        notes: further remarks, such as which modules were not read.
+        texts: a name for each pass of the model; passes beyond are numbered.
+    """
+
+    name: str
+    made_with: str
+    notes: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
+    """Write the page, atomically; the verdict on what it shows, and its bytes."""
+    parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
+    for one in seen:
+        parts.append(one)
+        pictures += [_picture(picture, one, pack, tokens, labels) for picture in one.pictures]
+    found = verdict(parts, sources)
+    layers = list(dict.fromkeys(one.part.layer for one in parts))
+    sheets = _sheets(parts, about)
+    content = {
+        "layers": layers,
+        "sheets": sheets,
+        "measures": {name: words for name, (_, words, _) in MEASURES.items()},
+        "base": sources.base,
+        "other": sources.other,
+        "tokens": tokens.rows,
+        "pictures": pictures,
+    }
+    page = template("mha.view", "view.html.j2", "view.js").render(
+        about=about,
+        verdict=found,
+        lines=lines_of(parts),
+        names=[RECORDED, *(backend.name for backend in sources.backends)],
+        other=sources.other,
+        base=sources.base,
+        content=_json(content),
+        data=pack.text(),
+        measures=content["measures"],
+        sheets=sheets,
+        rows=_rows(layers, parts),
+        columns=max(len(one.part.heads) for one in parts),
+        one_set=len({(one.part.heads, one.part.config.num_kv_heads) for one in parts}) == 1,
+        part=parts[0].part,
+        blocked=[one.part for one in parts if not one.part.is_exact],
+        exact_up_to=EXACT_UP_TO,
+    )
+    data = page.encode()
+    write_whole(path, data)
+    return found, len(data)
+
+
+class _Tokens:
+    """Rows of tokens, each once."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[str]] = []
+        self._known: dict[tuple[str, ...], int] = {}
+
+    def add(self, row: Sequence[str]) -> int:
+        key = tuple(row)
+        if key not in self._known:
+            self._known[key] = len(self.rows)
+            self.rows.append([shown(one, 64) for one in row])
+        return self._known[key]
+
+
+def _picture(picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels) -> dict[str, Any]:
+    part, config = picture.part, picture.part.config
+    queries, keys = labels.of(part, picture.item)
+    plain = config.score != "additive" and config.softcap is None
+    return {
+        "layer": part.layer,
+        "pass": part.number,
+        "item": picture.item,
+        "heads": list(part.heads),
+        "groups": [part.kv_heads.index(part.kv_head(head)) for head in part.heads],
+        "keyHeads": [part.kv_head(head) for head in part.heads],
+        "grouped": config.num_kv_heads < config.num_heads,
+        "lq": part.query_len,
+        "lk": part.key_len,
+        "d": config.head_dim,
+        "scale": config.softmax_scale,
+        "plain": plain,
+        "block": block(part),
+        "queries": tokens.add(queries),
+        "keys": tokens.add(keys),
+        "at": pack.picture(picture),
+        "measures": {name: [_number(value) for value in values] for name, values in picture.measures.items()},
+        "near": {name: f"{ratio:.2g}" for name, ratio in seen.nearness.ratios.items() if name != RECORDED},
+        "shares": None if picture.shares is None else [_largest(head) for head in picture.shares],
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.4g}")
+    return "nan"
+
+
+def _largest(shares: Any) -> float | str:
+    """The share that is furthest from 0, with its sign."""
+    flat = shares.reshape(-1)
+    if not flat.size:
+        return 0.0
+    finite = [float(value) for value in (flat.min(), flat.max())]
+    if any(math.isnan(value) for value in finite):
+        return "nan"
+    worst = max(finite, key=abs)
+    return float(f"{worst:.3g}") if math.isfinite(worst) else "inf" if worst > 0 else "-inf"
+
+
+def _sheets(parts: Sequence[Seen], about: About) -> list[dict[str, Any]]:
+    """Every pass and item that some layer has, in order, with a name."""
+    pairs = sorted({(one.part.number, picture.item) for one in parts for picture in one.pictures})
+    passes = len({number for number, _ in pairs})
+    items = len({item for _, item in pairs})
+    found = []
+    for number, item in pairs:
+        name = about.texts[number] if number < len(about.texts) else f"pass {number + 1} of {passes}"
+        name += f", item {item + 1} of {items}" if items > 1 else ""
+        found.append({"pass": number, "item": item, "name": shown(name, 100)})
+    return found
+
+
+def _rows(layers: Sequence[str], parts: Sequence[Seen]) -> list[tuple[str, Part, dict[str, list[Any]]]]:
+    """Each layer with its first part and its measures there, for readers without scripts."""
+    first: dict[str, Seen] = {}
+    for one in parts:
+        first.setdefault(one.part.layer, one)
+    return [
+        (name, first[name].part, {key: list(values) for key, values in first[name].pictures[0].measures.items()})
+        for name in layers
+        if first[name].pictures
+    ]
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside an HTML script element, whatever the tokens are."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

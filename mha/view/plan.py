@@ -1,0 +1,183 @@
+"""Plan: which recorded calls make up which picture, before anything is computed.
+
+A `Part` is one layer in one pass of the model. Calls of a layer that continue each other, as in decoding, are one
+pass: the queries of the later ones stand below those of the earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from mha.recordings.recording import Recording
+from mha_core import AttentionConfig, AttentionInputs, SpecError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One layer in one pass.
+
+    Attributes:
+        layer, kind, dtype, config: as recorded; a layer without a name is called "layer".
+        number: which pass of the model it is, from 0.
+        calls: positions in the recording; several, if they continue each other.
+        batch, query_len, key_len: sizes of the picture: queries of all calls, keys of the last one.
+        is_cross: whether queries and keys stand for different things, so that their positions can't be compared.
+        heads: the heads that are shown.
+        is_exact: whether every weight is in the page, to three digits; else blocks of them.
+    """
+
+    layer: str
+    kind: str
+    dtype: str
+    config: AttentionConfig
+    number: int
+    calls: tuple[int, ...]
+    batch: int
+    query_len: int
+    key_len: int
+    is_cross: bool
+    heads: tuple[int, ...]
+    is_exact: bool
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """The key heads that the shown heads read, in order."""
+        return tuple(dict.fromkeys(self.kv_head(head) for head in self.heads))
+
+    def kv_head(self, head: int) -> int:
+        """The key head that a query head reads."""
+        return head // (self.config.num_heads // self.config.num_kv_heads)
+
+
+EXACT_UP_TO = 128
+"""Most tokens for which all weights are exact, unless layers or heads are chosen."""
+
+
+def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] = ()) -> tuple[Part, ...]:
+    """The parts of a picture, layer by layer in the order of their first calls.
+
+    Args:
+        recording: the calls.
+        layers: names or positions of layers to show; wildcards work. None: all.
+        heads: numbers of heads to show. None: all.
+
+    Raises:
+        SpecError: no layer has such a name or position, or one that is shown has no such head.
+    """
+    by_name: dict[str, list[int]] = {}
+    for position, call in enumerate(recording.calls):
+        by_name.setdefault(recording.layers[call.layer].name or "layer", []).append(position)
+    parts = []
+    for name in _chosen(list(by_name), layers):
+        for number, calls in enumerate(_passes(recording, by_name[name])):
+            parts.append(_part(recording, name, number, calls, tuple(heads), chosen=bool(layers or heads)))
+    return tuple(parts)
+
+
+def plan_of_model(
+    sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
+) -> tuple[Part, ...]:
+    """The parts that a model with self-attention will have, by the names and configs of its layers: one for each text.
+
+    Raises:
+        SpecError: as `plan`.
+    """
+    names = _chosen([name for name, _ in sizes], layers)
+    parts = []
+    for name, config in sizes:
+        if name not in names:
+            continue
+        shown = _heads(name, config, tuple(heads))
+        for number, length in enumerate(lengths):
+            exact = bool(layers or heads) or length <= EXACT_UP_TO
+            parts.append(Part(name, "", "", config, number, (), 1, length, length, False, shown, exact))
+    return tuple(parts)
+
+
+def _heads(name: str, config: AttentionConfig, heads: tuple[int, ...]) -> tuple[int, ...]:
+    wrong = [head for head in heads if not 0 <= head < config.num_heads]
+    if wrong:
+        raise SpecError(f"{name} has heads 0 to {config.num_heads - 1}. Got --heads {wrong[0]}.")
+    return tuple(dict.fromkeys(heads)) or tuple(range(config.num_heads))
+
+
+def _chosen(names: list[str], patterns: Sequence[str]) -> list[str]:
+    found = set()
+    for pattern in patterns:
+        matching = {name for i, name in enumerate(names) if pattern == str(i) or fnmatchcase(name, pattern)}
+        if not matching:
+            listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            raise SpecError(f"no layer is named or numbered {pattern!r} (there are: {listed})")
+        found |= matching
+    return [name for name in names if not patterns or name in found]
+
+
+def _part(
+    recording: Recording, name: str, number: int, calls: list[int], heads: tuple[int, ...], *, chosen: bool
+) -> Part:
+    layer = recording.layers[recording.calls[calls[-1]].layer]
+    shown = _heads(name, layer.config, heads)
+    sizes = [recording.calls[call].inputs.check(layer.config) for call in calls]
+    query_len, key_len = sum(one.query_len for one in sizes), sizes[-1].key_len
+    if not (sizes[-1].batch and query_len and key_len):
+        lengths = f"{sizes[-1].batch} items, {query_len} queries, {key_len} keys"
+        raise SpecError(f"a call of {name} has nothing to show: {lengths}; --layers chooses others")
+    return Part(
+        name,
+        layer.kind,
+        layer.dtype,
+        layer.config,
+        number,
+        tuple(calls),
+        sizes[-1].batch,
+        query_len,
+        key_len,
+        _is_cross(recording.calls[calls[0]].inputs, layer.config),
+        shown,
+        chosen or max(query_len, key_len) <= EXACT_UP_TO,
+    )
+
+
+def _passes(recording: Recording, calls: list[int]) -> list[list[int]]:
+    """The calls of one layer, those that continue each other together."""
+    passes: list[list[int]] = []
+    for position in calls:
+        if passes and _continues(recording, passes[-1][-1], position):
+            passes[-1].append(position)
+        else:
+            passes.append([position])
+    return passes
+
+
+def _continues(recording: Recording, before: int, after: int) -> bool:
+    """Whether a call is the next step of another: its past is as long as all keys were, or its keys are the same."""
+    one, other = recording.calls[before], recording.calls[after]
+    config = recording.layers[one.layer].config
+    if config != recording.layers[other.layer].config:
+        return False
+    first, second = one.inputs.check(config), other.inputs.check(config)
+    if first.batch != second.batch:
+        return False
+    if second.past_len:
+        return second.past_len == first.key_len
+    return (
+        first.key_len == second.key_len
+        and not first.past_len
+        and _is_cross(one.inputs, config)
+        and _is_cross(other.inputs, config)
+        and np.array_equal(one.inputs.keys, other.inputs.keys, equal_nan=True)
+        and not np.array_equal(one.inputs.queries, other.inputs.queries, equal_nan=True)
+    )
+
+
+def _is_cross(inputs: AttentionInputs, config: AttentionConfig) -> bool:
+    """Whether keys are made of something else than queries. Without projections only the lengths can say so."""
+    if inputs.queries.shape[-2] != inputs.keys.shape[-2]:
+        return True
+    if not config.projections:
+        return False
+    return not np.array_equal(inputs.queries, inputs.keys, equal_nan=True)
