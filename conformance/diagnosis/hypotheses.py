@@ -151,10 +151,18 @@ class Search:
         pairs = []
         for first, second in combinations(touching, 2):
             touched = self.changes(first) | self.changes(second)
-            if failing <= touched and compatible(first, second):
+            if failing <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 pairs.append((len(touched - failing), first, second))
         pairs.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in pairs[:MOST_PAIRS_TRIED]]
+
+    def _may_share_a_step(self, first: Bug, second: Bug) -> bool:
+        """Whether, of two bugs of one step, each explains the cases that it alone changes; none undoes the other."""
+        return all(
+            self.evidence.whole(self.observations[index], (bug,))
+            for bug, other in ((first, second), (second, first))
+            for index in sorted(self.changes(bug) - self.changes(other))
+        )
 
     def changes(self, bug: Bug) -> frozenset[int]:
         """Positions of the cases in which this bug changes an array that the subject exposes."""
@@ -195,7 +203,7 @@ class Search:
             for index in open_cases
         }
         for bug in zoo:
-            if all(compatible(bug, other) for other in base.bugs):
+            if bug not in base.bugs:
                 bugs = tuple(sorted({*base.bugs, bug}, key=lambda one: one.id))
                 near = (index for index in open_cases if self._may_help(bug, index, wrong_steps[index]))
                 if any(self._improves(self.observations[index], bugs, base.bugs) for index in near):

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected
-from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from conformance.zoo.bug import Bug, Contradiction, DoesNotApply, pipelines
 from conformance.zoo.rerun import rerun
 from mha_core import AttentionInputs
 from mha_core.call.call import FLOATS
@@ -68,12 +68,13 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Only the results of single bugs are kept: there are too many sets of several.
+        Nothing ({}) where they contradict each other. Only the results of single bugs are kept: there are too many
+        sets of several.
         """
         with_gradients = any(map(is_gradient, observation.arrays))
         if len(bugs) > 1:
             alone = [self.arrays(observation, (bug,)) for bug in bugs]
-            # Bugs that leave a case as it is one by one do so together: each has steps of its own.
+            # Bugs that leave a case as it is one by one do so together.
             right = self._right.get((observation.wanted.problem, with_gradients))
             if right is not None and all(arrays is right[1] for arrays in alone):
                 return right[1]
@@ -96,6 +97,8 @@ class Runs:
             state, changed = rerun(right[0], forward, replaced)
             if inputs.cotangent is not None:
                 state, changed = rerun(state, backward, replaced, changed=changed)
+        except Contradiction:
+            return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
             return None
         return reference.trace_of(state).arrays() if changed else right[1]

@@ -5,16 +5,17 @@ The registry is in `registry.py`, the bugs themselves are by topic in `forward/`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.subjects.ask import CannotExpress
-from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Run
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
@@ -29,6 +30,10 @@ GRADIENTS = "gradients"
 
 class DoesNotApply(CannotExpress, ValueError):
     """The bug can't be made in a problem of these sizes: transposing a matrix that is not square, for one."""
+
+
+class Contradiction(DoesNotApply):
+    """Two bugs would make different numbers of the same one, so no layer has both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +78,55 @@ class Bug:
 
 
 def compatible(a: Bug, b: Bug) -> bool:
-    """Whether two bugs can be run together, which is so if they replace no step in common."""
+    """Whether two bugs replace no step in common, so that they can't contradict each other."""
     return not a.steps & b.steps
 
 
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
-    """The forward and the backward pipeline with the steps of all `bugs`; SpecError if two replace the same one."""
-    for a, b in combinations(bugs, 2):
-        if not compatible(a, b):
-            shared = ", ".join(sorted(a.steps & b.steps))
-            raise SpecError(f"bugs {a.id!r} and {b.id!r} can't be made at once: both replace {shared}")
-    forward, backward = dict(FORWARD), dict(BACKWARD)
-    for bug in bugs:
-        forward.update({name: _where_parameters_are(step) for name, step in bug.forward.items()})
-        backward.update({name: _where_parameters_are(step) for name, step in bug.backward.items()})
-    return forward, backward
+    """The forward and the backward pipeline with the steps of all `bugs`.
+
+    Bugs of one step compose: each changes the numbers that it changes alone. Such a step raises Contradiction where
+    two of them would make different numbers of the same one.
+    """
+    forward = _with_steps(FORWARD, [bug.forward for bug in bugs])
+    return forward, _with_steps(BACKWARD, [bug.backward for bug in bugs])
+
+
+def _with_steps(right: Mapping[str, Step], replaced: Sequence[Mapping[str, Step]]) -> dict[str, Step]:
+    pipeline = dict(right)
+    for name in {name for steps in replaced for name in steps}:
+        others = [_where_parameters_are(steps[name]) for steps in replaced if name in steps]
+        pipeline[name] = others[0] if len(others) == 1 else _composed(right[name], others)
+    return pipeline
+
+
+def _composed(right: Step, others: Sequence[Step]) -> Step:
+    """The step that changes what any of `others` changes in what `right` gives."""
+
+    def step(state: State) -> Any:
+        before = right(state)
+        return reduce(lambda found, other: _merged(before, found, other(state)), others, before)
+
+    return step
+
+
+def _merged(before: Any, a: Any, b: Any) -> Any:
+    """`before` with what is changed in `a` and with what is changed in `b`; each is an array, or several by name."""
+    if a is before or b is before:
+        return b if a is before else a
+    if all(isinstance(one, Mapping) and one.keys() == before.keys() for one in (before, a, b)):
+        return {name: _merged(before[name], a[name], b[name]) for name in before}
+    if not all(isinstance(one, np.ndarray) and one.shape == before.shape for one in (before, a, b)):
+        raise Contradiction("two bugs give one step results of different shapes")
+    in_a, in_b = _differ(a, before), _differ(b, before)
+    if (in_a & in_b & _differ(a, b)).any():
+        raise Contradiction("two bugs change the same number in one step")
+    return np.where(in_a, a, b)
+
+
+def _differ(a: NDArray, b: NDArray) -> NDArray:
+    """Where two arrays differ by more than the order of operations explains; a NaN equals a NaN."""
+    return ~np.isclose(a, b, rtol=1e-9, atol=1e-300, equal_nan=True)
 
 
 def _where_parameters_are(step: Step) -> Step:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import all_cases
-from conformance.diagnosis.diagnose import Runs, diagnose
+from conformance.diagnosis.diagnose import Runs, diagnose, observe
+from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.text import describe
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
@@ -102,6 +103,43 @@ def test_three_bugs_at_once_are_named(runs):
     bugs = [bug for bug in FORWARD_BUGS if bug.id in ("empty-row-nan", "padding-not-zeroed", "scale-query-dim")]
     found = diagnose(Showing(*bugs), CASES, runs=runs)
     assert {bug.id for bug in bugs} in [set(explanation.name.split(" + ")) for explanation in found.explanations]
+
+
+class TextbookSoftmax(Showing):
+    """A layer around the softmax of a textbook: the maximum is that of the whole array, and no row is looked after."""
+
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.name = "TextbookSoftmax"
+        self._forward = {**self._forward, "weights": self.weights}
+
+    @staticmethod
+    def weights(state):
+        x = np.where(state["allowed"], state["scores"], -np.inf)
+        exponentials = np.exp(x - x.max(initial=-np.inf))
+        return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_two_bugs_of_one_step_are_named(stages, runs):
+    found = diagnose(TextbookSoftmax(stages=stages), CASES, runs=runs)
+    assert len(found.failing) > 20
+    assert [best.name for best in found.explanations] == ["empty-row-nan + maximum-of-tensor"]
+    assert found.explanations[0].complete
+    assert f"all {len(CASES)} cases" in describe(found) or found.left_out
+
+
+def test_bugs_that_contradict_each_other_explain_nothing(runs):
+    """Of a layer with one of them, the other can't be in it too: no case is taken as explained by both."""
+    one, other = (next(bug for bug in FORWARD_BUGS if bug.id == id) for id in ("scale-missing", "scale-twice"))
+    found = diagnose(Showing(one), FEW, bugs=[one, other], runs=runs)
+    assert [best.name for best in found.explanations] == ["scale-missing"]
+    observations, _ = observe(Showing(one), FEW)
+    evidence = Evidence(runs, "float64")
+    assert {evidence.credit(observation, (one, other)) for observation in observations} <= {0.0, 1.0}
+    assert all(
+        evidence.credit(observation, (one, other)) == 0.0 for observation in observations if observation.mismatches
+    )
 
 
 def test_the_first_wrong_stage_is_named_where_stages_are_visible(runs):

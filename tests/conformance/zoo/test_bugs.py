@@ -16,7 +16,7 @@ from conformance.cases.table import all_cases
 from conformance.discovery import members
 from conformance.runner import run_case
 from conformance.zoo import backward
-from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, DoesNotApply, compatible, pipelines
+from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply
 from conformance.zoo.kill import SMALLEST_SET, first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
 from mha.cli.suite.bugs import bugs as command
@@ -231,7 +231,6 @@ def test_the_smallest_cover_is_smaller_than_a_greedy_one():
 
 def test_two_bugs_compose():
     scale, merge = BY_ID["scale-missing"], BY_ID["merge-d-h"]
-    assert compatible(scale, merge)
     first = run_case(PRIME, BuggySubject(scale, merge))
     assert first.subject == "scale-missing+merge-d-h"
     assert first.mismatches[0].stage == "scores"
@@ -242,16 +241,31 @@ def test_two_bugs_compose():
     assert np.abs(both.output - alone.output).max() > 0.1
 
 
-def test_two_bugs_in_one_step_do_not_compose():
-    a, b = BY_ID["scale-missing"], BY_ID["scale-twice"]
-    assert not compatible(a, b)
-    assert compatible(a, BY_ID["bias-dropped"])
-    with pytest.raises(
-        SpecError, match="'scale-missing' and 'scale-twice' can't be made at once: both replace similarity"
-    ):
-        pipelines(a, b)
-    with pytest.raises(SpecError, match="both replace similarity"):
-        BuggySubject(a, b)
+def test_two_bugs_in_one_step_compose_where_they_change_different_numbers():
+    """One empties rows into NaN, the other lets quiet rows underflow: neither hides the other, in either order."""
+    first, second = BY_ID["empty-row-nan"], BY_ID["maximum-of-tensor"]
+    problem = next(case for case in all_cases() if case.id == "one-loud-item").build()
+    mask = replace(problem.inputs.mask, allowed=np.arange(problem.inputs.queries.shape[1])[:, None] > 0)
+    inputs = replace(problem.inputs, mask=mask)
+    alone = [bug.run_state(problem.config, problem.weights, inputs)["weights"] for bug in (first, second)]
+    right = reference.run(problem.config, problem.weights, inputs).weights
+    places = [~np.isclose(one, right, rtol=1e-9, atol=0.0, equal_nan=True) for one in alone]
+    assert places[0].any()
+    assert places[1].any()
+    assert not (places[0] & places[1]).any()
+    for bugs in ((first, second), (second, first)):
+        both = BuggySubject(*bugs).prepare(problem.config, problem.weights)(inputs).weights
+        for one, place in zip(alone, places, strict=True):
+            np.testing.assert_allclose(both[place], one[place], rtol=1e-9, atol=1e-300)
+        np.testing.assert_allclose(both[~places[0] & ~places[1]], right[~places[0] & ~places[1]], rtol=1e-9)
+
+
+def test_two_bugs_that_change_the_same_number_contradict_each_other():
+    problem = PRIME.build()
+    run = BuggySubject(BY_ID["scale-missing"], BY_ID["scale-twice"]).prepare(problem.config, problem.weights)
+    with pytest.raises(Contradiction, match="two bugs change the same number in one step"):
+        run(problem.inputs)
+    assert run_case(PRIME, BuggySubject(BY_ID["scale-missing"], BY_ID["scale-twice"])).status == "unsupported"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
