@@ -39,17 +39,53 @@ def copies(x: NDArray) -> NDArray:
     array([3, 1, 3, 3, 1])
     """
     # The plain ways of nan_to_num, take_along_axis and put_along_axis: most arrays are so small that theirs cost more.
+    digits = _digits(x)
+    counted = np.ones_like(digits)
+    repeated = _repeats(np.sort(digits, axis=-1)).any(axis=-1)
+    if repeated.any():
+        some = digits[repeated]
+        rows, order = np.arange(len(some))[:, None], np.argsort(some, axis=-1)
+        group, sizes = _groups(some[rows, order])
+        found = np.empty_like(some)
+        found[rows, order] = sizes[group]
+        counted[repeated] = found
+    return counted.reshape(x.shape)
+
+
+def total_copies(x: NDArray) -> NDArray:
+    """The sum of `copies` over the last axis.
+
+    >>> total_copies(np.array([[0.3, 0.7, -0.6, 0.3, 1.0]]))
+    array([11])
+    """
+    in_order = np.sort(_digits(x), axis=-1)
+    counted = np.full(len(in_order), x.shape[-1])
+    repeated = _repeats(in_order).any(axis=-1)
+    if repeated.any():
+        group, sizes = _groups(in_order[repeated])
+        counted[repeated] = sizes[group].sum(axis=-1)
+    return counted.reshape(x.shape[:-1])
+
+
+def _digits(x: NDArray) -> NDArray:
+    """Int64 (rows, last axis): equal where the digits are."""
     scaled = np.frexp(np.abs(x))[0].reshape(-1, x.shape[-1]) * DISTINCT
     scaled[np.isnan(scaled)] = 0.0
-    digits = np.minimum(scaled, 2.0 * DISTINCT).astype(np.int64)
-    rows, order = np.arange(len(digits))[:, None], np.argsort(digits, axis=-1)
-    in_order = digits[rows, order]
-    starts = np.ones(digits.shape, dtype=bool)
-    np.not_equal(in_order[:, 1:], in_order[:, :-1], out=starts[:, 1:])
-    group = np.cumsum(starts).reshape(digits.shape) - 1
-    counted = np.empty_like(digits)
-    counted[rows, order] = np.bincount(group.ravel(), minlength=1)[group]
-    return counted.reshape(x.shape)
+    digits: NDArray = np.minimum(scaled, 2.0 * DISTINCT).astype(np.int64)
+    return digits
+
+
+def _repeats(in_order: NDArray) -> NDArray:
+    """Bool (rows, n - 1): whether a number is as the one before it, in rows that are in order."""
+    return in_order[:, 1:] == in_order[:, :-1]
+
+
+def _groups(in_order: NDArray) -> tuple[NDArray, NDArray]:
+    """The number of the group of equal ones that each is in, (rows, n), and the size of every group."""
+    starts = np.ones(in_order.shape, dtype=bool)
+    np.logical_not(_repeats(in_order), out=starts[:, 1:])
+    group = np.cumsum(starts).reshape(in_order.shape) - 1
+    return group, np.bincount(group.ravel(), minlength=1)
 
 
 @dataclass(frozen=True)
@@ -128,13 +164,13 @@ class Rounding:
         """A @ b, stored. `v` is the exact product where it is known already."""
         if self.precision.um:
             a, b = (Bounded(x.v, self.add(x.e, self.unit(self.precision.um) * x.most)) for x in (a, b))
-        n = a.v.shape[-1]
+        n, most_a, most_b = a.v.shape[-1], a.most, b.most
         squares = None
         if self.probabilistic and n:
             # Terms are equal where both factors are. The groups' squared sizes add up to the sum of all copies.
-            of_a, of_b = copies(a.most).sum(axis=-1)[..., :, None], copies(b.T.most).sum(axis=-1)[..., None, :]
+            of_a, of_b = total_copies(most_a)[..., :, None], total_copies(most_b.swapaxes(-1, -2))[..., None, :]
             squares = np.minimum(of_a, of_b)
-        summation = self.gamma(max(n, 1), self.precision.ua, squares) * (a.most @ b.most)
+        summation = self.gamma(max(n, 1), self.precision.ua, squares) * _matmul(most_a, most_b)
         e = self.add(
             self.carried(a.e, b.v),
             self.carried(b.T.e, a.T.v).swapaxes(-1, -2),
@@ -172,17 +208,39 @@ class Rounding:
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])
             return np.zeros((*stacks, errors.shape[-2], factors.shape[-1]))
-        linear = errors @ np.abs(factors)
+        linear = _matmul(errors, np.abs(factors))
         if not self.probabilistic or not errors.any():
             return linear
         roots = np.sqrt((copies(errors) * np.square(errors)) @ np.square(factors))
-        together = np.abs(errors @ factors)
+        together = np.abs(_matmul(errors, factors))
         return np.where(linear < self.precision.linear_below, linear, np.minimum(linear, np.maximum(roots, together)))
+
+
+RAISED = 2.0**300
+"""Brings every number up to where products with it are normal: processors take a hundred times as long for others."""
+
+
+def _matmul(a: NDArray, b: NDArray) -> NDArray:
+    """The product a @ b of bounds. Numbers around the smallest normal one are in a where only such may be lost.
+
+    With a power of two as factor, every bit is as without, but where a term or a result is not normal.
+    """
+    sizes = np.abs(a)
+    if a.size < WORTH_A_LOOK or not 0.0 < sizes.min(initial=np.inf, where=sizes > 0.0) < 1.0 / RAISED:
+        return a @ b
+    if not (sizes.max() < RAISED and np.abs(b).max(initial=0.0) < RAISED):  # or NaN
+        return a @ b
+    raised: NDArray = (a * RAISED) @ b
+    return raised / RAISED
 
 
 def _are_zeros(x: NDArray, other: NDArray) -> bool:
     """Whether x is 0 everywhere, and so is what becomes of it in a product with the other."""
     return not x.any() and bool(np.isfinite(other).all())
+
+
+WORTH_A_LOOK = 512
+"""Elements from which looking for tiny numbers costs less than what it saves."""
 
 
 def _along(count: Callable[[NDArray], NDArray], x: NDArray, axes: tuple[int, ...]) -> NDArray:
