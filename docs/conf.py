@@ -31,6 +31,13 @@ myst_links_external_new_tab = False
 highlight_language = "none"  # a block without a language is output, not Python
 copybutton_exclude = ".linenos, .gp, .go"
 
+toc_object_entries = False
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+default_role = "code"  # `name` in docstrings
+# Docstrings say types in words ("bool (B, H, Lq, Lk)"), which are no targets; dotted names are looked for.
+nitpick_ignore_regex = [("py:(class|obj)", r"[^.]*")]
+
 html_theme = "furo"
 html_title = "mha-parity"
 html_math_renderer = "mathml"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 
 import pytest
 
-from _ext import proof, traps
+from _ext import common, proof, traps
 from conformance.deviations.known import load
 from conformance.zoo.registry import all_bugs
+from mha.cli.main import main
+from tests.docs.conftest import ROOT
 
 pytestmark = pytest.mark.same_on_newest  # tables and pages; no framework takes part
 
@@ -39,3 +43,22 @@ def test_the_page_on_shapes_has_its_numbers(site):
     page = (site / "why-a-shape-is-no-proof.html").read_text()
     assert "0 of 69" in page
     assert "39 of 69" in page
+
+
+def test_the_reference_has_every_public_name_and_command(site):
+    page, layers, commands = ((site / f"{name}.html").read_text() for name in ("api", "api-layers", "cli"))
+    for package in ("mha_core", "mha", "conformance.subjects"):
+        for name in import_module(package).__all__:
+            assert f'id="{package}.{name}"' in page
+    for backend in common.FRAMEWORKS:
+        source = (ROOT / "backends" / backend / "__init__.py").read_text()
+        for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE):
+            assert f'id="backends.{backend}.{name}"' in layers
+    for name in main.commands:
+        assert f'<section id="mha-{name}' in commands
+
+
+def test_the_lesson_on_a_port_shows_the_example_of_the_readme(site):
+    page = re.sub(r"<[^>]+>", "", (site / "port.html").read_text())
+    for line in ("import numpy as np", "scale-query-dim: Scores are divided", "def softmax(scores, mask)"):
+        assert line in page
