@@ -48,7 +48,7 @@ def text_of(exercise: Exercise) -> str:
             task=textwrap.fill(exercise.task, 98),
             rules=[textwrap.fill(RULES[id].plain, 98, subsequent_indent="  ") for id in exercise.rules],
             heading=DIALECTS[exercise.dialect].heading,
-            given=textwrap.indent(source(given), "#     ", lambda line: True) if given else "",
+            given="\n".join(f"#     {line}".rstrip() for line in source(given).splitlines()) if given else "",
             given_name=given.partition(":")[0],
         )
     )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.cases.table import select
-from conformance.diagnosis.diagnose import Diagnosis
 from conformance.workers.process import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
@@ -127,17 +126,16 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
 def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
     path = str((folder / exercise.file).resolve())
     try:
-        found: Diagnosis | str = ask(
+        found: tuple[tuple[str, ...], ...] | str = ask(
             exercise.dialect, 60.0 * SECONDS, diagnosed, path, exercise.subject, exercise.first
         )
     except WorkerDied as death:
         return str(death)
     if isinstance(found, str):
         return found
-    hypotheses = found.explanations or found.partly
-    if not hypotheses:
+    if not found:
         return "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
-    return told([hypothesis.bugs for hypothesis in hypotheses], level)
+    return told([tuple(select_bugs(ids)) for ids in found], level)
 
 
 def _of_hidden(exercise: CatchExercise, level: int) -> str:

@@ -111,7 +111,7 @@ def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> Non
     try:
         verdicts = _judged(console, chosen, folder, time_limit)
         if watch:
-            _watch(console, chosen, folder, time_limit)
+            verdicts = _watch(console, verdicts, folder, time_limit)
     finally:
         _end()
     sys.exit(exit_of(verdicts))
@@ -164,21 +164,23 @@ def _line(verdict: Verdict) -> Text:
     return text
 
 
-def _watch(console: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> None:
-    """Judge what was saved, until an interrupt."""
+def _watch(console: Console, verdicts: Sequence[Verdict], folder: Path, time_limit: float) -> list[Verdict]:
+    """Judge what was saved, until an interrupt; the last verdict on each exercise."""
     import time
 
     console.print("Watching; Ctrl-C ends it.", style="dim")
-    seen = {one.name: _saved(folder / one.file) for one in chosen}
+    last = {verdict.exercise: verdict for verdict in verdicts}
+    seen = {exercise: _saved(folder / exercise.file) for exercise in last}
     try:
         while True:
             time.sleep(0.3)
-            changed = [one for one in chosen if _saved(folder / one.file) != seen[one.name]]
-            for one in changed:
-                seen[one.name] = _saved(folder / one.file)
-                _judged(console, [one], folder, time_limit)
+            for exercise, before in seen.items():
+                if _saved(folder / exercise.file) != before:
+                    seen[exercise] = _saved(folder / exercise.file)
+                    last[exercise] = _judged(console, [exercise], folder, time_limit)[0]
     except KeyboardInterrupt:
         console.print()
+    return list(last.values())
 
 
 def _saved(path: Path) -> tuple[int, int]:

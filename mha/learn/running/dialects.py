@@ -51,10 +51,12 @@ DIALECTS = {
 
 
 def prepare(name: str) -> str:
-    """Import a framework; "" if that worked, else why not in one line."""
+    """Import a framework, by its backend; "" if that worked, else why not in one line."""
+    from mha_core.backend import load
     from mha_core.errors import one_line
 
     try:
+        load(name)  # MXNet can't be imported without what its backend does first
         importlib.import_module(DIALECTS[name].module)
     except Exception as error:
         return f"{name} can't be used here: {one_line(error)}"

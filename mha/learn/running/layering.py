@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.case_unit import CaseUnit
 from conformance.cases.table import all_cases, select
-from conformance.diagnosis.diagnose import Diagnosis, diagnose
+from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
-from conformance.runner import CaseRunner
 from conformance.subjects.load import LoadedSubject, load_subject
 from mha.learn.running.attempt import Unfit, captured, found
 from mha_core.errors import SpecError, shown
@@ -42,16 +42,17 @@ def judged(path: str, subject: str, first: tuple[str, ...]) -> Layered:
     """Judge the first cases, and the others where these are right; it ends at the first that is not."""
     with captured() as printed:
         try:
-            runner = CaseRunner(_loaded(path, subject))
+            loaded = _loaded(path, subject)
         except (SpecError, Unfit) as error:
             return Layered(reason=shown(str(error), 300), printed=printed())
         right = unsupported = 0
-        rest = [case for case in all_cases() if case.id not in first]
-        for case in [*select(first), *rest]:
-            result = runner.run(case)
+        order = {id: number for number, id in enumerate(first)}
+        cases = sorted((case.id for case in all_cases()), key=lambda id: order.get(id, len(order)))
+        for id, result in zip(cases, CaseUnit(loaded, tuple(cases)).run(0), strict=True):
+            assert result is not None
             if result.status == "unsupported":
                 unsupported += 1
-                if case.id in first and result.message:
+                if id in first:
                     return Layered(result, right, unsupported, printed=printed())
             elif result.status != "equal":
                 return Layered(result, right, unsupported, printed=printed())
@@ -60,11 +61,12 @@ def judged(path: str, subject: str, first: tuple[str, ...]) -> Layered:
         return Layered(None, right, unsupported, printed=printed())
 
 
-def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> Diagnosis | str:
-    """What `mha diagnose` finds in the first cases, or why it can't be asked."""
+def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[str, ...], ...] | str:
+    """The explanations that `mha diagnose` finds in the first cases, by the ids of bugs; or why it can't be asked."""
     with captured():
         try:
-            return diagnose(_loaded(path, subject), select(first))
+            found = diagnose(_loaded(path, subject), select(first))
+            return tuple(tuple(bug.id for bug in one.bugs) for one in found.explanations or found.partly)
         except (SpecError, Unfit) as error:
             return shown(str(error), 300)
 

@@ -27,17 +27,14 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
         TooLong: it took longer; even work that never lets Python run is ended.
         WorkerDied: its process ended; the message says how.
     """
-    process = take(Home(f"learn-{dialect}"), Settings())
     if dialect != NUMPY:
-        process.call(prepare, dialect, seconds=IMPORT_SECONDS)  # at once where it is imported already
+        _called(dialect, IMPORT_SECONDS, prepare, dialect)  # at once where it is imported already
     try:
-        answer = process.call(function, *arguments, seconds=seconds)
+        return _called(dialect, seconds, function, *arguments)
     except WorkerDied as death:
         if str(death).startswith("no answer in time"):
             raise TooLong(f"no answer within {seconds:g} s: an endless loop, or far too much work") from death
         raise
-    give_back(process)
-    return answer
 
 
 @cache
@@ -45,10 +42,19 @@ def why_not(dialect: str) -> str:
     """Why a framework can't be used here, in one line; "" if it can."""
     if dialect == NUMPY:
         return ""
-    process = take(Home(f"learn-{dialect}"), Settings())
     try:
-        reason = str(process.call(prepare, dialect, seconds=IMPORT_SECONDS))
+        return str(_called(dialect, IMPORT_SECONDS, prepare, dialect))
     except WorkerDied as death:
         return f"{dialect} can't be used here: {death}"
+
+
+def _called(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in the process of a framework, which is kept; raises what it raises, or WorkerDied."""
+    process = take(Home(f"learn-{dialect}"), Settings())
+    try:
+        answer = process.call(function, *arguments, seconds=seconds)
+    except BaseException:  # it may have ended; after an interrupt, its answer is still to come
+        process.end()
+        raise
     give_back(process)
-    return reason
+    return answer

@@ -1,0 +1,139 @@
+"""The commands: what they print, their exit statuses, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.workers.keep import end_idle
+from mha.cli.main import main
+from mha.learn.listing import page
+
+ROOT = Path(__file__).parents[3]
+RIGHT = "from mha_core.reference.forward import softmax\n"
+WRONG = "import numpy as np\ndef softmax(scores, allowed): return np.where(allowed, scores, 0.0)\n"
+
+
+def learn(*arguments):
+    return CliRunner().invoke(main, ["learn", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "write").mkdir()
+    (tmp_path / "write" / "softmax.py").write_text(RIGHT)
+    yield tmp_path
+    end_idle()
+
+
+def test_start_writes_and_says_where_to_begin(tmp_path):
+    result = learn("start", tmp_path / "ex")
+    assert result.exit_code == 0
+    assert "38 exercises written to" in result.output
+    assert (tmp_path / "ex" / "write" / "softmax.py").is_file()
+    again = learn("start", tmp_path / "ex", "--framework", "jax")
+    assert "7 exercises written to" in again.output
+    fresh = learn("check", "causal", "--folder", tmp_path / "ex")
+    assert fresh.exit_code == 1
+    assert "to do" in fresh.output
+
+
+def test_exit_statuses(folder):
+    done = learn("check", "softmax", "--folder", folder)
+    assert (done.exit_code, "equal within the float64 bound in 5 cases" in done.output) == (0, True)
+    (folder / "write" / "split.py").write_text("")
+    no_answer = learn("check", "--folder", folder)
+    assert no_answer.exit_code == 2
+    assert "split                     no answer  the file is empty" in no_answer.output
+    assert "1 of 2 exercises are right." in no_answer.output
+    (folder / "write" / "softmax.py").write_text(WRONG)
+    wrong = learn("check", "--folder", folder)
+    assert wrong.exit_code == 1
+    assert "weights[" in wrong.output
+
+
+def test_a_hint_and_the_answer(folder):
+    (folder / "write" / "softmax.py").write_text(WRONG)
+    said = learn("hint", "softmax", "--folder", folder)
+    assert said.exit_code == 0
+    assert "softmax-missing: Scores are used as weights, without a softmax." in said.output
+    assert "Deeper:  mha learn hint softmax --level 3" in said.output
+    shown = learn("show", "softmax", "--framework", "jax")
+    assert "# mha_core.reference.forward:softmax" in shown.output
+    assert "# backends.jax.ops.attention:masked_softmax" in shown.output
+    listed = learn("list", "--framework", "torch")
+    assert "cap-in-torch" in listed.output
+    assert "gradient-of-softmax" in listed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check"], "there are no exercises in"),
+        (["check", "softmax"], "there are no exercises in"),
+        (["check", "sofmax"], "exercise 'sofmax' is not known; did you mean 'softmax'? `mha learn list` lists them"),
+        (["hint", "zzz"], "exercise 'zzz' is not known; `mha learn list` lists them"),
+        (["show", "zzz"], "exercise 'zzz' is not known"),
+        (["hint", "softmax", "--level", "5"], "5 is not in the range 1<=x<=4"),
+        (["check", "--time-limit", "0"], "0.0 is not in the range"),
+        (["start", "x", "--framework", "keras"], "'keras' is not one of"),
+    ],
+)
+def test_what_is_refused(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = learn(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "mine").touch()
+    result = learn("start", tmp_path / "mine")
+    assert result.exit_code == 2
+    assert "is a file; give a folder for the exercises" in result.output
+
+
+def test_an_exercise_that_is_not_in_the_folder(folder):
+    result = learn("check", "causal", "--folder", folder)
+    assert result.exit_code == 2
+    assert "there is no write/causal.py in" in result.output
+
+
+def test_watch_judges_what_is_saved(folder):
+    program = [sys.executable, "-c", "from mha.cli.main import run; run()", "learn", "check", "softmax", "--watch"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("Watching" in line for line in lines)
+        time.sleep(0.05)
+        (folder / "write" / "softmax.py").write_text(WRONG)
+        assert any("wrong" in line for line in lines)
+        (folder / "write" / "softmax.py").write_text(RIGHT)
+        assert any("right" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0  # what it was saved as last is right
+
+
+def test_with_numpy_alone_nothing_else_is_imported(folder):
+    code = (
+        "import sys\n"
+        "from mha.cli.main import main\n"
+        "try: main(['learn', 'check', 'softmax'])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "there = {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
+        "assert not there, there\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def test_the_page_of_exercises_is_the_table():
+    assert (ROOT / "docs" / "exercises.md").read_text() == page()
