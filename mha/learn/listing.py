@@ -13,8 +13,8 @@ def page() -> str:
     lines = [
         "# The exercises",
         "",
-        "What there is to write, and how many of the zoo's mistakes are known in it. `mha learn` gives the exercises out",
-        "and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md).",
+        "What there is to write, and how many of the zoo's mistakes are known in it. `mha learn` gives the exercises",
+        "out and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md).",
     ]
     exercises = all_exercises(("numpy",))
     for track, about in TRACKS.items():

@@ -258,7 +258,6 @@ EXERCISES = (
         returned=(WEIGHTS,),
         covers=("weights",),
         cases=(
-            "prime",
             "causal-bottom-right-more-queries",
             "ragged-square",
             "bias-excludes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,3 +138,19 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
 
 def test_the_page_of_exercises_is_the_table():
     assert (ROOT / "docs" / "exercises.md").read_text() == page()
+
+
+def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert learn("start", ".").exit_code == 0
+    file = tmp_path / "write" / "empty_row.py"
+    head = file.read_text().partition("def empty_row")[0]
+    blocks = re.findall(r"^```(python|console)\n(.*?)^```$", (ROOT / "docs" / "learn.md").read_text(), re.M | re.S)
+    assert [kind for kind, _ in blocks] == ["python", "console", "console", "python", "console", "python", "console"]
+    for kind, text in blocks:
+        if kind == "python":
+            file.write_text(head + text)
+        else:
+            command, _, expected = text.partition("\n")
+            assert learn(*command.removeprefix("$ mha learn ").split()).output == expected, command
+    end_idle()

@@ -111,7 +111,7 @@ def test_the_reference_itself_is_right(one):
 
 
 def test_an_exercise_has_four_to_six_cases():
-    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 7} == {}
+    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 6} == {}
 
 
 def test_there_are_as_many_exercises_as_the_tracks_have():
