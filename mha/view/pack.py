@@ -1,14 +1,15 @@
 """Pack: arrays as the page holds them, one string for all; view.js unpacks them.
 
-Weights, queries and keys are float16, three significant digits from 6e-5 up. Each head has its low bytes first, then
-its high ones, which compress better. A difference is one byte: its sign, and the logarithm of its share of what
-rounding allows.
+Weights are float16: three significant digits from 6e-5 up. Queries and keys are multiples of a step, the largest of
+the head over 511. Each head has its low bytes first, then its high ones, which compress better. A difference is one
+byte: its sign, and the logarithm of its share of what rounding allows.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,12 @@ from mha.view.sizes import block
 
 ONE, STEPS, MOST = 96, 24, 126
 """The code of a share of 1, the codes of a factor of ten, the largest code: 10^((126 - 96) / 24) = 17.8."""
+
+LEAST = ONE - 3 * STEPS
+"""The code of a thousandth, and of what is less."""
+
+HALF, NOT_FINITE = 511, 65535
+"""Steps from 0 to the largest number of a head; what stands for NaN and infinity."""
 
 BEYOND, NOT_A_NUMBER = 127, -128
 """The codes of what is more than that, and of NaN."""
@@ -39,19 +46,20 @@ class Pack:
         """All of it: compressed, in base 64."""
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
-    def picture(self, picture: Picture) -> dict[str, int]:
-        """Append the arrays of a picture; their positions by name."""
+    def picture(self, picture: Picture) -> dict[str, Any]:
+        """Append the arrays of a picture; their positions by name, and the steps of queries and keys by head."""
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
         where = picture.where
         same = bool((where == where[:1]).all())
-        found = {
+        found: dict[str, Any] = {
             "weights": self.add(halves(picture.weights)),
-            "queries": self.add(halves(picture.queries)),
-            "keys": self.add(halves(picture.keys)),
             "where": self.add(b"".join(np.packbits(head).tobytes() for head in (where[:1] if same else where))),
             "masks": 1 if same else len(where),
         }
+        for name, array in (("queries", picture.queries), ("keys", picture.keys)):
+            data, steps = multiples(array)
+            found |= {name: self.add(data), f"{name}Steps": steps}
         if picture.shares is not None:
             found["shares"] = self.add(codes(picture.shares).tobytes())
         return found
@@ -61,19 +69,39 @@ def halves(array: NDArray) -> bytes:
     """(H, ...) as float16, head by head, low bytes first. What is beyond its range becomes infinite."""
     with np.errstate(over="ignore", under="ignore"):
         narrow = array.astype("<f2")
-    pairs = narrow.reshape(len(narrow), -1).view(np.uint8).reshape(len(narrow), -1, 2)
+    return _planes(narrow)
+
+
+def _planes(array: NDArray) -> bytes:
+    """Two-byte numbers (H, ...), head by head, low bytes first."""
+    pairs = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8).reshape(len(array), -1, 2)
     return pairs.swapaxes(1, 2).tobytes()
+
+
+def multiples(array: NDArray) -> tuple[bytes, list[float]]:
+    """(H, ...) as multiples of a step, plus 512, head by head; and the step of each head. 65535 is no finite number.
+
+    >>> data, steps = multiples(np.array([[511.0, -2.0, np.nan]]))
+    >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
+    ([[255, 254, 255], [3, 1, 255]], [1.0])
+    """
+    rows = array.reshape(len(array), -1).astype(np.float64)
+    finite = np.isfinite(rows)
+    largest = np.where(finite, np.abs(rows), 0.0).max(axis=1, initial=0.0)
+    steps = [one / HALF or 1.0 for one in largest.tolist()]
+    counts = np.rint(np.where(finite, rows, 0.0) / np.array(steps)[:, None]) + HALF + 1
+    return _planes(np.where(finite, counts, NOT_FINITE).astype("<u2")), steps
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
     """Shares of what is allowed, as one byte each, with their signs; within 5 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
-    [0, 96, -72, 1, 127, -128]
+    [0, 96, -72, 24, 127, -128]
     """
     with np.errstate(all="ignore"):
         size = np.rint(ONE + STEPS * np.log10(np.abs(shares)))
-        code = np.sign(shares) * np.where(size > MOST, BEYOND, np.clip(size, 1, MOST))
+        code = np.sign(shares) * np.where(size > MOST, BEYOND, np.clip(size, LEAST, MOST))
     code = np.where(shares == 0.0, 0.0, np.where(np.isnan(shares), NOT_A_NUMBER, code))
     return code.astype(np.int8)
 

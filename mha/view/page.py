@@ -11,6 +11,7 @@ from typing import Any
 
 from conformance.reports.selfcontained import template
 from mha.view.data import RECORDED, Picture, Seen, Sources
+from mha.view.importance import Importance
 from mha.view.labels import Labels
 from mha.view.measures import MEASURES
 from mha.view.pack import Pack
@@ -30,12 +31,14 @@ class About:
         made_with: versions that recorded it.
         notes: further remarks, such as which modules were not read.
         texts: a name for each pass of the model; passes beyond are numbered.
+        importance: one more measure, from elsewhere.
     """
 
     name: str
     made_with: str
     notes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    importance: Importance | None = None
 
 
 def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
@@ -43,14 +46,17 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)
-        pictures += [_picture(picture, one, pack, tokens, labels) for picture in one.pictures]
+        pictures += [_picture(picture, one, pack, tokens, labels, about.importance) for picture in one.pictures]
     found = verdict(parts, sources)
     layers = list(dict.fromkeys(one.part.layer for one in parts))
     sheets = _sheets(parts, about)
+    measures = {name: words for name, (_, words, _) in MEASURES.items()}
+    if about.importance is not None:
+        measures["importance"] = f"importance of the head ({about.importance.name})"
     content = {
         "layers": layers,
         "sheets": sheets,
-        "measures": {name: words for name, (_, words, _) in MEASURES.items()},
+        "measures": measures,
         "base": sources.base,
         "other": sources.other,
         "tokens": tokens.rows,
@@ -65,7 +71,7 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
         base=sources.base,
         content=_json(content),
         data=pack.text(),
-        measures=content["measures"],
+        measures=measures,
         sheets=sheets,
         rows=_rows(layers, parts),
         columns=max(len(one.part.heads) for one in parts),
@@ -94,9 +100,14 @@ class _Tokens:
         return self._known[key]
 
 
-def _picture(picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels) -> dict[str, Any]:
+def _picture(
+    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels, importance: Importance | None
+) -> dict[str, Any]:
     part, config = picture.part, picture.part.config
     queries, keys = labels.of(part, picture.item)
+    measures = {name: [_number(value) for value in values] for name, values in picture.measures.items()}
+    if importance is not None:
+        measures["importance"] = [_number(importance.by_layer[part.layer][head]) for head in part.heads]
     plain = config.score != "additive" and config.softcap is None
     return {
         "layer": part.layer,
@@ -115,7 +126,7 @@ def _picture(picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: 
         "queries": tokens.add(queries),
         "keys": tokens.add(keys),
         "at": pack.picture(picture),
-        "measures": {name: [_number(value) for value in values] for name, values in picture.measures.items()},
+        "measures": measures,
         "near": {name: f"{ratio:.2g}" for name, ratio in seen.nearness.ratios.items() if name != RECORDED},
         "shares": None if picture.shares is None else [_largest(head) for head in picture.shares],
     }

@@ -36,6 +36,7 @@ class ViewOptions:
     layers: tuple[str, ...]
     heads: tuple[int, ...]
     dtype: str | None
+    importance: Path | None
     html: Path
     workers: int | None
     pythons: tuple[str, ...]
@@ -55,6 +56,7 @@ class ViewOptions:
 @click.option("--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable).")
 @click.option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
 @click.option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
+@click.option("--importance", type=click.Path(path_type=Path), help="What mha heads --json wrote, as one more bar.")
 @click.option("--html", required=True, type=OutputFile(), help="The page.")
 @worker_options
 @as_one(ViewOptions)
@@ -116,6 +118,7 @@ def _asked_for(
 ) -> tuple[Recording, tuple[Part, ...], Labels, About]:
     """The recording, its parts, their labels and what the page says of them."""
     from mha.recordings.recording import Recording
+    from mha.view.importance import read_importance
     from mha.view.labels import Labels, read_tokens
     from mha.view.page import About
     from mha.view.plan import plan
@@ -138,7 +141,8 @@ def _asked_for(
     labels = Labels(parts, given or recording.tokens, source)
     notes = () if recording.coverage is None else (f"{recording.coverage.line}.",)
     name = Path(asked.what).name if is_file else asked.what
-    return recording, parts, labels, About(name, recording.made_with, notes, texts)
+    importance = None if asked.importance is None else read_importance(asked.importance, parts)
+    return recording, parts, labels, About(name, recording.made_with, notes, texts, importance)
 
 
 def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callable[[str], None]) -> Recording:

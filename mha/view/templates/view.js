@@ -19,6 +19,17 @@
     for (let i = 0; i < count; i++) found[i] = HALVES[bytes[start + i] | bytes[start + count + i] << 8];
     return found;
   }
+  function multiples(at, index, count, step) {
+    const start = at + index * 2 * count, found = new Float64Array(count);
+    for (let i = 0; i < count; i++) {
+      const code = bytes[start + i] | bytes[start + count + i] << 8;
+      found[i] = code === 65535 ? NaN : (code - 512) * step;
+    }
+    return found;
+  }
+  const sign = text => text.replace("-", "−");
+  const digits = (x, step) => Number.isFinite(x) ? sign(x.toFixed(Math.max(0, Math.min(12, Math.ceil(-Math.log10(step)))))) : "not finite";
+  const two = x => Number.isFinite(x) ? sign(String(Number(x.toPrecision(2)))) : "not finite";
   const three = x => Number.isNaN(x) ? "NaN" : !Number.isFinite(x) ? (x > 0 ? "∞" : "−∞") : String(Number(x.toPrecision(3))).replace("-", "−");
   // Below the normal numbers of float16 there are fewer digits.
   const weightText = x => x === 0 ? "0 or less than 0.0000001" : x < 6.2e-5 ? `about ${Number(x.toPrecision(1))}` : three(x);
@@ -27,6 +38,7 @@
     if (code === -128) return "NaN";
     if (code === 0) return "0 (the same bits)";
     const size = Math.abs(code), sign = code > 0 ? "+" : "−";
+    if (size === 24) return `${sign}0.001 or less`;
     return sign + (size === 127 ? "over 17" : String(Number((10 ** ((size - 96) / 24)).toPrecision(2))));
   }
   const shareOf = x => x === "nan" ? "NaN" : x === 0 ? "0" : (x === "inf" || x > 0 ? "+" : "−") + (typeof x === "string" ? "∞" : String(Number(Math.abs(x).toPrecision(2))));
@@ -47,8 +59,8 @@
       found.weights = halves(at.weights, slot, lq * lk);
       const mask = at.where + (at.masks === 1 ? 0 : slot) * Math.ceil(lq * lk / 8);
       found.open = i => bytes[mask + (i >> 3)] >> (7 - (i & 7)) & 1;
-      found.queries = () => halves(at.queries, slot, lq * d);
-      found.keys = () => halves(at.keys, picture.groups[slot], lk * d);
+      found.queries = () => multiples(at.queries, slot, lq * d, at.queriesSteps[slot]);
+      found.keys = () => multiples(at.keys, picture.groups[slot], lk * d, at.keysSteps[picture.groups[slot]]);
       if ("shares" in at) found.shares = new Int8Array(bytes.buffer, at.shares + slot * lq * lk, lq * lk);
     } else {
       found.rows = Math.ceil(lq / picture.block); found.columns = Math.ceil(lk / picture.block);
@@ -294,12 +306,12 @@
     $("pair").scrollIntoView({ block: "nearest" });
   }
   function drawPair() {
-    const picture = pictureOf(state.layer), one = head(picture, state.slot), { d } = picture;
+    const picture = pictureOf(state.layer), one = head(picture, state.slot), { d, at } = picture;
     if (!one.exact) { $("pair").hidden = true; return; }
     const q = one.queries().subarray(state.q * d, (state.q + 1) * d), k = one.keys().subarray(state.k * d, (state.k + 1) * d);
     const products = Array.from(q, (x, i) => x * k[i]), sum = products.reduce((a, b) => a + b, 0);
     $("pair-title").textContent = `Query ${named(picture.queries, state.q)} and key ${named(picture.keys, state.k)}`;
-    const score = picture.plain ? `The products add up to ${three(sum)}; times the scale ${three(picture.scale)} that is ${three(sum * picture.scale)}, the score before a bias of the mask.` : "This layer's score is another function than the product (additive, or with a softcap): the channels are shown as they are.";
+    const score = picture.plain ? `The products add up to about ${three(sum)}; times the scale ${three(picture.scale)} that is about ${three(sum * picture.scale)}, the score before a bias of the mask.` : "This layer's score is another function than the product (additive, or with a softcap): the channels are shown as they are.";
     const near = Object.entries(picture.near).map(([name, ratio]) => ` Every stage of ${name} here, its queries and keys too, is off by at most ${ratio} of what rounding allows.`).join("");
     $("pair-text").textContent = `${score} Weight of ${sentence(picture, one, state.q, state.k)}.${near}`;
     const table = $("channels"), most = Math.max(1e-30, ...products.map(Math.abs).filter(Number.isFinite));
@@ -316,7 +328,7 @@
       const width = Number.isFinite(product) ? 50 * Math.abs(product) / most : 0;
       bar.className = product < 0 ? "minus" : "plus";
       bar.style.cssText = `width:${width}%;margin-left:${product < 0 ? 50 - width : 50}%`;
-      line(body, "td", [String(i), three(q[i]), three(k[i]), (product > 0 ? "+" : "") + three(product), bar]).lastChild.className = "product";
+      line(body, "td", [String(i), digits(q[i], at.queriesSteps[state.slot]), digits(k[i], at.keysSteps[picture.groups[state.slot]]), (product > 0 ? "+" : "") + two(product), bar]).lastChild.className = "product";
     });
     table.replaceChildren(first, body);
   }
