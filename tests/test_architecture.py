@@ -11,7 +11,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("mha_core", "backends", "conformance", "mha", "mha_parity")
+PACKAGES = ("mha_core", "backends", "conformance", "mha", "mha_parity", "lessons")
 
 LARGEST_FOLDER = 12
 """Modules of one folder, without its `__init__`."""

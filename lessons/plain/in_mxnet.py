@@ -1,0 +1,52 @@
+"""Multi-head attention in MXNet, on one screen; the files beside it are the same steps in other frameworks.
+
+Left out, so that nothing stands between the formula and its stages: how lengths, a causal rule and windows become the
+one `mask` (True = may attend), caches of decoding, grouped heads, softcap and additive bias, dropout, layers that learn
+their sizes at the first call, and blocks that save memory. `backends/mxnet` has all of that.
+
+What is here is judged on every case that it can express: `mha check --subject lessons.plain.in_mxnet:attention`.
+"""
+
+import numpy
+
+numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
+from mxnet import np  # noqa: E402
+from mxnet.util import use_np  # noqa: E402
+
+
+@use_np
+def multi_head_attention(parameters, queries, keys, values, mask, padding, *, num_heads):
+    """Queries (B, Lq, Dq), keys (B, Lk, Dk), values (B, Lk, Dv) -> the seven stages, of which output (B, Lq, Do)."""
+
+    def project(x, name):  # (B, L, D) -> (B, L, H * d)
+        return np.dot(x, parameters[f"{name}.weight"].T) + parameters.get(f"{name}.bias", 0)
+
+    def split(x):  # (B, L, H * d) -> (B, H, L, d)
+        return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
+
+    def softmax(x):  # over the keys
+        powers = np.exp(x - np.max(x, axis=-1, keepdims=True))  # npx.softmax loses NaN in float32
+        return powers / np.einsum("bhqk->bhq", powers)[:, :, :, None]  # np.sum fails on an empty batch
+
+    keys = np.where(padding[:, :, None], 0, keys)  # (B, Lk, Dk)
+    values = np.where(padding[:, :, None], 0, values)  # (B, Lk, Dv)
+    q = split(project(queries, "q_proj"))  # (B, H, Lq, d)
+    k = split(project(keys, "k_proj"))  # (B, H, Lk, d)
+    v = split(project(values, "v_proj"))  # (B, H, Lk, dv)
+    scores = np.matmul(q, k.swapaxes(2, 3)) * q.shape[-1] ** -0.5  # (B, H, Lq, Lk)
+    has_key = np.any(mask, axis=-1, keepdims=True)  # (B, H, Lq, 1)
+    masked = np.where(~mask * has_key, -np.inf, scores)  # (B, H, Lq, Lk)
+    weights = np.where(mask, softmax(masked), 0)  # (B, H, Lq, Lk)
+    heads = np.matmul(weights, v)  # (B, H, Lq, dv)
+    merged = heads.swapaxes(1, 2).reshape(*queries.shape[:2], num_heads * heads.shape[3])  # (B, Lq, H * dv)
+    output = project(merged, "out_proj")  # (B, Lq, Do)
+    return dict(queries=q, keys=k, values=v, scores=scores, weights=weights, heads=heads, output=output)
+
+
+@use_np
+def attention(weights, queries, keys, values, mask, *, num_heads, padding):
+    """The layer on NumPy arrays, as the judge calls it."""
+    parameters = {name: np.array(array, dtype=array.dtype) for name, array in weights.items()}
+    arrays = [np.array(array, dtype=array.dtype) for array in (queries, keys, values, mask, padding)]
+    stages = multi_head_attention(parameters, *arrays, num_heads=num_heads)
+    return {name: stage.asnumpy() for name, stage in stages.items()}
