@@ -86,7 +86,9 @@ def _gradients(passes: Passes, made: Rows, floats: Floats) -> Callable[..., tupl
         # Traced, because forward-mode differentiation stops all tapes before it calls this.
         @tf.function(autograph=False)
         def again(d_heads: tf.Tensor, arrays: Any, cotangents: Any) -> Any:
-            once = tf.gradients(passes.forward(floats.refilled(arrays)).heads, arrays, d_heads)
+            # Without the loops that XLA is given: TensorFlow has no gradient of their gradient.
+            heads = passes.written_out().forward(floats.refilled(arrays)).heads
+            once = tf.gradients(heads, arrays, d_heads)
             return tf.gradients(once, (d_heads, *arrays), cotangents, unconnected_gradients="zero")
 
         def backward(*cotangents: tf.Tensor) -> Any:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from backends.tf.ops.cuts import Span, cut_source
+from backends.tf.ops.framework import is_traced_for_xla
 from backends.tf.ops.masks import Mask, Part
 from mha_core.call.blocks import SMALLEST_BLOCK, Block, query_block, query_blocks
 
@@ -18,6 +19,9 @@ BUDGET = 2**23
 UNROLLED = 256
 """Most blocks that a traced program writes out, each with only the keys that it needs; more are put in a loop."""
 
+UNROLLED_BY_XLA = 8
+"""The same where XLA compiles: on a CPU it computes what is written out side by side, and holds the scores of all."""
+
 SKIPPING = 8
 """Smallest number of blocks of queries in calls whose queries reach different keys, so that blocks can skip keys."""
 
@@ -25,11 +29,16 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """`count` blocks of `size` queries, and one of the `rest`; tensors if tracing does not know the numbers."""
+    """`count` blocks of `size` queries, and one of the `rest`; tensors if tracing does not know the numbers.
+
+    bands: how many loops to put the blocks in, one after the other, each with only the keys that its queries need;
+        0 to write the blocks out if their number is known.
+    """
 
     size: Any
     count: Any
     rest: Any
+    bands: int = 0
 
     def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
         """Run `step` on each block in turn; return the rows of all blocks, joined on axis 2, and the final sums.
@@ -37,9 +46,10 @@ class Blocks(NamedTuple):
         `step` takes a block's queries and the sums so far, None at first, and returns the block's rows and the new
         sums. Only one block is in memory at a time.
         """
-        size, count, rest = self
+        size, count, rest, bands = self
         sums: Any = None
-        if isinstance(count, int) and isinstance(size, int) and (tf.executing_eagerly() or count <= UNROLLED):
+        is_known = isinstance(count, int) and isinstance(size, int)
+        if is_known and not bands and (tf.executing_eagerly() or count <= UNROLLED):
             blocks: list[Rows] = []
             for part in query_blocks(size * count + rest, size) or [slice(0, 0)]:
                 with after(blocks[-1:]):
@@ -48,14 +58,25 @@ class Blocks(NamedTuple):
         else:
             last, sums = step(Span(size * count, rest), None)
             arrays = tuple(tf.TensorArray(x.dtype, count) for x in last)
-
-            def body(index: tf.Tensor, arrays: Any, sums: Rows) -> tuple[tf.Tensor, Any, Rows]:
-                rows, sums = step(Span(index * size, size), sums)
-                return index + 1, tuple(a.write(index, x) for a, x in zip(arrays, rows, strict=True)), sums
-
-            _, arrays, sums = tf.while_loop(lambda index, *_: index < count, body, (0, arrays, sums), None, 1)
+            for band in query_blocks(count, -(-count // bands)) if bands else [slice(0, count)]:
+                # The arrays go from loop to loop, so that even XLA runs one after the other.
+                arrays, sums = self._looped(step, band, arrays, sums)
             blocks = [tuple(_joined(array.stack()) for array in arrays), last]
         return tuple(concat(x, 2) for x in zip(*blocks, strict=True)), sums
+
+    def _looped(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]], band: slice, *made: Any) -> Any:
+        """The arrays and sums `made`, after `step` on each block of a band."""
+        size = self.size
+        within = slice(band.start * size, band.stop * size) if self.bands else slice(None)
+
+        def body(index: tf.Tensor, arrays: Any, sums: Rows) -> tuple[tf.Tensor, Any, Rows]:
+            rows, sums = step(Span(index * size, size, within), sums)
+            return index + 1, tuple(a.write(index, x) for a, x in zip(arrays, rows, strict=True)), sums
+
+        most = band.stop - band.start if self.bands else None
+        before = band.start, *made
+        _, *after = tf.while_loop(lambda index, *_: index < band.stop, body, before, None, 1, maximum_iterations=most)
+        return after
 
 
 class Chunk(NamedTuple):
@@ -69,6 +90,24 @@ class Chunk(NamedTuple):
         """The part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
+
+    def at(self, start: tf.Tensor) -> Chunk:
+        """The chunk of the same size from the item and the key head on that `start` (2,) holds."""
+        items, kv_heads = (
+            None if span is None else Span(start[axis], span.size)
+            for axis, span in enumerate((self.items, self.kv_heads))
+        )
+        return Chunk(items, kv_heads, self.blocks)
+
+    def written_out(self) -> Chunk:
+        """The same chunk with no block in a loop, if the number of its blocks is known."""
+        return self._replace(blocks=self.blocks._replace(bands=0))
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """The first item and key head."""
+        items, kv_heads = (0 if span is None else span.start for span in (self.items, self.kv_heads))
+        return items, kv_heads
 
     def block(self, group: int) -> Part:
         """All scores of the chunk, where `group` query heads read one key head."""
@@ -100,16 +139,20 @@ def chunks_of(
         return [[Chunk(None, None, _blocks(sizes, num_heads * bytes_per_score, block))]]
     per_query = num_heads // kv_heads * key_len * bytes_per_score  # of one key head
     total = batch * kv_heads * query_len * per_query
-    if total > UNROLLED * BUDGET and not tf.executing_eagerly():
+    in_loops = is_traced_for_xla() and total > UNROLLED_BY_XLA * BUDGET
+    if total > UNROLLED * BUDGET and not tf.executing_eagerly() and not in_loops:
         return [[Chunk(None, None, _blocks(sizes, num_heads * bytes_per_score, block))]]
     at_once = query_len
-    if mask.reach is not None and mask.reach.stop.shape[1] > 1:
+    varied = mask.reach is not None and mask.reach.stop.shape[1] > 1
+    if varied:
         at_once = query_block(query_len, SKIPPING, max(query_len, 1))
     fitting = max(1, BUDGET // max(1, at_once * per_query))  # key heads
-    per_chunk = _even(kv_heads, fitting) if fitting < kv_heads else kv_heads
-    items = _even(batch, fitting // kv_heads) if fitting >= kv_heads else 1
+    part_of = _divisor if in_loops else _even
+    per_chunk = part_of(kv_heads, fitting) if fitting < kv_heads else kv_heads
+    items = part_of(batch, fitting // kv_heads) if fitting >= kv_heads else 1
     size = min(at_once, query_block(query_len, items * per_chunk * per_query, BUDGET))
-    blocks = Blocks(max(1, size), query_len // max(1, size), query_len % max(1, size))
+    bands = (SKIPPING if varied else 1) if in_loops else 0
+    blocks = Blocks(max(1, size), query_len // max(1, size), query_len % max(1, size), bands)
     item_spans = [None] if items >= batch else [Span(i, min(items, batch - i)) for i in range(0, batch, items)]
     heads = range(0, kv_heads, per_chunk)
     head_spans = [None] if per_chunk == kv_heads else [Span(h, min(per_chunk, kv_heads - h)) for h in heads]
@@ -125,6 +168,11 @@ def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Te
 def _even(number: int, most: int) -> int:
     """The size of the parts into which `number` is cut: at most `most`, and all parts about equal."""
     return -(-number // -(-number // most)) if number else 1
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest size, at most `most`, of parts that are all equal."""
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
 
 
 def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None) -> Blocks:

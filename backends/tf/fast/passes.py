@@ -6,7 +6,7 @@ The backward pass computes the weights of a block again. Everything here is comp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -56,34 +56,47 @@ class Passes:
     dropping: Dropping
     chunks: list[list[Chunk]]
 
+    def written_out(self) -> Passes:
+        """The same with no block in a loop, if the number of blocks is known."""
+        return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
+
     def forward(self, floats: Floats) -> Rows:
         """The heads and marks of all queries."""
-        found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk)))
-        shape = floats.queries.shape
-        heads = joined([[rows.heads for rows in of_items] for of_items in found], shape)
-        marks = joined([[rows.marks for rows in of_items] for of_items in found], shape)
-        return Rows(heads, marks)
+        count, shape = len(Rows._fields), floats.queries.shape
+        found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk)), count)
+        return Rows(*(joined([[rows[i] for rows in of_items] for of_items in found], shape) for i in range(count)))
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
         """The gradients of the floats, from that of the heads and the results of the forward pass."""
 
-        def step(chunk: Chunk, passes: _ChunkPasses) -> Floats:
+        def step(chunk: Chunk, passes: _ChunkPasses) -> tuple[tf.Tensor, ...]:
             rows = made.map(lambda x: chunk.of(x, floats.group))
-            return passes.backward(chunk.of(d_heads, floats.group), rows, floats.of_chunk(chunk))
+            return passes.backward(chunk.of(d_heads, floats.group), rows, floats.of_chunk(chunk)).given()
 
-        found = self._each_chunk(floats, step)
+        found = self._each_chunk(floats, step, len(floats.given()))
 
-        def whole(name: str, x: tf.Tensor | None) -> tf.Tensor | None:
-            """The gradient of the field `name`, which is x, joined from those of the chunks; None for None."""
-            if x is None:
-                return None
-            parts = [[getattr(gradients, name) for gradients in of_items] for of_items in found]
-            return tf.add_n([part for row in parts for part in row]) if name == "vector" else joined(parts, x.shape)
+        def whole(index: int, x: tf.Tensor) -> tf.Tensor:
+            """The gradient of x, the given float of this index, joined from those of the chunks."""
+            parts = [[gradients[index] for gradients in of_items] for of_items in found]
+            return tf.add_n([part for row in parts for part in row]) if x is floats.vector else joined(parts, x.shape)
 
-        return Floats(**{name: whole(name, x) for name, x in floats._asdict().items()})
+        return floats.refilled(whole(index, x) for index, x in enumerate(floats.given()))
 
-    def _each_chunk(self, floats: Floats, step: Callable[[Chunk, _ChunkPasses], Any]) -> list[list[Any]]:
-        """The results of `step` on each chunk in turn, with those of the same items in one list."""
+    def _each_chunk(
+        self, floats: Floats, step: Callable[[Chunk, _ChunkPasses], tuple[tf.Tensor, ...]], count: int
+    ) -> list[list[Any]]:
+        """The `count` results of `step` on each chunk in turn, with those of the same items in one list."""
+        first, dtype = self.chunks[0][0], floats.queries.dtype
+        if first.blocks.bands and sum(map(len, self.chunks)) > 1:
+            starts = tf.constant([chunk.start for of_items in self.chunks for chunk in of_items])
+
+            def at(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                chunk = first.at(start)
+                return tuple(step(chunk, self._of_chunk(chunk, floats.group)))
+
+            stacked = tf.map_fn(at, starts, parallel_iterations=1, fn_output_signature=(dtype,) * count)
+            each = zip(*map(tf.unstack, stacked), strict=True)
+            return [[next(each) for _ in of_items] for of_items in self.chunks]
         found: list[list[Any]] = []
         last: Any = []
         for of_items in self.chunks:

@@ -12,10 +12,12 @@ class Span(NamedTuple):
     """The `size` elements of an axis from `start` on; both integers, or scalars that only the running graph knows.
 
     Not a slice, because the size of a slice between two scalars is unknown in a graph, and XLA needs to know it.
+    `within` is a slice that is known to hold the span where `start` is not.
     """
 
     start: Any
     size: Any
+    within: slice = slice(None)
 
     @property
     def is_known(self) -> bool:
@@ -30,6 +32,10 @@ class Span(NamedTuple):
         """Its elements as a slice."""
         return slice(self.start, self.start + self.size)
 
+    def as_known(self) -> slice:
+        """A slice of known ends that holds its elements; no others where both are known."""
+        return self.as_slice() if self.is_known else self.within
+
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
     """The span of x along an axis; x itself for None."""
@@ -39,7 +45,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
     if length is not None and span.is_known:
         return x if span.size == length else x[(slice(None),) * axis + (span.as_slice(),)]
     begin, sizes = [0] * x.shape.rank, list(ops.shape(x))
-    begin[axis], sizes[axis] = span
+    begin[axis], sizes[axis], _ = span
     return tf.slice(x, begin, sizes)
 
 
@@ -49,5 +55,5 @@ def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
         return source
     if span is not None and source.shape[axis] is None:
         is_single = tf.equal(tf.shape(source)[axis], 1)
-        span = Span(*(tf.where(is_single, one, many) for one, many in zip((0, 1), span, strict=True)))
+        span = Span(*(tf.where(is_single, one, many) for one, many in zip((0, 1), span[:2], strict=True)))
     return cut(source, axis, span)

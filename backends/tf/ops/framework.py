@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from mha_core.call.arguments import holds_arrays, is_convertible, settled
 from mha_core.call.sizes import ArraySpec, describe_array
@@ -80,6 +81,11 @@ def to_numpy(tensor: Any) -> NDArray:
 def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
     """A copy on the current device, so that nothing done to it can reach the caller's array."""
     return tf.cast(tf.constant(array), dtype)
+
+
+def is_traced_for_xla() -> bool:
+    """Whether this runs while a function with `jit_compile=True` is traced; TensorFlow has no public name for it."""
+    return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 @contextmanager

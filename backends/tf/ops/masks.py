@@ -161,13 +161,14 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
     is_open = _is_open(mask, block)
     known = None if is_open else _part_of_reach(mask.reach, block)
+    is_exact = mask.is_exact and all(span is None or span.is_known for span in (items, queries, keys))
     return Mask(
         mask.query_len if queries is None else queries.size,
         mask.key_len if keys is None else keys.size,
         part_of_bound(mask.first),
         part_of_bound(mask.stop),
         known,
-        is_open or (mask.is_exact and known is not None),
+        is_open or is_exact,
         allowed=part(mask.allowed),
         bias=part(mask.bias),
         keep=part(mask.keep, cut),
@@ -176,9 +177,9 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
     """The keys that any of these queries may reach, by the numbers that are known; None for all."""
-    if mask.reach is None or not queries.is_known:
+    if mask.reach is None:
         return None
-    keys = mask.reach.keys(slice(None), queries.as_slice())
+    keys = mask.reach.keys(slice(None), queries.as_known())
     return None if keys == slice(0, mask.key_len) else Span(keys.start, keys.stop - keys.start)
 
 
@@ -188,22 +189,28 @@ def _is_open(mask: Mask, block: Part) -> bool:
         return mask.first is None
     queries = block.queries or Span(0, mask.query_len)
     keys = block.keys or Span(0, mask.key_len)
-    if not mask.is_exact or not queries.is_known or not keys.is_known:
+    if not mask.is_exact or not keys.is_known:
         return False
-    items = slice(None) if block.items is None else block.items.as_slice()
-    return mask.reach.is_open(items, queries.as_slice(), keys.as_slice())
+    items = slice(None) if block.items is None else block.items.as_known()
+    return mask.reach.is_open(items, queries.as_known(), keys.as_slice())
 
 
 def _part_of_reach(known: Reach | None, block: Part) -> Reach | None:
-    """The known reach of a block's queries, counted from its first key; None if only the graph knows its position."""
-    spans = [span for span in (block.items, block.queries, block.keys) if span is not None]
-    if known is None or not all(span.is_known for span in spans):
+    """Bounds on the reach of a block's queries, counted from its first key; None if only the graph knows that.
+
+    Where only the graph knows which rows are the block's, the bounds are those of all that may be.
+    """
+    if known is None or not (block.keys is None or block.keys.is_known):
         return None
+    first, stop = known
     for axis, span in enumerate((block.items, block.queries)):
         if span is not None:
-            rows = (slice(None),) * axis + (span.as_slice(),)
-            known = Reach(*(bound if bound.shape[axis] == 1 else bound[rows] for bound in known))
-    return known if block.keys is None else Reach(*(bound - block.keys.start for bound in known))
+            rows = (slice(None),) * axis + (span.as_known(),)
+            first, stop = (bound if bound.shape[axis] == 1 else bound[rows] for bound in (first, stop))
+            if not span.is_known:
+                first, stop = first.min(axis, keepdims=True), stop.max(axis, keepdims=True)
+    start = 0 if block.keys is None else block.keys.start
+    return Reach(first - start, stop - start)
 
 
 def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:

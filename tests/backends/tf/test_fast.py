@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -52,12 +54,18 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     ("path", "size", "unrolled"),
-    [("fast", 400, 64), ("fast", 90, 64), ("fast-compiled", 900, 64), ("fast-compiled", 90, 1), ("fast-xla", 90, 1)],
+    [
+        ("fast", 400, 64),
+        ("fast", 90, 64),
+        ("fast-compiled", 900, 64),
+        ("fast-compiled", 90, 1),
+        ("fast-xla", 90, 64),
+    ],
 )
 def test_chunks_blocks_and_loops_are_equal(small, path, size, unrolled):
     small(size, unrolled)
     subject = BackendSubject(TensorFlowBackend(), "float64", "cpu", path)
-    some = CASES if path == "fast" else ("every-source",)
+    some = CASES if path == "fast" else ("every-source", "grouped-heads") if path == "fast-xla" else ("every-source",)
     results = [run_case(select((name,))[0], subject) for name in some]
     assert [failure_text(result) for result in results if result.status != "equal"] == []
 
@@ -73,6 +81,17 @@ def layer_and_call(**changes):
     return layer, call
 
 
+def second_order(call, how, queries, keys):
+    with tf.GradientTape() as outer:
+        outer.watch((queries, keys))
+        with tf.GradientTape() as inner:
+            inner.watch((queries, keys))
+            output = tf.reduce_sum(call(how, queries, keys) ** 2)
+        first = inner.gradient(output, (queries, keys))
+        bent = tf.add_n([tf.reduce_sum(tf.sin(x)) for x in first])
+    return outer.gradient(bent, (queries, keys))
+
+
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     "changes", [{"num_kv_heads": 1, "softcap": 2.0}, {"score": "additive"}], ids=["dot", "additive"]
@@ -81,14 +100,7 @@ def test_second_order_and_forward_mode(changes, traced):
     layer, call = layer_and_call(**changes)
 
     def second(how, queries, keys):
-        with tf.GradientTape() as outer:
-            outer.watch((queries, keys))
-            with tf.GradientTape() as inner:
-                inner.watch((queries, keys))
-                output = tf.reduce_sum(call(how, queries, keys) ** 2)
-            first = inner.gradient(output, (queries, keys))
-            bent = tf.add_n([tf.reduce_sum(tf.sin(x)) for x in first])
-        return outer.gradient(bent, (queries, keys))
+        return second_order(call, how, queries, keys)
 
     def forward(how, queries, keys):
         with tf.autodiff.ForwardAccumulator(queries, tf.cos(queries)) as accumulator:
@@ -102,6 +114,16 @@ def test_second_order_and_forward_mode(changes, traced):
         for found, expected in zip(run(layer.attend, *arrays), wanted, strict=True):
             assert np.abs(expected).max() > 0.1
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_second_order_of_loops_for_xla(small):
+    small(90, 64)
+    layer, call = layer_and_call()
+    arrays = normal(1, 2, 5, 12), normal(2, 2, 7, 12)
+    wanted = second_order(call, layer.stages, *arrays)
+    found = tf.function(partial(second_order, call, layer.attend), jit_compile=True)(*arrays)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("query_block", [None, 2])
@@ -139,9 +161,9 @@ def test_dropped_weights_follow_keras_seed_and_differ_between_blocks():
     assert abs(first.mean() - 1.0) < 0.3
 
 
-def operations(function, *arrays):
+def operations(function, *arrays, jit_compile=False):
     """All operations of the traced function, those in its loops too."""
-    graph = tf.function(function).get_concrete_function(*arrays).graph
+    graph = tf.function(function, jit_compile=jit_compile).get_concrete_function(*arrays).graph
     inner = [f.graph for f in graph._functions.values()] if hasattr(graph, "_functions") else []
     return [operation for g in (graph, *inner) for operation in g.get_operations()]
 
@@ -179,6 +201,20 @@ def test_blocks_that_positions_exclude_are_not_computed():
     assert products(layer, x, causal=True) == every * 9 / 16  # of eight blocks: 1/8 + ... + 8/8, instead of 8
     assert products(layer, x, window=(32, 32)) < every / 3
     assert products(layer, x, valid_lens=[100]) == 2 * 512 * 100
+
+
+def test_xla_is_given_one_block_at_a_time(small):
+    small(2**14, 64)
+    layer, x = MultiHeadAttention(8, 2), tf.zeros((1, 512, 8))
+    layer(x, x, x)
+
+    def shapes(**masks):
+        found = operations(lambda x: layer(x, x, x, **masks), x, jit_compile=True)
+        return sorted({tuple(op.outputs[0].shape) for op in found if op.type == "Softmax" and elements(op)})
+
+    assert shapes() == [(1, 1, 8, 512)]  # written once, in a loop over heads and blocks
+    assert shapes(causal=True) == [(1, 1, 8, keys) for keys in range(64, 513, 64)]  # by eighths of the queries
+    assert shapes(valid_lens=[100]) == [(1, 1, 8, 100)]
 
 
 def test_no_mask_is_made_where_nothing_is_excluded():
