@@ -87,3 +87,15 @@ def there(folder: Path) -> list[Exercise]:
     if not found:
         raise SpecError(f"there are no exercises in {folder}; `mha learn start {folder}` writes them")
     return found
+
+
+def in_folder(exercise: Exercise, folder: Path) -> Exercise:
+    """The exercise, whose file is in the folder.
+
+    Raises:
+        SpecError: it is not, or no exercise is.
+    """
+    if not (folder / exercise.file).is_file():
+        there(folder)
+        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}` writes it")
+    return exercise

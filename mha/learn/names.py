@@ -107,10 +107,10 @@ def _together(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer])
 
 
 def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
-    """Pairs in one step, which can't be run together: where one of them alone shows, it is what the learner gives.
+    """Pairs in one step, which can't be run together: every row (of the last axis) is what one of them gives.
 
-    Rows (of the last axis) in which both show are no evidence, as what both give together is not known; pairs that
-    leave the fewest of them are given, and each bug has rows of its own.
+    Where one of them alone shows, it is that one, and each has such rows. What both would give together is not known:
+    mistakes that change each other's rows are not found.
     """
     if any(_shapes(one) != _shapes(place.wanted) for one, place in zip(answers, there.places, strict=True)):
         return ()
@@ -123,15 +123,13 @@ def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) ->
             fits = _rows(there, given, answers)
             if (shows & fits).any():
                 views.append((mistake.bug, shows, fits))
-    found: list[tuple[int, tuple[Bug, ...]]] = []
+    found = []
     for (a, a_shows, a_fits), (b, b_shows, b_fits) in combinations(views, 2):
-        both = a_shows & b_shows
-        only_a, only_b = a_shows & ~both, b_shows & ~both
-        right = np.where(only_a, a_fits, np.where(only_b, b_fits, np.where(both, True, ~wrong)))
+        only_a, only_b = a_shows & ~b_shows, b_shows & ~a_shows
+        right = np.select([only_a, only_b, a_shows], [a_fits, b_fits, a_fits | b_fits], ~wrong)
         if right.all() and only_a.any() and only_b.any():
-            found.append((int((both & ~a_fits & ~b_fits).sum()), (a, b)))
-    least = min((free for free, _ in found), default=0)
-    return tuple(pair for free, pair in found if free == least)
+            found.append((a, b))
+    return tuple(found)
 
 
 def _shapes(answer: Answer) -> list[tuple[int, ...]]:

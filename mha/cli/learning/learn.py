@@ -97,14 +97,11 @@ def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> Non
     from rich.console import Console
 
     from mha.learn.exercises import exercise
-    from mha.learn.folder import there
+    from mha.learn.folder import in_folder, there
     from mha_core import SpecError
 
     try:
-        chosen = [exercise(name)] if name else there(folder)
-        if name and not (folder / chosen[0].file).is_file():
-            there(folder)
-            raise SpecError(f"there is no {chosen[0].file} in {folder}; `mha learn start {folder}` writes it")
+        chosen = [in_folder(exercise(name), folder)] if name else there(folder)
     except SpecError as error:
         raise CouldNotRun(str(error)) from error
     console = Console()
@@ -205,12 +202,16 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
     chosen framework.
     """
     from mha.learn.exercises import exercise
+    from mha.learn.folder import in_folder
     from mha.learn.hints import DEEPEST
     from mha.learn.hints import hint as said
     from mha_core import SpecError
 
     try:
-        click.echo(said(exercise(name), folder, level, framework, time_limit=time_limit))
+        one = exercise(name)
+        if level < DEEPEST:
+            in_folder(one, folder)
+        click.echo(said(one, folder, level, framework, time_limit=time_limit))
     except SpecError as error:
         raise CouldNotRun(str(error)) from error
     finally:

@@ -151,7 +151,7 @@ def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Call
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
+        sys.path.append(str(file.parent))  # at its end: nothing of the same name is to be hidden
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder is the learner's
     try:
         spec.loader.exec_module(module)
@@ -212,8 +212,8 @@ def _answer(
     made = []
     for name, value, shape in zip(asked.returns, parts, shapes, strict=True):
         array = as_array(name, taken(asked.dialect, value), shape)
-        if array.dtype.kind not in "fbiuc":
-            raise Unfit(f"{name} is of dtype {shown(array.dtype)}, which holds no numbers")
+        if array.dtype.kind not in "fbiu":
+            raise Unfit(f"{name} is of dtype {shown(array.dtype)}, which holds no real numbers")
         made.append(array)
     if handout.changed():
         raise Unfit(f"it wrote into its arguments: {', '.join(handout.changed())}")

@@ -80,6 +80,7 @@ def test_a_hint_and_the_answer(folder):
         (["check"], "there are no exercises in"),
         (["check", "softmax"], "there are no exercises in"),
         (["check", "sofmax"], "exercise 'sofmax' is not known; did you mean 'softmax'? `mha learn list` lists them"),
+        (["hint", "softmax"], "there are no exercises in"),
         (["hint", "zzz"], "exercise 'zzz' is not known; `mha learn list` lists them"),
         (["show", "zzz"], "exercise 'zzz' is not known"),
         (["hint", "softmax", "--level", "5"], "5 is not in the range 1<=x<=4"),

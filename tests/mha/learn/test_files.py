@@ -40,7 +40,7 @@ BAD = {
     "line": (HEAD + "return 1 / 0\n", "no answer", "ZeroDivisionError: division by zero (line 3)"),
     "nothing": (HEAD + "pass\n", "no answer", "softmax returned nothing (None)"),
     "list": (HEAD + "return scores.tolist()\n", "no answer", "weights is a list, not a NumPy array"),
-    "text": (HEAD + "return np.full(scores.shape, 'a')\n", "no answer", "which holds no numbers"),
+    "text": (HEAD + "return np.full(scores.shape, 'a')\n", "no answer", "which holds no real numbers"),
     "writes": (HEAD + "scores[...] = 0\n    return scores\n", "no answer", "it wrote into its arguments: scores"),
     "ends": (HEAD + "import os; os._exit(7)\n", "no answer", "its process ended itself with status 7"),
     "shape": (HEAD + "return scores[..., 0]\n", "wrong", "weights has shape (2, 3, 5); it must be (2, 3, 5, 7)"),

@@ -175,6 +175,22 @@ def test_what_nothing_explains_is_said():
     assert "No known mistake" in of_answers(one, verdict, None, 2)
 
 
+@pytest.mark.parametrize("name", ["lengths", "causal", "window", "softmax", "empty-row", "scores", "groups"])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_named_that_does_not_explain_it(name, seed):
+    one, rng = exercise(name), np.random.default_rng(seed)
+    right = given_by(one)
+    spoilt = []
+    for arrays in right:
+        (array,) = (np.array(part) for part in arrays)
+        places = rng.random(array.shape) < 0.2
+        array[places] = ~array[places] if array.dtype == bool else rng.normal(size=places.sum())
+        spoilt.append((array,))
+    assert explained(one, spoilt) == ()
+    half = [right[0], *spoilt[1:]]
+    assert explained(one, half) == ()
+
+
 # The other tracks --------------------------------------------------------------------------------------
 
 
