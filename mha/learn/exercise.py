@@ -156,6 +156,19 @@ class LayerExercise(Exercise):
         return self.subject
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadsExercise(Exercise):
+    """Say which heads of a trained layer matter ("importance"), or cut the others off ("cut")."""
+
+    kind: str
+    arguments: tuple[tuple[str, str], ...]
+    returns: str
+
+    @property
+    def signature(self) -> str:
+        return f"{self.function}({', '.join(name for name, _ in self.arguments)})"
+
+
 @dataclass(frozen=True)
 class Interval:
     """One number of an experiment: the arguments of the call, and where its result must lie."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
 from mha.learn.exercises import all_exercises
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.sources import source
@@ -22,6 +22,7 @@ TEMPLATES = {
     CatchExercise: "catch.py.j2",
     LayerExercise: "layer.py.j2",
     NumbersExercise: "numbers.py.j2",
+    HeadsExercise: "heads.py.j2",
 }
 
 

@@ -14,7 +14,7 @@ from conformance.workers.process import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
 from mha.learn.bench import Place, bench
-from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExercise
+from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, judge, run_on, verdict_of
 from mha.learn.names import explained
 from mha.learn.running.layering import SECONDS, diagnosed
@@ -58,7 +58,22 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> s
         return of_answers(exercise, verdict, folder, level)
     if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
         return _of_layer(exercise, folder, level)
+    if isinstance(exercise, HeadsExercise) and exercise.kind == "importance":
+        return _measures(level)
     return _rules(exercise)
+
+
+def _measures(level: int) -> str:
+    """What `mha heads` measures, and from level 3 on what its orders leave."""
+    from mha.heads.importance import MEASURES
+    from mha.learn.headwork import places
+
+    at = places()
+    known = {name: MEASURES[name].about for name in at}
+    lines = [f"  {name}: {about}" for name, about in known.items()]
+    if level > 2:
+        lines = [f"  {number:5.2f}  {line.strip()}" for number, line in zip(at.values(), lines, strict=True)]
+    return "\n".join(["What may be measured; not all of it says what a head does:", *lines])
 
 
 def _rules(exercise: Exercise) -> str:

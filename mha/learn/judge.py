@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from conformance.workers.process import WorkerDied
 from mha.learn.bench import Place, bench, distance
-from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, NumbersExercise, StepExercise
-from mha.learn.running.attempt import Asked, Attempt, attempt, measured
+from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import SECONDS, Layered, judged
 from mha.learn.running.workshop import ask, why_not
@@ -64,6 +64,8 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
             return _judge_catch(exercise, path, time_limit)
         if isinstance(exercise, LayerExercise):
             return _judge_layer(exercise, path)
+        if isinstance(exercise, HeadsExercise):
+            return _judge_heads(exercise, path, time_limit)
         assert isinstance(exercise, NumbersExercise)
         return _judge_numbers(exercise, path, time_limit)
     except WorkerDied as death:
@@ -199,3 +201,29 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
     if tried.problem:
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
     return Verdict(exercise, "right", f"all {len(numbers)} numbers lie where they must", printed=tried.printed)
+
+
+def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdict:
+    from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, share_of_time, trained, wrong_cut
+
+    names = tuple(name for name, _ in exercise.arguments)
+    calls = cut_calls() if exercise.kind == "cut" else tuple(one.arguments for one in trained())
+    made, tried = ask(exercise.dialect, time_limit, returned, path, exercise.function, names, calls)
+    if tried.problem:
+        return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
+    if exercise.kind == "cut":
+        wrong = next(filter(None, (wrong_cut(number, weights) for number, weights in enumerate(made))), "")
+        took = "" if wrong else f"; with {len(KEPT[0])} of 12 heads it takes {share_of_time(0):.2f} of the time"
+        line = wrong or f"equal to the masked layer, {len(KEPT)} times{took}"
+        return Verdict(exercise, "wrong" if wrong else "right", line, printed=tried.printed)
+    heads = [one.measured.config.num_heads for one in trained()]
+    for arrays, number in zip(made, heads, strict=True):
+        scores = arrays.get("")
+        if scores is None or scores.shape != (number,) or not np.isfinite(scores).all():
+            line = f"it must return {number} finite numbers, one a head, in an array"
+            return Verdict(exercise, "no answer", line, printed=tried.printed)
+    found = place([arrays[""] for arrays in made])
+    line = f"what is left by your order lies at {found:.2f}, where random orders are 0 and leaving each head out is 1"
+    enough = found >= ENOUGH
+    line += "" if enough else f"; {ENOUGH:g} is enough"
+    return Verdict(exercise, "right" if enough else "wrong", line, printed=tried.printed)

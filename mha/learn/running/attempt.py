@@ -107,6 +107,47 @@ def measured(
         return numbers, Attempt(printed=printed())
 
 
+def returned(
+    path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
+) -> tuple[list[dict[str, NDArray]], Attempt]:
+    """The arrays that a function gives by name, or under "" if it gives one; and what there is to say of it."""
+    made: list[dict[str, NDArray]] = []
+    with captured() as printed:
+        try:
+            function = found(path, name, parameters)
+            for arguments in calls:
+                made.append(_by_name(name, function, arguments, path))
+        except NotBegun:
+            return made, Attempt((), f"{name} is still to be written", begun=False)
+        except (Unfit, SubjectFailed) as error:
+            return made, Attempt((), shown(str(error), 300), printed=printed())
+        return made, Attempt(printed=printed())
+
+
+def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...], path: str) -> dict[str, NDArray]:
+    flat: dict[str, NDArray] = {}
+    for number, value in enumerate(arguments):
+        for key, array in (value if isinstance(value, dict) else {"": value}).items():
+            if isinstance(array, np.ndarray):
+                flat[key or f"argument {number + 1}"] = array
+    handout = Handout(flat)
+    handed = [
+        {key: handout.copies[key] for key in value}
+        if isinstance(value, dict)
+        else handout.copies.get(f"argument {number + 1}", value)
+        for number, value in enumerate(arguments)
+    ]
+    answer = called(function, handed, path)
+    named = answer if isinstance(answer, dict) else {"": answer}
+    arrays = {str(key): as_array(str(key) or f"what {name} returns", value) for key, value in named.items()}
+    unfit = [key or "what it returns" for key, array in arrays.items() if array.dtype.kind not in "fiu"]
+    if unfit:
+        raise Unfit(f"{unfit[0]} holds no real numbers")
+    if handout.changed():
+        raise Unfit(f"it wrote into its arguments: {', '.join(handout.changed())}")
+    return arrays
+
+
 @contextmanager
 def captured() -> Iterator[Callable[[], str]]:
     """A context in which nothing is printed; yields a function that gives the beginning of what would have been."""

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from mha.learn.exercise import Argument, Interval, NumbersExercise, Returned, StepExercise
+from mha.learn.exercise import Argument, HeadsExercise, Interval, NumbersExercise, Returned, StepExercise
 from mha.learn.tracks.write import WHY_TINY
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.reference.state import State
@@ -77,5 +77,40 @@ EXERCISES = (
         ),
         answer=("mha_core.reference.forward:similarity",),
         answer_in=("ops.attention:dot_score",),
+    ),
+    HeadsExercise(
+        name="head-importance",
+        track="experiment",
+        kind="importance",
+        task="Say how important each head of a trained layer is, from four sentences that it reads. Its heads go in "
+        "your order, the least important first, and four sentences that you never saw tell what is left of its output.",
+        arguments=(
+            ("queries", "float64 (B, L, D)"),
+            ("keys", "the same: it is self-attention"),
+            ("values", "the same"),
+            ("weights", 'dict: "q_proj.weight" (out, in), "q_proj.bias" (out,), and so k_proj, v_proj, out_proj'),
+            ("allowed", "bool (B, H, L, L): True = may attend"),
+            ("num_heads", "int: H"),
+        ),
+        returns="float64 (H,): the more, the more important",
+        answer=("mha.heads.importance:leave_one_out", "mha.heads.importance:_left_out"),
+    ),
+    HeadsExercise(
+        name="cut-heads",
+        track="experiment",
+        kind="cut",
+        task="Cut heads off a layer: the weights of one that has only the heads `kept`. It must give what the whole "
+        "layer gives if the others may attend to nothing. How much faster is it?",
+        rules=("head-order",),
+        arguments=(
+            (
+                "weights",
+                'dict: "q_proj.weight" (H * d, in), "q_proj.bias" (H * d,), and so the other projections',
+            ),
+            ("kept", "list of int: the heads that stay, in ascending order"),
+            ("num_heads", "int: H"),
+        ),
+        returns="dict of float64 arrays by the same names",
+        answer=("mha.heads.prune:cut",),
     ),
 )

@@ -37,7 +37,7 @@ def folder(tmp_path):
 def test_start_writes_and_says_where_to_begin(tmp_path):
     result = learn("start", tmp_path / "ex")
     assert result.exit_code == 0
-    assert "38 exercises written to" in result.output
+    assert "40 exercises written to" in result.output
     assert (tmp_path / "ex" / "write" / "softmax.py").is_file()
     again = learn("start", tmp_path / "ex", "--framework", "jax")
     assert "7 exercises written to" in again.output

@@ -105,6 +105,29 @@ SOLUTIONS = {
             q, k = np.random.default_rng(0).normal(size=(2, 20_000, head_dim))
             return float((q * k).sum(axis=-1).std() / (head_dim**0.5 if scaled else 1.0))
         """,
+    "head-importance": """
+        import numpy as np
+        def head_importance(queries, keys, values, weights, allowed, num_heads):
+            def split(name, x):
+                made = x @ weights[name + ".weight"].T + weights[name + ".bias"]
+                return made.reshape(*made.shape[:2], num_heads, -1).transpose(0, 2, 1, 3)
+            q, k, v = split("q_proj", queries), split("k_proj", keys), split("v_proj", values)
+            scores = np.where(allowed, q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5, -1e30)
+            powers = np.exp(scores - scores.max(-1, keepdims=True))
+            heads = powers / powers.sum(-1, keepdims=True) @ v
+            out = weights["out_proj.weight"].reshape(-1, num_heads, heads.shape[-1])
+            added = np.einsum("bhld,ohd->bhlo", heads, out)
+            return np.linalg.norm(added, axis=-1).mean(axis=(0, 2))
+        """,
+    "cut-heads": """
+        import numpy as np
+        def cut_heads(weights, kept, num_heads):
+            width = weights["q_proj.weight"].shape[0] // num_heads
+            rows = np.concatenate([np.arange(head * width, (head + 1) * width) for head in kept])
+            cut = {name: array[rows] for name, array in weights.items() if not name.startswith("out_proj")}
+            out = {"out_proj.weight": weights["out_proj.weight"][:, rows], "out_proj.bias": weights["out_proj.bias"]}
+            return {**cut, **out}
+        """,
 }
 """A right answer to each exercise in NumPy."""
 
@@ -235,16 +258,57 @@ def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
     assert "scale-missing: Scores are not scaled." in hint(one, folder, 2, "numpy")
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "status", "sentence"),
+    [
+        ("head-importance", "return np.linalg", "return -np.linalg", "wrong", "where random orders are 0"),
+        (
+            "head-importance",
+            "return np.linalg",
+            "return np.ones(3); np.linalg",
+            "no answer",
+            "must return 12 finite numbers",
+        ),
+        (
+            "head-importance",
+            "def split",
+            "queries[0] = 0\n            def split",
+            "no answer",
+            "wrote into its arguments",
+        ),
+        ("cut-heads", "[:, rows]", "[:, rows[::-1]]", "wrong", "output differs in"),
+        ("cut-heads", "[:, rows]", "", "wrong", "out_proj.weight"),
+        ("cut-heads", "return {**cut, **out}", "return cut", "wrong", "out_proj.weight"),
+        ("cut-heads", "return {**cut, **out}", "return None", "no answer", "what cut_heads returns is None"),
+    ],
+)
+def test_a_wrong_experiment_with_heads(write, name, old, new, status, sentence):
+    assert old in SOLUTIONS[name]
+    verdict = judge(*write(name, SOLUTIONS[name].replace(old, new)))
+    assert verdict.status == status, verdict.line
+    assert sentence in verdict.line
+
+
+def test_measures_that_look_at_weights_alone_are_not_enough():
+    from mha.learn.headwork import ENOUGH, places
+
+    found = places()
+    enough = {name for name, place in found.items() if place >= ENOUGH}
+    assert enough == {"leave-one-out", "gradient", "output"}
+    assert found["leave-one-out"] == 1.0
+    assert abs(found["random"]) < 0.5
+
+
 # The folder ----------------------------------------------------------------------------------------------
 
 
 def test_the_folder_is_written_once_and_never_over(tmp_path):
     written, kept = start(tmp_path, ("numpy",))
-    assert (len(written), len(kept)) == (38, 0)
+    assert (len(written), len(kept)) == (40, 0)
     mine = tmp_path / "write" / "softmax.py"
     mine.write_text("mine")
     written, kept = start(tmp_path, ("numpy", "torch"))
-    assert (len(written), len(kept)) == (7, 38)
+    assert (len(written), len(kept)) == (7, 40)
     assert mine.read_text() == "mine"
     with pytest.raises(SpecError, match=r"is a file; give a folder"):
         start(mine, ("numpy",))

@@ -10,7 +10,7 @@ import pytest
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.registry import all_bugs, select
 from mha.learn.bench import bench
-from mha.learn.exercise import CatchExercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.exercise import CatchExercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
 from mha.learn.hints import of_answers, told
 from mha.learn.judge import verdict_of
@@ -115,7 +115,7 @@ def test_an_exercise_has_four_to_six_cases():
 
 
 def test_there_are_as_many_exercises_as_the_tracks_have():
-    kinds = {"write": 14, "translate": 7, "catch": 8, "backwards": 4, "layer": 3, "experiment": 2}
+    kinds = {"write": 14, "translate": 7, "catch": 8, "backwards": 4, "layer": 3, "experiment": 4}
     counted = {track: sum(one.track == track for one in all_exercises(("numpy",))) for track in kinds}
     assert counted == kinds
     everything = all_exercises()
@@ -220,5 +220,5 @@ def test_every_exercise_has_a_rule_that_is_there_and_a_real_function():
         for framework in ("numpy", "torch", "tf", "jax", "mxnet"):
             if not isinstance(one, CatchExercise):
                 assert all(text for text in sources(one, framework).values()), one.name
-    kinds = (StepExercise, CatchExercise, LayerExercise, NumbersExercise)
+    kinds = (StepExercise, CatchExercise, LayerExercise, NumbersExercise, HeadsExercise)
     assert all(isinstance(one, kinds) for one in all_exercises())
