@@ -20,7 +20,11 @@ extensions = [
     "myst_parser",
     "sphinx_design",
     "sphinx_copybutton",
-    *sorted(f"_ext.{path.stem}" for path in EXTENSIONS.glob("*.py") if "\ndef setup(" in path.read_text("utf-8")),
+    *sorted(
+        ".".join(path.relative_to(HERE).with_suffix("").parts)
+        for path in EXTENSIONS.rglob("*.py")
+        if "\ndef setup(" in path.read_text("utf-8")
+    ),
 ]
 exclude_patterns = ["_data/**", "_ext/**", "**/__pycache__"]
 

@@ -50,9 +50,11 @@ def test_a_circle_is_found(how, tmp_path, monkeypatch):
 
 
 def modules() -> list[Path]:
-    """Every module of the packages and of the tests, from the root of the repository."""
+    """Every module of the packages, the site and the tests, from the root of the repository."""
     return [
-        path.relative_to(ROOT) for package in (*PACKAGES, "tests") for path in sorted((ROOT / package).rglob("*.py"))
+        path.relative_to(ROOT)
+        for package in (*PACKAGES, "docs", "tests")
+        for path in sorted((ROOT / package).rglob("*.py"))
     ]
 
 

@@ -8,7 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from _ext import common, proof, traps
+from _ext import common
+from _ext.pages import phrases, proof, traps
 from conformance.deviations.known import load
 from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
@@ -62,3 +63,12 @@ def test_the_lesson_on_a_port_shows_the_example_of_the_readme(site):
     page = re.sub(r"<[^>]+>", "", (site / "port.html").read_text())
     for line in ("import numpy as np", "scale-query-dim: Scores are divided", "def softmax(scores, mask)"):
         assert line in page
+
+
+def test_every_call_of_the_steps_is_in_the_phrase_book(site, monkeypatch):
+    assert phrases.unexplained() == []
+    page = (site / "phrasebook.html").read_text()
+    for phrase in phrases.PHRASES:
+        assert f"<h2>{phrase.title}<" in page
+    monkeypatch.setattr(phrases, "PHRASES", phrases.PHRASES[1:])
+    assert "tf.matmul of" in "; ".join(phrases.unexplained())

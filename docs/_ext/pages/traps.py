@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from conformance.deviations.entry import Deviation
 
-SEEN = Path(__file__).parent.parent / "_data" / "seen.json"
+SEEN = Path(__file__).parents[2] / "_data" / "seen.json"
 RULE_OF = {rule.plain: rule for rule in RULES.values()}
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.util.typing import ExtensionMetadata
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CALLS = ("forward", "call", "__call__")
 """What a layer's call is named in one framework or another."""
 

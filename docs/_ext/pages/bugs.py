@@ -76,7 +76,7 @@ class Bugs(Computed):
             lines += [f"{escaped(fix)}", "", *map(line_of, group), ""]
         lines += [":::", ""]
         names = ", ".join(f"`{name}`" for name in exercises_of(self.arguments[0]))
-        return "\n".join([*lines, f"Write it yourself, in `mha learn`: {names}." if names else ""])
+        return "\n".join([*lines, f"[Write it yourself](exercises.md), in `mha learn`: {names}." if names else ""])
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
