@@ -11,13 +11,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from backends.tf.fast.blocks import chunks_of, concat
 from backends.tf.fast.floats import Floats, Rows
 from backends.tf.fast.passes import Dropping, Passes
 from backends.tf.fast.scoring import product, similarity
 from backends.tf.ops.attention import Score, add_bias, masked_softmax
+from backends.tf.ops.framework import shape_of
 from backends.tf.ops.masks import Mask
 from mha_core.call.blocks import Block, Operands
 
@@ -110,7 +110,7 @@ def _seed(mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tenso
 
 def _with_known_axes(bias: tf.Tensor, mask: Mask) -> tf.Tensor:
     """The bias, broadcast to Lq or Lk along each of these axes whose size is unknown while tracing."""
-    sizes = list(ops.shape(bias))
+    sizes = list(shape_of(bias))
     for axis, length in ((2, mask.query_len), (3, mask.key_len)):
         if bias.shape[axis] is None:
             sizes[axis] = length

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from keras import ops
 
 from backends.tf.ops.cuts import Span, cut_source
-from backends.tf.ops.framework import is_traced_for_xla
+from backends.tf.ops.framework import is_traced_for_xla, shape_of
 from backends.tf.ops.masks import Mask, Part
 from mha_core.call.blocks import SMALLEST_BLOCK, Block, query_block, query_blocks
 
@@ -131,8 +130,8 @@ def chunks_of(
         bytes_per_score: what is held for one score.
         block: queries of one block. None: as many as the budget has room for.
     """
-    batch, num_heads, query_len, _ = ops.shape(queries)
-    kv_heads, key_len = ops.shape(keys)[1:3]
+    batch, num_heads, query_len, _ = shape_of(queries)
+    kv_heads, key_len = shape_of(keys)[1:3]
     sizes = (batch, query_len, key_len)
     arrays = [x for x in (mask.bias, mask.allowed, mask.keep) if x is not None]
     if not all(isinstance(x, int) for x in sizes) or any(None in x.shape[:2] for x in arrays) or block is not None:
@@ -204,5 +203,5 @@ def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
 
 def _joined(blocks: tf.Tensor) -> tf.Tensor:
     """(count, B, H, n, .) -> (B, H, count * n, .)."""
-    count, batch, heads, length, width = ops.shape(blocks)
+    count, batch, heads, length, width = shape_of(blocks)
     return tf.reshape(tf.transpose(blocks, (1, 2, 0, 3, 4)), (batch, heads, count * length, width))

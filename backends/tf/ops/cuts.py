@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from keras import ops
+
+from backends.tf.ops.framework import shape_of
 
 
 class Span(NamedTuple):
@@ -44,7 +45,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
         return x
     if length is not None and span.is_known:
         return x if span.size == length else x[(slice(None),) * axis + (span.as_slice(),)]
-    begin, sizes = [0] * x.shape.rank, list(ops.shape(x))
+    begin, sizes = [0] * x.shape.rank, list(shape_of(x))
     begin[axis], sizes[axis], _ = span
     return tf.slice(x, begin, sizes)
 

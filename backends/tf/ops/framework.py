@@ -83,6 +83,15 @@ def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.constant(array), dtype)
 
 
+def shape_of(x: Any) -> tuple[Any, ...]:
+    """The shape of x: numbers where they are known, tensors elsewhere while tracing.
+
+    `keras.ops.shape` runs an operation for each array, even if all its sizes are known.
+    """
+    known = tuple(x.shape)
+    return tuple(keras.ops.shape(x)) if None in known else known
+
+
 def is_traced_for_xla() -> bool:
     """Whether this runs while a function with `jit_compile=True` is traced; TensorFlow has no public name for it."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from keras import ops
 
+from backends.tf.ops.framework import shape_of
 from mha_core.heads import check_split
 
 
@@ -12,27 +12,27 @@ def split_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
     """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
     if x.shape.rank == 4:
         return x
-    batch, length, width = ops.shape(x)  # numbers where they are known, tensors while tracing
+    batch, length, width = shape_of(x)  # numbers where they are known, tensors while tracing
     check_split(x.shape[-1], num_heads)
     return tf.transpose(tf.reshape(x, (batch, length, num_heads, width // num_heads)), (0, 2, 1, 3))
 
 
 def merge_heads(x: tf.Tensor) -> tf.Tensor:
     """(B, H, L, d) -> (B, L, H * d), the inverse of `split_heads`."""
-    batch, heads, length, head_dim = ops.shape(x)
+    batch, heads, length, head_dim = shape_of(x)
     return tf.reshape(tf.transpose(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
 
 
 def transpose_qkv(x: tf.Tensor, num_heads: int) -> tf.Tensor:
     """(B, L, H * d) -> (B * H, L, d): heads folded into the batch."""
     split = split_heads(x, num_heads)
-    batch, heads, length, head_dim = ops.shape(split)
+    batch, heads, length, head_dim = shape_of(split)
     return tf.reshape(split, (batch * heads, length, head_dim))
 
 
 def transpose_output(x: tf.Tensor, num_heads: int) -> tf.Tensor:
     """(B * H, L, d) -> (B, L, H * d), the inverse of `transpose_qkv`."""
-    folded, length, head_dim = ops.shape(x)
+    folded, length, head_dim = shape_of(x)
     check_split(x.shape[0], num_heads)
     return merge_heads(tf.reshape(x, (folded // num_heads, num_heads, length, head_dim)))
 
@@ -45,7 +45,7 @@ def repeat_kv_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
 
 def fold_groups(x: tf.Tensor, num_kv_heads: int) -> tf.Tensor:
     """(B, H, L, d) -> (B, G, H // G * L, d): the query heads of a group as more queries of their key head."""
-    batch, heads, length, head_dim = ops.shape(x)
+    batch, heads, length, head_dim = shape_of(x)
     check_split(heads, num_kv_heads)
     return (
         x if heads == num_kv_heads else tf.reshape(x, (batch, num_kv_heads, heads // num_kv_heads * length, head_dim))
@@ -54,5 +54,5 @@ def fold_groups(x: tf.Tensor, num_kv_heads: int) -> tf.Tensor:
 
 def unfold_groups(x: tf.Tensor, num_heads: int) -> tf.Tensor:
     """(B, G, H // G * L, d) -> (B, H, L, d), the inverse of `fold_groups`."""
-    batch, kv_heads, length, head_dim = ops.shape(x)
+    batch, kv_heads, length, head_dim = shape_of(x)
     return x if kv_heads == num_heads else tf.reshape(x, (batch, num_heads, length * kv_heads // num_heads, head_dim))

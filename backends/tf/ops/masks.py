@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from backends.tf.ops.cuts import Span, cut, cut_source
-from backends.tf.ops.framework import as_tensor, describe
+from backends.tf.ops.framework import as_tensor, describe, shape_of
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
@@ -89,8 +88,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
 
     # Tensors if tracing does not know the numbers.
-    query_len, new_len = ops.shape(call.queries)[-2], ops.shape(call.keys)[-2]
-    past_len = 0 if call.past_keys is None else ops.shape(call.past_keys)[2]
+    query_len, new_len = shape_of(call.queries)[-2], shape_of(call.keys)[-2]
+    past_len = 0 if call.past_keys is None else shape_of(call.past_keys)[2]
     key_len = past_len + new_len
     if mask.valid_lens is not None:
         mask = replace(mask, valid_lens=_within(mask.valid_lens, (0, key_len)))
@@ -99,7 +98,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     first, stop = _interval(mask, known_reach if is_exact else None, query_len, key_len)
     padding, past_padding = _padding(mask, key_len), None
     if padding is not None and call.past_keys is not None:
-        padding = tf.broadcast_to(padding, (ops.shape(padding)[0], key_len))
+        padding = tf.broadcast_to(padding, (shape_of(padding)[0], key_len))
         padding, past_padding = padding[:, past_len:], padding[:, :past_len]
     return Mask(
         query_len,
