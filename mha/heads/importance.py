@@ -44,7 +44,7 @@ def leave_one_out(subject: Subject) -> Scores:
     return np.maximum(found, 0.0)
 
 
-def gradient(subject: Subject) -> Scores:
+def gradient(subject: Subject, directions: int = DIRECTIONS) -> Scores:
     """Half the squared length of the derivative of what comes out, scaled to length 1, by the head's gate.
 
     To second order that is what leaving the head out costs. In a live model the length comes from random directions of
@@ -60,10 +60,9 @@ def gradient(subject: Subject) -> Scores:
     width = int(subject.live.encoder.model.config.hidden_size)
     for batch in subject.batches:
         size = len(batch["input_ids"])
-        directions = rng.standard_normal((DIRECTIONS, size, width))
-        found += squared_gradients(subject.live, batch, directions)
+        found += squared_gradients(subject.live, batch, rng.standard_normal((directions, size, width)))
         texts += size
-    return found / (2 * DIRECTIONS * texts)
+    return found / (2 * directions * texts)
 
 
 def output_norm(subject: Subject) -> Scores:

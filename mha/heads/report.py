@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mha.heads.curve import NEIGHBOURS, Curves, Labels, Point
@@ -63,6 +64,7 @@ class Pruned:
             "not_installed": list(self.left_out),
             "point": None if self.point is None else self.point.to_dict(),
             "equal": self.equal,
+            "verdict": verdict(self),
         }
 
 
@@ -111,6 +113,7 @@ class HeadsReport:
             "curves": None if self.curves is None else self.curves.to_dict(),
             "pruned": None if self.pruned is None else self.pruned.to_dict(),
             "speed": self.speed,
+            "sentences": [] if self.curves is None else label_lines(self.curves),
             "cpu_seconds": self.cpu_seconds,
             "versions": dict(self.versions),
         }
@@ -147,6 +150,9 @@ def print_report(console: Console, report: HeadsReport) -> None:
         line()
         for text in pruned_lines(report.pruned, total):
             line(text)
+    if report.speed is not None:
+        line()
+        print_speed(console, report.speed)
     line()
     for text in LIMITS:
         line(text)
@@ -283,6 +289,25 @@ def pruned_lines(pruned: Pruned, total: int) -> list[str]:
     if pruned.file:
         lines.append(f"Written: {pruned.file}")
     return lines
+
+
+def print_speed(console: Console, speed: Mapping[str, Any]) -> None:
+    """Print one row for each layer and model and size: how many times faster, and what arithmetic predicts."""
+    title = f"Times faster with fewer heads ({speed['threads']} thread); in brackets what the arithmetic predicts"
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for of, left in (("layer", "heads"), ("model", "heads removed")):
+        rows = [row for row in speed["rows"] if row["of"] == of]
+        if not rows:
+            continue
+        table = _table(f"{of}, {left}", *(entry["name"] for entry in rows[0]["entries"]))
+        for row in rows:
+            first, *others = row["entries"]
+            cells = [f"x{entry['ratio']:.2f} [{entry['predicted']:.2f}]" for entry in others]
+            name = f"{row['framework']} ({row['size'][0]}, {row['size'][1]})"
+            table.add_row(name, f"{1000 * first['time']['median']:.3g} ms", *(escape(cell) for cell in cells))
+        console.print(table)
+    for problem in speed["problems"]:
+        console.print(problem, markup=False, highlight=False, soft_wrap=True)
 
 
 def verdict(pruned: Pruned) -> str:

@@ -14,6 +14,7 @@ from mha.heads.importance import MEASURES, RANDOM, order_of
 from mha.heads.proof import pairs_of, prove, prove_live
 from mha.heads.prune import check_count, check_names, cut_layers, kept_in, removed_first, write_layers
 from mha.heads.report import HeadsReport, Pruned
+from mha.heads.speed import measure_speed
 from mha.heads.subject import Subject
 from mha.heads.texts import Texts
 from mha_core.backend import Backend
@@ -41,7 +42,7 @@ def measure_heads(
     texts: Texts | None,
     measures: Sequence[str],
     cut: Cut | None = None,
-    speed: Callable[[Subject], dict[str, Any]] | None = None,
+    timed_in: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> HeadsReport:
     """Importance, curves, and what is cut.
@@ -51,7 +52,7 @@ def measure_heads(
         texts: those of a model; None of a recording.
         measures: names of MEASURES; heads are cut in the order of the first.
         cut: what to cut; None for nothing.
-        speed: measures how much faster the model is without heads; None: that is not measured.
+        timed_in: backends whose layer is timed, and the model in PyTorch; () for all, None for no timing.
         progress: is told, in words, what is being done.
 
     Raises:
@@ -69,7 +70,9 @@ def measure_heads(
     own = {name: scores for name, scores in found.items() if name != RANDOM}
     drawn = None if judge is None else curves(judge, own, progress)
     pruned = None if cut is None else _pruned(subject, judge, found, cut, progress)
-    timed = None if speed is None else speed(subject)
+    speed = None
+    if timed_in is not None:
+        speed = measure_speed(subject, next(iter(found.values())), timed_in, progress)
     return HeadsReport(
         name=subject.name,
         recording=subject.live is None,
@@ -78,7 +81,7 @@ def measure_heads(
         importance=found,
         curves=drawn,
         pruned=pruned,
-        speed=timed,
+        speed=speed,
         cpu_seconds=time.process_time() - started,
         versions=_versions(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ class HeadsOptions:
     prune: int | None
     out: Path | None
     backend_names: tuple[str, ...]
+    speed: bool
     json_path: Path | None
+    html_path: Path | None
     workers: int | None
     pythons: tuple[str, ...]
 
@@ -37,11 +40,21 @@ class HeadsOptions:
 @click.argument("model", default="minilm")
 @click.option("--texts", "texts_path", type=click.Path(path_type=Path), help="A file of texts, one a line.")
 @click.option("--documents", type=int, help="Packaged documents of each half, at most 150.  [default: 25]")
-@click.option("--measure", "-m", "measures", multiple=True, help="A measure, or all (repeatable).  [default: gradient]")
+@click.option(
+    "--measure",
+    "-m",
+    "measures",
+    multiple=True,
+    help="A measure, or all (repeatable); the first decides.  [default: gradient]",
+)
 @click.option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
 @click.option("--out", type=OutputFile(), help="With --prune: write the cut layers, as safetensors.")
-@click.option("--backend", "-b", "backend_names", multiple=True, help="Prove in this backend alone (repeatable).")
+@click.option(
+    "--backend", "-b", "backend_names", multiple=True, help="Prove and time in this backend alone (repeatable)."
+)
+@click.option("--speed", is_flag=True, help="Time the layer in each framework and the whole model, without heads.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
+@click.option("--html", "html_path", type=OutputFile(), help="Also write it as one page.")
 @worker_options
 @as_one(HeadsOptions)
 def heads(asked: HeadsOptions) -> None:
@@ -56,6 +69,7 @@ def heads(asked: HeadsOptions) -> None:
     from rich.console import Console
 
     from mha.heads.importance import DEFAULT, MEASURES, measure_of
+    from mha.heads.page.page import write_page
     from mha.heads.report import print_report
     from mha.heads.run import Cut, measure_heads
     from mha.port.encoder import NotInstalled
@@ -65,7 +79,8 @@ def heads(asked: HeadsOptions) -> None:
     console, errors = Console(), Console(stderr=True)
     live = not Path(asked.model).is_file()
     every = [name for name, measure in MEASURES.items() if live or not measure.needs_model]
-    names = every if "all" in asked.measures else list(asked.measures or (DEFAULT,))
+    names = [name for name in asked.measures or (DEFAULT,) if name != "all"]
+    names += every if "all" in asked.measures else []
     apart = Apart(asked.workers, asked.pythons)
     broken: list[str] = []
     try:
@@ -73,6 +88,10 @@ def heads(asked: HeadsOptions) -> None:
             measure_of(name, live=live)
         if asked.out is not None and asked.prune is None:
             raise SpecError("--out needs --prune N: nothing is cut without it")
+        if asked.html_path is not None and find_spec("matplotlib") is None:
+            raise NotInstalled(
+                "--html needs the package 'matplotlib'. Install it with: pip install 'mha-parity[heads]'"
+            )
         with apart.kept(), errors.status("loading") as status:
             subject, texts = _subject(asked, live=live)
             cut = None
@@ -80,13 +99,16 @@ def heads(asked: HeadsOptions) -> None:
                 backends, absent, broken = apart.backends(asked.backend_names, apart.settings())
                 missing = tuple(line.split("'")[1] for line in absent)
                 cut = Cut(asked.prune, tuple(backends), missing, asked.out)
-            report = measure_heads(subject, texts, names, cut, progress=says(status))
+            timed_in = asked.backend_names if asked.speed else None
+            report = measure_heads(subject, texts, names, cut, timed_in, says(status))
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error
     warn(errors, broken)
     print_report(console, report)
     if asked.json_path is not None:
         write_json(asked.json_path, report.to_dict())
+    if asked.html_path is not None:
+        write_page(asked.html_path, report.to_dict())
     pruned = report.pruned
     if pruned is None:
         sys.exit(EQUAL)

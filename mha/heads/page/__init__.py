@@ -1,0 +1,1 @@
+"""The report of `mha heads` as one page."""

@@ -1,0 +1,110 @@
+"""How much faster a layer, and the whole model, is without some heads; each framework in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.bench import machine
+from mha.bench.run import installed
+from mha.heads.curve import SHARES, counts
+from mha.heads.importance import order_of
+from mha.heads.prune import kept_in, removed_first
+from mha.heads.subject import Subject
+from mha.heads.timing import Request
+from mha_core import SpecError
+
+LAYER_SIZES = ((8, 128), (2, 512))
+"""(batch, length) of a layer's calls."""
+
+MODEL_SIZES = ((8, 128), (2, 512), (1, 32))
+"""Those of the whole model, as far as it has positions."""
+
+SECONDS = 0.4
+"""For each of what is compared."""
+
+THREADS = 1
+
+LAST_WORDS = 3
+"""Last lines of what a process said on stderr, if it ended early."""
+
+
+def measure_speed(
+    subject: Subject,
+    scores: NDArray[np.float64],
+    backends: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Time the first layer in each framework, and a live model, with fewer and fewer heads.
+
+    Args:
+        subject: whose layers.
+        scores: (layers, heads), the importance by which the model's heads are removed.
+        backends: whose layer to measure; none for all installed ones.
+        progress: is told, in words, what is being done.
+
+    Returns:
+        A dict of JSON values: `threads`, `machine`, `rows`, and `problems`, a line for each framework that did not run.
+        A row has the layer or model, the framework, the size, and entries with time, ratio and what arithmetic
+        predicts.
+
+    Raises:
+        BackendError: a backend that was asked for is not known or not installed.
+        SpecError: no layer could be measured.
+    """
+    names, problems = installed(tuple(backends))
+    live = subject.live
+    if live is not None and "torch" not in names:
+        names.append("torch")
+    rows: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    for name in names:
+        progress(f"speed: {name}")
+        try:
+            found = _ask(_request(name, subject, scores))
+        except SpecError as error:
+            problems.append(str(error))
+            continue
+        rows += found["rows"]
+        versions |= found["versions"]
+    if not rows:
+        raise SpecError(f"nothing could be timed: {'; '.join(problems)}")
+    about = {"threads": THREADS, "machine": machine.describe(), "versions": versions}
+    return {**about, "layer": subject.layers[0].name, "rows": rows, "problems": problems}
+
+
+def _request(name: str, subject: Subject, scores: NDArray[np.float64]) -> Request:
+    config, live = subject.layers[0].config, subject.live
+    group = config.num_heads // config.num_kv_heads
+    left = {max(group, round(config.num_heads * (1 - share) / group) * group) for share in SHARES}
+    heads = [config.num_heads, *sorted(left - {config.num_heads}, reverse=True)]
+    request = Request(name, config.to_dict(), heads, LAYER_SIZES, SECONDS, THREADS)
+    if live is None or name != "torch":
+        return request
+    order = order_of(scores)
+    kept = {str(n): kept_in(subject, removed_first(subject, order, n)) for n in counts(subject, SHARES)}
+    sizes = [size for size in MODEL_SIZES if size[1] <= live.encoder.limit]
+    about = {**vars(request), "model": live.encoder.name, "kept": kept, "model_sizes": sizes}
+    return Request(**about)
+
+
+def _ask(request: Request) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mha.heads.timing"],
+        input=request.to_json(),
+        capture_output=True,
+        text=True,
+        env=machine.environment(request.threads),
+        check=False,
+    )
+    if done.returncode:
+        last = " / ".join(done.stderr.strip().splitlines()[-LAST_WORDS:])
+        raise SpecError(f"{request.framework} was not timed: its process ended with status {done.returncode}: {last}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,170 @@
+"""Times layers and a model without some heads, in a process of its own: `python -m mha.heads.timing`.
+
+It reads one `Request` as JSON on stdin, and writes rows as JSON on stdout; `mha.heads.speed` starts it. What is
+compared runs in this one process, in turn, as in `mha bench`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mha.bench import machine
+from mha.bench.contestants.contestant import Task, load
+from mha.bench.measure import Call, Timing, measure, timed
+from mha.bench.settings import Setting
+from mha.bench.workload import BOUNDS, difference, flops, reference_answer, workload_of
+from mha_core import AttentionConfig, SpecError
+
+DTYPE = "float32"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one process measures.
+
+    Args:
+        framework: whose layer is measured.
+        config: of the whole layer.
+        heads: numbers of heads of the layers to measure, all of them first.
+        sizes: (batch, length) of each call.
+        seconds: for each of what is measured.
+        threads: of the framework.
+        model: the model to measure as well, in PyTorch; "" for none.
+        kept: for each number of heads removed from the model, in words, layer by layer what is left.
+        model_sizes: (batch, length) of each call of the model.
+    """
+
+    framework: str
+    config: Mapping[str, Any]
+    heads: Sequence[int]
+    sizes: Sequence[tuple[int, int]]
+    seconds: float
+    threads: int
+    model: str = ""
+    kept: Mapping[str, Sequence[Sequence[int]]] | None = None
+    model_sizes: Sequence[tuple[int, int]] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    """Read the request, measure, write the rows."""
+    # Frameworks may print: what this process says goes through a copy of stdout, what they say to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request = Request(**json.loads(sys.stdin.read()))
+    machine.hold_to(request.threads)
+    framework = load(request.framework)
+    framework.set_threads(request.threads)
+    rows = [_layer(request, framework, *size) for size in request.sizes]
+    if request.model:
+        rows += _model(request)
+    json.dump({"rows": rows, "versions": framework.versions()}, answers)
+    answers.flush()
+
+
+def _layer(request: Request, framework: Any, batch: int, length: int) -> dict[str, Any]:
+    """A row: the layer with fewer and fewer heads."""
+    config = AttentionConfig.from_dict(dict(request.config))
+    group = config.num_heads // config.num_kv_heads
+    ours = next(each for each in framework.CONTESTANTS if each.kind == "ours")
+    calls: dict[str, Call] = {}
+    work: dict[str, int] = {}
+    for heads in request.heads:
+        smaller = replace(config, num_heads=heads, num_kv_heads=heads // group)
+        setting = Setting("cut", batch, length, config.embed_dim, heads, heads // group)
+        task = Task(workload_of(setting, smaller, DTYPE), "forward", DTYPE, "cpu")
+        prepared = ours.make(task)
+        off = difference(task.workload, prepared.read(prepared.call()), reference_answer(task.workload, "forward"))
+        if not off <= BOUNDS[DTYPE]:
+            raise SpecError(f"{request.framework} with {heads} heads is {off:.2g} from the reference")
+        calls[str(heads)], work[str(heads)] = prepared.call, flops(task.workload, "forward")
+    entries = compared(calls, {name: work[next(iter(work))] / own for name, own in work.items()}, request.seconds)
+    return {"of": "layer", "framework": request.framework, "size": [batch, length], "entries": entries}
+
+
+def _model(request: Request) -> list[dict[str, Any]]:
+    """Rows: the whole model without more and more heads."""
+    import torch
+
+    from mha.heads.live import prune_live
+    from mha.port.encoder import load_encoder
+    from mha.recipes import survey
+
+    encoder = load_encoder(request.model)
+    models = {"0": encoder.model}
+    for removed, kept in (request.kept or {}).items():
+        models[removed] = copy.deepcopy(encoder.model)
+        prune_live(survey(models[removed], probe=False)[0], kept)
+    rows = []
+    for batch, length in request.model_sizes:
+        ids = torch.randint(
+            encoder.model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)
+        )
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        calls = {removed: _calling(model, given) for removed, model in models.items()}
+        work = {removed: products(model, length) for removed, model in models.items()}
+        entries = compared(calls, {removed: work["0"] / own for removed, own in work.items()}, request.seconds)
+        rows.append({"of": "model", "framework": "torch", "size": [batch, length], "entries": entries})
+    return rows
+
+
+def _calling(model: Any, given: Mapping[str, Any]) -> Call:
+    import torch
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return model(**given).last_hidden_state
+
+    return call
+
+
+def products(model: Any, length: int) -> int:
+    """Multiplications for one token of a text of `length` tokens: of all Linear modules, scores and weighted sums."""
+    import torch
+
+    from mha.recipes import survey
+
+    found = 0
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.startswith("pooler"):
+            found += module.in_features * module.out_features
+    for site in survey(model, probe=False)[0]:
+        config = site.config
+        found += length * config.num_heads * (config.head_dim + config.value_head_dim)
+    return found
+
+
+def compared(calls: Mapping[str, Call], predicted: Mapping[str, float], seconds: float) -> list[dict[str, Any]]:
+    """Time calls in turn; each entry has its time, and how many times faster than the first it is.
+
+    The ratio is that of the medians; its limits are those of one call's quartile over the other's opposite one.
+    """
+    samples = {}
+    for name, call in calls.items():
+        call()
+        samples[name] = [timed(call)[0]]
+    timings = measure(calls, samples, seconds)
+    first: Timing = timings[next(iter(calls))]
+    return [
+        {
+            "name": name,
+            "time": asdict(timing),
+            "ratio": first.median / timing.median,
+            "ratio_lower": first.lower / timing.upper,
+            "ratio_upper": first.upper / timing.lower,
+            "predicted": predicted[name],
+        }
+        for name, timing in timings.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
