@@ -88,8 +88,11 @@ def _rules(exercise: Exercise) -> str:
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, level: int) -> str:
     """The bugs that explain what a step gives in every case; else the smallest case that fails, in numbers."""
     found = explained(exercise, verdict.answers)
-    if found:
-        return told(found, level)
+    if found.unknown:
+        rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
+        return f"{told(found.explanations, level)}\n{rest}"
+    if found.explanations:
+        return told(found.explanations, level)
     smallest = "" if folder is None else _smallest(exercise, verdict, folder)
     return "\n".join(["No known mistake, and no two of them, give what yours gives in every case.", smallest]).strip()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 
 from conformance.workers.process import WorkerDied
 from mha.learn.bench import Place, bench, distance
-from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.exercise import (
+    NUMPY,
+    CatchExercise,
+    Exercise,
+    HeadsExercise,
+    LayerExercise,
+    NumbersExercise,
+    StepExercise,
+)
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import SECONDS, Layered, judged
-from mha.learn.running.workshop import ask, why_not
+from mha.learn.running.workshop import ask, end_process, why_not
 from mha.learn.words import at, described
 
 TIME_LIMIT = 10.0
@@ -70,6 +78,20 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
         return _judge_numbers(exercise, path, time_limit)
     except WorkerDied as death:
         return Verdict(exercise, "no answer", str(death))
+
+
+def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float = TIME_LIMIT) -> Iterator[Verdict]:
+    """Judge one after the other. A file may spoil NumPy for those that share its process: what is not right there is
+    judged again in a new one.
+    """
+    spoilt = False
+    for exercise in exercises:
+        verdict = judge(exercise, folder, time_limit=time_limit)
+        if verdict.status in ("wrong", "no answer") and exercise.dialect == NUMPY and spoilt:
+            end_process(NUMPY)
+            verdict = judge(exercise, folder, time_limit=time_limit)
+        spoilt = spoilt or exercise.dialect == NUMPY
+        yield verdict
 
 
 # A step ------------------------------------------------------------------------------------------------

@@ -69,8 +69,23 @@ def _beside(answers: Sequence[Answer | None], there: Bench) -> Iterator[tuple[An
     return zip(answers, there.places, strict=True)
 
 
-def explained(exercise: StepExercise, answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
-    """The explanations of what a function gave in all cases: each one bug; if there is none, each two; else none.
+@dataclass(frozen=True)
+class Found:
+    """What explains a function: each of `explanations` is one bug; if there is none, two.
+
+    Attributes:
+        explanations: those that nothing tells apart.
+        unknown, rows: two bugs in one step can't be run together, so that what they give in rows in which both show
+            is not known: the number of these rows, and of all rows that are wrong. 0 where everything is explained.
+    """
+
+    explanations: tuple[tuple[Bug, ...], ...] = ()
+    unknown: int = 0
+    rows: int = 0
+
+
+def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
+    """What explains what a function gave in all cases.
 
     Args:
         exercise: it.
@@ -78,7 +93,7 @@ def explained(exercise: StepExercise, answers: Sequence[Answer]) -> tuple[tuple[
     """
     there = bench(exercise)
     if len(answers) != len(there.places):
-        return ()
+        return Found()
     known = mistakes(exercise)
     single = tuple(
         (mistake.bug,)
@@ -88,7 +103,8 @@ def explained(exercise: StepExercise, answers: Sequence[Answer]) -> tuple[tuple[
             for one, answer, place in zip(mistake.answers, answers, there.places, strict=True)
         )
     )
-    return single or _together(there, known, answers) or _apart(there, known, answers)
+    whole = single or _together(there, known, answers)
+    return Found(whole) if whole else _apart(there, known, answers)
 
 
 def _together(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
@@ -106,14 +122,18 @@ def _together(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer])
     return tuple(found)
 
 
-def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> tuple[tuple[Bug, ...], ...]:
-    """Pairs in one step, which can't be run together: every row (of the last axis) is what one of them gives.
+MOST_UNKNOWN = 0.25
+"""The share of the wrong rows that two bugs in one step may leave unknown, because both show there."""
 
-    Where one of them alone shows, it is that one, and each has such rows. What both would give together is not known:
-    mistakes that change each other's rows are not found.
+
+def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) -> Found:
+    """Pairs in one step, which can't be run together: where one of them alone shows in a row (of the last axis), it is
+    what that one gives, and each has such rows; where none of them shows, it is right.
+
+    What both give together is not known. The pairs that leave the fewest rows to that are found.
     """
     if any(_shapes(one) != _shapes(place.wanted) for one, place in zip(answers, there.places, strict=True)):
-        return ()
+        return Found()
     wrong = ~_rows(there, [place.wanted for place in there.places], answers)
     views = []
     for mistake in known:
@@ -123,13 +143,16 @@ def _apart(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer]) ->
             fits = _rows(there, given, answers)
             if (shows & fits).any():
                 views.append((mistake.bug, shows, fits))
-    found = []
+    found: list[tuple[int, tuple[Bug, ...]]] = []
     for (a, a_shows, a_fits), (b, b_shows, b_fits) in combinations(views, 2):
         only_a, only_b = a_shows & ~b_shows, b_shows & ~a_shows
-        right = np.select([only_a, only_b, a_shows], [a_fits, b_fits, a_fits | b_fits], ~wrong)
-        if right.all() and only_a.any() and only_b.any():
-            found.append((a, b))
-    return tuple(found)
+        both = a_shows & b_shows
+        if np.select([only_a, only_b], [a_fits, b_fits], both | ~wrong).all() and only_a.any() and only_b.any():
+            found.append((int((both & ~a_fits & ~b_fits).sum()), (a, b)))
+    least, total = min((unknown for unknown, _ in found), default=0), int(wrong.sum())
+    if not found or least > MOST_UNKNOWN * total:
+        return Found()
+    return Found(tuple(pair for unknown, pair in found if unknown == least), least, total)
 
 
 def _shapes(answer: Answer) -> list[tuple[int, ...]]:

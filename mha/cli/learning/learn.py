@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
 COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
 
+PRINTED = 8
+"""Most lines that are shown of what a file printed."""
+
 FOLDER = click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -125,22 +128,23 @@ def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_lim
     from rich.console import Console
     from rich.text import Text
 
-    from mha.learn.judge import judge
+    from mha.learn.judge import judge, judge_all
+    from mha_core.errors import shown
 
     if len(chosen) == 1:
         verdict = judge(chosen[0], folder, time_limit=time_limit)
         console.print(_line(verdict), soft_wrap=True)
         if verdict.printed:
-            shown = verdict.printed.splitlines()[:8]
-            console.print(Text("it printed: " + "\n            ".join(shown)), style="dim", soft_wrap=True)
+            lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
+            console.print(Text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
         if verdict.status in ("wrong", "no answer", "to do"):
             console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
         return [verdict]
     verdicts = []
     with progress(Console(stderr=True), len(chosen), _name_of) as advance:
-        for one in chosen:
-            verdicts.append(judge(one, folder, time_limit=time_limit))
-            advance(verdicts[-1])
+        for verdict in judge_all(chosen, folder, time_limit=time_limit):
+            verdicts.append(verdict)
+            advance(verdict)
     for verdict in verdicts:
         console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
     right = sum(verdict.status == "right" for verdict in verdicts)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.subjects.quiet import quiet_stderr
 from mha.learn.exercise import NUMPY
 
 
@@ -56,8 +57,9 @@ def prepare(name: str) -> str:
     from mha_core.errors import one_line
 
     try:
-        load(name)  # MXNet can't be imported without what its backend does first
-        importlib.import_module(DIALECTS[name].module)
+        with quiet_stderr():
+            load(name)  # MXNet can't be imported without what its backend does first
+            importlib.import_module(DIALECTS[name].module)
     except Exception as error:
         return f"{name} can't be used here: {one_line(error)}"
     return ""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.keep import give_back, take
+from conformance.workers.keep import end_idle, give_back, take
 from conformance.workers.process import WorkerDied
 from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import prepare
@@ -35,6 +35,11 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
         if str(death).startswith("no answer in time"):
             raise TooLong(f"no answer within {seconds:g} s: an endless loop, or far too much work") from death
         raise
+
+
+def end_process(dialect: str) -> None:
+    """End the process of a framework; the next exercise gets a new one."""
+    end_idle(Home(f"learn-{dialect}"))
 
 
 @cache

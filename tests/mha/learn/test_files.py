@@ -8,7 +8,7 @@ import pytest
 
 from mha.learn.exercises import exercise
 from mha.learn.hints import hint
-from mha.learn.judge import judge
+from mha.learn.judge import judge, judge_all
 from mha.learn.running.dialects import DIALECTS as FRAMEWORKS
 
 
@@ -83,6 +83,15 @@ def test_a_file_that_hangs_is_ended(write, loop):
     assert judge(one, folder).status == "right"  # the others go on
 
 
+def test_a_file_that_spoils_numpy_spoils_no_other(write):
+    spoiler, _ = write(
+        "project", "import numpy as np\nnp.exp = np.where = None\ndef project(x, weight, bias): return x\n"
+    )
+    other, folder = write("softmax", "import mha_core.reference.forward as f\nsoftmax = lambda s, a: f.softmax(s, a)\n")
+    verdicts = list(judge_all([spoiler, other], folder))
+    assert [verdict.status for verdict in verdicts] == ["wrong", "right"]
+
+
 def test_what_a_file_prints_is_cut_and_kept_apart(write, capfd):
     text = "import os\n" + HEAD + "print('x' * 1_000_000); os.write(1, b'y' * 100_000); return scores * 0.0\n"
     verdict = judge(*write("softmax", text))
@@ -107,6 +116,8 @@ def test_a_hint_goes_deeper_level_by_level(write):
     assert "expected" in levels[0]
     assert "mask-after-softmax" not in levels[0]
     assert "The mask is applied after the softmax, so the rest no longer sums to 1." in levels[1]
+    assert "maximum-missing: No maximum is subtracted" in levels[1]
+    assert "In 4 of the 174 wrong rows both show, and what they give together is not known." in levels[1]
     assert "What to change" not in levels[1]
     assert "What to change: Exclude keys exactly" in levels[2]
     assert "def softmax(scores" not in levels[2]

@@ -14,7 +14,7 @@ from mha.learn.exercise import CatchExercise, HeadsExercise, LayerExercise, Numb
 from mha.learn.exercises import all_exercises, exercise
 from mha.learn.hints import of_answers, told
 from mha.learn.judge import verdict_of
-from mha.learn.names import explained, mistakes, steps_of, told_apart
+from mha.learn.names import Found, explained, mistakes, steps_of, told_apart
 from mha.learn.running.attempt import Attempt
 
 # Nothing here depends on the version of a framework, and little on NumPy's.
@@ -87,7 +87,7 @@ def test_every_bug_of_a_step_is_named_or_listed_with_its_equals(one):
             continue
         verdict = verdict_of(one, Attempt(tuple(mistake.answers)))
         assert verdict.status == "wrong", mistake.bug.id
-        found = {bug.id for bugs in explained(one, verdict.answers or mistake.answers) for bug in bugs}
+        found = {bug.id for bugs in explained(one, verdict.answers or mistake.answers).explanations for bug in bugs}
         assert found == set(alike.get(mistake.bug.id, {mistake.bug.id})), mistake.bug.id
 
 
@@ -138,7 +138,7 @@ def answers_of(one, function):
 
 def test_the_textbooks_softmax_is_explained_by_its_pair():
     one = exercise("empty-row")
-    found = explained(one, answers_of(one, textbook))
+    found = explained(one, answers_of(one, textbook)).explanations
     assert {frozenset(bug.id for bug in bugs) for bugs in found} == {frozenset({"maximum-of-tensor", "empty-row-nan"})}
     text = told(found, 3)
     assert text.startswith("Two things are wrong:")
@@ -163,13 +163,13 @@ def test_a_pair_in_different_steps_is_found(name, pair):
     except DoesNotApply:  # a transposition needs square sizes
         one = replace(one, cases=tuple(case for case in one.cases if str(case).startswith("ragged")))
         answers = given_by(one, *bugs)
-    assert frozenset(pair) in {frozenset(bug.id for bug in found) for found in explained(one, answers)}
+    assert frozenset(pair) in {frozenset(bug.id for bug in found) for found in explained(one, answers).explanations}
 
 
 def test_what_nothing_explains_is_said():
     one = exercise("softmax")
     answers = answers_of(one, lambda scores, allowed: np.where(allowed, 0.123, 0.0))
-    assert explained(one, answers) == ()
+    assert explained(one, answers) == Found()
     verdict = verdict_of(one, Attempt(answers))
     assert verdict.status == "wrong"
     assert "No known mistake" in of_answers(one, verdict, None, 2)
@@ -186,9 +186,9 @@ def test_nothing_is_named_that_does_not_explain_it(name, seed):
         places = rng.random(array.shape) < 0.2
         array[places] = ~array[places] if array.dtype == bool else rng.normal(size=places.sum())
         spoilt.append((array,))
-    assert explained(one, spoilt) == ()
+    assert explained(one, spoilt) == Found()
     half = [right[0], *spoilt[1:]]
-    assert explained(one, half) == ()
+    assert explained(one, half) == Found()
 
 
 # The other tracks --------------------------------------------------------------------------------------
