@@ -197,8 +197,17 @@ def section(phrase: Phrase) -> list[str]:
     for dialect, label in DIALECTS.items():
         mine = [use for use in uses(dialect) if use.name in phrase.calls]
         shown = {use.name: use for use in reversed(mine)}  # the plain edition comes first, and wins
-        lines += [f"| {label} | {code(use.text)} | {use.place} |" for use in reversed(shown.values())]
+        lines += [f"| {label} | {code(use.text)} | {short(use.place)} |" for use in reversed(shown.values())]
     return [*lines, ""]
+
+
+def short(place: str) -> str:
+    """A place in few letters.
+
+    >>> short("lessons/plain/in_tf.py"), short("backends/tf/ops/heads.py")
+    ('plain', 'ops/heads')
+    """
+    return "plain" if place.startswith("lessons/") else place.split("/", 2)[2].removesuffix(".py")
 
 
 def code(text: str) -> str:

@@ -1,0 +1,47 @@
+"""Runs one call in all backends, for the first page, and writes promise.json: `python docs/_data/promise.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
+from mha_core.backend import load
+
+HERE = Path(__file__).parent
+NUMBERS = 5
+"""How many numbers of the output are shown, and the digits behind the point of each."""
+
+
+def call() -> tuple[AttentionConfig, dict[str, Any], AttentionInputs]:
+    """A layer 100 wide with 5 heads, 4 queries, and 6 keys of which 3 and 2 count."""
+    rng = np.random.default_rng(0)
+    shapes = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
+    arrays = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    config = AttentionConfig(embed_dim=100, num_heads=5)
+    weights = {name: array.astype("float32") for name, array in init_weights(config, seed=0).items()}
+    return config, weights, AttentionInputs(**arrays, mask=AttentionMask(valid_lens=np.array([3, 2])))
+
+
+def measured(backend: str) -> dict[str, Any]:
+    """The first numbers of the output in float32, as text, and the largest distance of any from the reference's."""
+    config, weights, inputs = call()
+    expected = np.asarray(reference.run(config, weights, inputs).output)
+    output = expected
+    if backend != "reference":
+        output = np.asarray(load(backend).prepare(config, weights, dtype="float32")(inputs).output)
+    distance = float(np.abs(output.astype("float64") - expected).max())
+    return {"row": [f"{number:.{NUMBERS}f}" for number in output[0, 0, :NUMBERS]], "distance": distance}
+
+
+def main() -> None:
+    """All of them."""
+    found = {name: measured(name) for name in ("reference", "torch", "tf", "jax", "mxnet")}
+    (HERE / "promise.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
