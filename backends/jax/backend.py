@@ -49,6 +49,7 @@ class JaxBackend(Backend):
 
     name = "jax"
     slow_to_prepare = True
+    relative_cost = 16.0
 
     def __init__(self) -> None:
         self._kept: Kept | None = None

@@ -28,6 +28,7 @@ class TensorFlowBackend(Backend):
     """backends.tf.MultiHeadAttention behind the contract: stages or fast path, as it is or traced by tf.function."""
 
     name = "tf"
+    relative_cost = 5.0
 
     def versions(self) -> dict[str, str]:
         return {"tensorflow": tf.__version__, "keras": keras.__version__}

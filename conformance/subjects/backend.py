@@ -32,6 +32,10 @@ class BackendSubject:
         return self.backend.slow_to_prepare
 
     @property
+    def relative_cost(self) -> float:
+        return self.backend.relative_cost
+
+    @property
     def selector(self) -> str:
         path = "" if self.path is None else f" --path {self.path}"
         device = "" if self.device == "cpu" else f" --device {self.device}"

@@ -33,13 +33,14 @@ class DescribedBackend(Backend):
     """A backend in another process, which is asked there.
 
     Attributes:
-        name, slow_to_prepare: as of a `Backend`.
+        name, slow_to_prepare, relative_cost: as of a `Backend`.
         interpreter, python: the program that runs it, and its version.
         settings: what its process is started with.
     """
 
     name: str
     slow_to_prepare: bool
+    relative_cost: float
     interpreter: str
     python: str
     _versions: dict[str, str]
@@ -111,6 +112,7 @@ def _describe(name: str) -> DescribedBackend:
     return DescribedBackend(
         name=backend.name,
         slow_to_prepare=backend.slow_to_prepare,
+        relative_cost=backend.relative_cost,
         interpreter=sys.executable,
         python=platform.python_version(),
         # PyTorch's is an object of its own, which could only be read with PyTorch.
@@ -282,13 +284,9 @@ def home_of(subject: Subject) -> Home:
     return subject.home if isinstance(subject, RemoteSubject) else Home(NUMPY)
 
 
-COMPILED_COST = 8.0
-"""How much longer a case takes on a backend that compiles each layer."""
-
-
 def relative_cost(subject: Subject) -> float:
     """About how long a case takes on a subject, in any measure."""
-    return COMPILED_COST if getattr(subject, "slow_to_prepare", False) else 1.0
+    return float(getattr(subject, "relative_cost", 1.0))
 
 
 def live(subject: Any) -> Any:

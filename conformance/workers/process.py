@@ -32,6 +32,9 @@ GRACE_SECONDS = 5.0
 MEANING = {"SIGKILL": "as the system does where memory runs out", "SIGSEGV": "a crash", "SIGABRT": "a crash"}
 """Signal -> what it mostly means."""
 
+THREADS = "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
+"""The environment variables that say how many threads a framework has."""
+
 ASKS = 5
 """How often a subject may be asked in one item, each time within its limit; see `conformance.judging.repeats`."""
 
@@ -62,9 +65,9 @@ class WorkerProcess:
     Args:
         home: what it is for.
         interpreter: the program; None for the one that runs this.
-        threads: how many threads of OpenMP a framework has, unless the environment says it. More of them than cores
-            wait for each other in turn, which makes a small operation a hundred times slower. None: as many as it
-            takes by itself.
+        threads: how many threads a framework has (see `THREADS`), unless the environment says it. More of them than
+            cores wait for each other in turn, which makes a small operation a hundred times slower. None: as many as
+            it takes by itself.
 
     Attributes:
         hello: what it said.
@@ -92,7 +95,7 @@ class WorkerProcess:
                     stderr=words,  # until it has started: why it did not is one line of ours
                     pass_fds=[theirs.fileno(), stderr.fileno()],
                     start_new_session=True,
-                    env={**({} if threads is None else {"OMP_NUM_THREADS": str(threads)}), **os.environ},
+                    env={**({} if threads is None else dict.fromkeys(THREADS, str(threads))), **os.environ},
                 )
             except OSError as error:
                 ours.close()

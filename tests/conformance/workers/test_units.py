@@ -12,10 +12,14 @@ from random import Random
 
 import pytest
 
+from conformance.case_unit import CaseUnit
+from conformance.subjects.backend import BackendSubject
 from conformance.workers import Local, Settings, execute, run_units
 from conformance.workers.interpreters import Home
 from conformance.workers.keep import take
+from conformance.workers.process import THREADS, WorkerProcess
 from conformance.workers.process import _all as running
+from mha_core.backend import Backend
 from tests.conformance.workers.numbers import Squares
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes
@@ -158,3 +162,24 @@ def test_a_process_that_waits_says_nothing():
         process._connection.recv_bytes()
     assert not process._connection.poll(1.5)
     process.end()
+
+
+def test_frameworks_have_one_thread_unless_the_environment_says_it(monkeypatch):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
+    for threads, wanted in ((1, ["1", "1", "3"]), (None, [None, None, "3"])):
+        process = WorkerProcess(Home("numpy"), threads=threads)
+        try:
+            assert [process.call(os.getenv, name) for name in THREADS] == wanted
+        finally:
+            process.end()
+
+
+def test_a_unit_of_a_slower_backend_costs_more():
+    class Slow(Backend):
+        name, relative_cost = "slow", 3.0
+
+    Slow.__abstractmethods__ = frozenset()
+    units = [CaseUnit(subject, ("prime", "causal")) for subject in (BackendSubject(Slow(), "float32", "cpu"), object())]
+    assert [unit.cost for unit in units] == [6.0, 2.0]
