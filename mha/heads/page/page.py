@@ -48,9 +48,9 @@ def render(report: Mapping[str, Any]) -> str:
         report=report,
         total=total,
         grids=[_grid(report, name) for name in report["importance"] if name != RANDOM],
-        plots=[] if curves is None else _plots(report, total),
-        tables=[] if curves is None else _tables(curves),
-        timings=[] if report["speed"] is None else _timings(report["speed"]),
+        plots=[] if curves is None else plots_of(report, total),
+        tables=[] if curves is None else tables_of(curves),
+        timings=[] if report["speed"] is None else timings_of(report["speed"]),
         limits=LIMITS,
     )
 
@@ -70,7 +70,7 @@ def _grid(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _plots(report: Mapping[str, Any], total: int) -> list[dict[str, str]]:
+def plots_of(report: Mapping[str, Any], total: int) -> list[dict[str, str]]:
     """The frontier, if speed was measured, and the curves."""
     curves, found = report["curves"], []
     times = _times_faster(report["speed"])
@@ -117,7 +117,7 @@ def _band(curves: Mapping[str, Any], what: str) -> list[tuple[float, float, floa
     return [(0.0, 1.0, 1.0), *middle, (float(none["removed"]), none[what], none[what])]
 
 
-def _tables(curves: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tables_of(curves: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Fidelity, neighbours and labels as tables: measures by heads removed."""
     points = {name: {p["removed"]: p for p in own} for name, own in curves["measures"].items()}
     columns = sorted({n for own in points.values() for n in own})
@@ -144,7 +144,7 @@ def _tables(curves: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _timings(speed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def timings_of(speed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One table for layers and one for models."""
     found = []
     for of, title in (("layer", "One layer, by the heads that it has"), ("model", "The whole model, by heads removed")):

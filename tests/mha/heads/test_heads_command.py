@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -238,3 +239,11 @@ def test_a_recording_of_layers_with_different_heads(tmp_path):
     assert [len(row) for row in found["importance"]["output"]] == [4, 2]
     assert found["curves"] is None
     assert of_recording("r", recording_of(smaller)).total == 2
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parents[3] / "docs" / "heads.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict = {}
+    exec(code, found)  # it stands in this repository
+    assert sum(site.config.num_heads for site in found["subject"].live.sites) == 48
