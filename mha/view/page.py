@@ -55,6 +55,7 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
         measures["importance"] = f"importance of the head ({about.importance.name})"
     content = {
         "layers": layers,
+        "numbers": [next(one.part.position for one in parts if one.part.layer == name) for name in layers],
         "sheets": sheets,
         "measures": measures,
         "base": sources.base,

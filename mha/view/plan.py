@@ -7,7 +7,7 @@ pass: the queries of the later ones stand below those of the earlier ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -22,6 +22,7 @@ class Part:
 
     Attributes:
         layer, kind, dtype, config: as recorded; a layer without a name is called "layer".
+        position: of the layer among all that were recorded.
         number: which pass of the model it is, from 0.
         calls: positions in the recording; several, if they continue each other.
         batch, query_len, key_len: sizes of the picture: queries of all calls, keys of the last one.
@@ -34,6 +35,7 @@ class Part:
     kind: str
     dtype: str
     config: AttentionConfig
+    position: int
     number: int
     calls: tuple[int, ...]
     batch: int
@@ -71,10 +73,11 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
     by_name: dict[str, list[int]] = {}
     for position, call in enumerate(recording.calls):
         by_name.setdefault(recording.layers[call.layer].name or "layer", []).append(position)
-    parts = []
-    for name in _chosen(list(by_name), layers):
+    parts, names = [], list(by_name)
+    for name in _chosen(names, layers):
         for number, calls in enumerate(_passes(recording, by_name[name])):
-            parts.append(_part(recording, name, number, calls, tuple(heads), chosen=bool(layers or heads)))
+            part = _part(recording, name, number, calls, tuple(heads), chosen=bool(layers or heads))
+            parts.append(replace(part, position=names.index(name)))
     return tuple(parts)
 
 
@@ -88,13 +91,13 @@ def plan_of_model(
     """
     names = _chosen([name for name, _ in sizes], layers)
     parts = []
-    for name, config in sizes:
+    for position, (name, config) in enumerate(sizes):
         if name not in names:
             continue
         shown = _heads(name, config, tuple(heads))
         for number, length in enumerate(lengths):
             exact = bool(layers or heads) or length <= EXACT_UP_TO
-            parts.append(Part(name, "", "", config, number, (), 1, length, length, False, shown, exact))
+            parts.append(Part(name, "", "", config, position, number, (), 1, length, length, False, shown, exact))
     return tuple(parts)
 
 
@@ -131,6 +134,7 @@ def _part(
         layer.kind,
         layer.dtype,
         layer.config,
+        0,
         number,
         tuple(calls),
         sizes[-1].batch,

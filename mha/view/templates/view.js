@@ -113,7 +113,7 @@
     const most = Math.max(1e-9, ...all.filter(x => typeof x === "number").map(Math.abs));
     for (const button of buttons) {
       const layer = +button.dataset.layer, slot = +button.dataset.slot, picture = pictureOf(layer);
-      const name = `layer ${layer} head ${picture ? picture.heads[slot] : slot}`;
+      const name = `layer ${about.numbers[layer]} head ${picture ? picture.heads[slot] : slot}`;
       const bar = button.querySelector(".bar span"), text = button.querySelector(".value");
       button.disabled = !picture;
       if (!picture) { text.textContent = "not called"; bar.style.width = "0"; button.querySelector("canvas").width = 1; button.setAttribute("aria-label", `${name}, not called here`); continue; }
@@ -183,7 +183,7 @@
     if ($("head").hidden) return;
     state.q = Math.min(state.q, one.rows - 1); state.k = Math.min(state.k, one.columns - 1);
     const group = picture.grouped ? `, which reads key head ${picture.keyHeads[state.slot]}` : "";
-    $("head-title").textContent = `Layer ${state.layer} head ${picture.heads[state.slot]}${group}`;
+    $("head-title").textContent = `Layer ${about.numbers[state.layer]} head ${picture.heads[state.slot]}${group}`;
     const sheet = about.sheets.length > 1 ? ` (${about.sheets[state.sheet].name})` : "";
     $("head-measures").textContent = `${picture.layer}${sheet}: ` + Object.entries(about.measures).map(([key, words]) => `${words}: ${measure(picture.measures[key][state.slot])}`).join("; ") + ".";
     const longest = Math.max(one.rows, one.columns), labels = one.exact && longest <= 128;

@@ -115,7 +115,9 @@ def test_another_recording_shows_its_difference(tmp_path):
 
 def test_chosen_heads_and_layers():
     parts = plan(two_layers(), layers=["b.*"], heads=[3, 1])
-    assert [(part.layer, part.heads, part.kv_heads) for part in parts] == [("b.second", (3, 1), (1, 0))]
+    assert [(part.layer, part.position, part.heads, part.kv_heads) for part in parts] == [
+        ("b.second", 1, (3, 1), (1, 0))
+    ]
     assert [part.layer for part in plan(two_layers(), layers=["0"])] == ["a.first"]
     with pytest.raises(
         SpecError,
