@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from conformance.workers.keep import end_idle
 from mha.cli.main import main
+from mha.learn.exercises import all_exercises
 from mha.learn.listing import page
 
 ROOT = Path(__file__).parents[3]
@@ -139,6 +140,13 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
 
 def test_the_page_of_exercises_is_the_table():
     assert (ROOT / "docs" / "exercises.md").read_text() == page()
+
+
+def test_the_exercises_that_a_stage_names_are_there():
+    lines = re.findall(r"^\[Exercises\]\(learn.md\): (.*)\.$", (ROOT / "docs" / "stages.md").read_text(), re.M)
+    named = {name for line in lines for name in re.findall(r"`(.*?)`", line)}
+    wanted = {one.name for one in all_exercises(("numpy",)) if one.track in ("write", "backwards")}
+    assert named == wanted
 
 
 def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
