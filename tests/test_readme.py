@@ -17,7 +17,10 @@ README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 EXAMPLES = {
     f"{name}:{number}": text
-    for name, page in {"README.md": README, **{name: DOCS[name] for name in ("layers.md", "porting.md")}}.items()
+    for name, page in {
+        "README.md": README,
+        **{name: DOCS[name] for name in ("layers.md", "porting.md", "view.md")},
+    }.items()
     for number, text in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
 }
 

@@ -10,8 +10,8 @@ What is here is judged on every case that it can express: `mha check --subject l
 import numpy
 
 numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
-from mxnet import np  # noqa: E402
-from mxnet.util import use_np  # noqa: E402
+from mxnet import np
+from mxnet.util import use_np
 
 
 @use_np

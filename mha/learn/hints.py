@@ -20,7 +20,7 @@ from mha.learn.names import explained
 from mha.learn.running.layering import SECONDS, diagnosed
 from mha.learn.running.workshop import ask
 from mha.learn.sources import answers
-from mha.learn.words import described, written_out
+from mha.learn.words import described, given_to, written_out
 from mha_core.reference.rules import RULES
 
 DEEPEST = 4
@@ -56,6 +56,8 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> s
         return _of_hidden(exercise, level)
     if verdict.status == "wrong" and isinstance(exercise, StepExercise):
         return of_answers(exercise, verdict, folder, level)
+    if verdict.status == "no answer" and isinstance(exercise, StepExercise):
+        return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
     if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
         return _of_layer(exercise, folder, level)
     if isinstance(exercise, HeadsExercise) and exercise.kind == "importance":

@@ -140,7 +140,8 @@ def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
         where = (
             "" if not answers else f" (case {places[len(answers)].case.id}: {described(places[len(answers)].problem)})"
         )
-        return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem + where, printed=tried.printed)
+        status: Status = "no answer" if tried.begun else "to do"
+        return Verdict(exercise, status, tried.problem + where, tuple(answers), tried.printed)
     return Verdict(exercise, "right", f"equal within the float64 bound in {len(places)} cases", whole, tried.printed)
 
 
@@ -167,6 +168,8 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
         if wrong.any():
             index = tuple(int(i) for i in np.argwhere(wrong)[0])
             got, right = (_number(one[index]) for one in (array, wanted))
+            if got == right:
+                got, right = (f"{one[index]:.17g}" for one in (array, wanted))
             return (
                 f"{name}{at(index)} is {got}, expected {right}; {int(wrong.sum())} of {wrong.size} differ "
                 f"(case {place.case.id}: {described(place.problem)})"

@@ -160,10 +160,13 @@ def _shapes(answer: Answer) -> list[tuple[int, ...]]:
 
 
 def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer]) -> NDArray[np.bool_]:
-    """For each row of each array of each case, in one line, whether two answers are equal there."""
+    """For each row of each array of each case, in one line, whether two answers are equal there.
+
+    In a mask each element is a row: none depends on another.
+    """
     return np.concatenate(
         [
-            close(one, other, allowed).reshape(-1, one.shape[-1] or 1).all(axis=-1)
+            close(one, other, allowed).reshape(-1, 1 if one.dtype == bool else one.shape[-1] or 1).all(axis=-1)
             for a, b, place in zip(some, others, there.places, strict=True)
             for one, other, allowed in zip(a, b, place.allowed, strict=True)
         ]

@@ -40,6 +40,16 @@ def described(problem: Problem) -> str:
     return ", ".join(parts)
 
 
+def given_to(exercise: StepExercise, place: Place) -> str:
+    """What the function gets in a case, and must return: dtypes and shapes."""
+    named = dict(zip((argument.name for argument in exercise.arguments), place.arguments, strict=True))
+    made = {f"to be returned: {one.name}": array for one, array in zip(exercise.returned, place.wanted, strict=True)}
+    lines = [f"case {place.case.id}: {described(place.problem)}"]
+    for name, value in {**named, **made}.items():
+        lines.append(f"  {name}: {f'{value.dtype} {value.shape}' if isinstance(value, np.ndarray) else value}")
+    return "\n".join(lines)
+
+
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...]) -> str:
     """A case with its arguments, what was returned and what is right, in numbers."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]

@@ -1,7 +1,7 @@
 """Pack: arrays as the page holds them, one string for all; view.js unpacks them.
 
 Weights are float16: three significant digits from 6e-5 up. Queries and keys are multiples of a step, the largest of
-the head over 511. Each head has its low bytes first, then its high ones, which compress better. A difference is one
+the head over 255. Each head has its low bytes first, then its high ones, which compress better. A difference is one
 byte: its sign, and the logarithm of its share of what rounding allows.
 """
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from mha.view.data import Picture
 from mha.view.sizes import block
 
-ONE, STEPS, MOST = 96, 24, 126
-"""The code of a share of 1, the codes of a factor of ten, the largest code: 10^((126 - 96) / 24) = 17.8."""
+ONE, STEPS, MOST = 96, 12, 126
+"""The code of a share of 1, the codes of a factor of ten, the largest code: 10^((126 - 96) / 12) = 316."""
 
 LEAST = ONE - 3 * STEPS
 """The code of a thousandth, and of what is less."""
 
-HALF, NOT_FINITE = 511, 65535
+HALF, NOT_FINITE = 255, 65535
 """Steps from 0 to the largest number of a head; what stands for NaN and infinity."""
 
 BEYOND, NOT_A_NUMBER = 127, -128
@@ -79,11 +79,11 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """(H, ...) as multiples of a step, plus 512, head by head; and the step of each head. 65535 is no finite number.
+    """(H, ...) as multiples of a step, plus 256, head by head; and the step of each head. 65535 is no finite number.
 
-    >>> data, steps = multiples(np.array([[511.0, -2.0, np.nan]]))
+    >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
-    ([[255, 254, 255], [3, 1, 255]], [1.0])
+    ([[255, 254, 255], [1, 0, 255]], [1.0])
     """
     rows = array.reshape(len(array), -1).astype(np.float64)
     finite = np.isfinite(rows)
@@ -94,10 +94,10 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Shares of what is allowed, as one byte each, with their signs; within 5 %.
+    """Shares of what is allowed, as one byte each, with their signs; within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
-    [0, 96, -72, 24, 127, -128]
+    [0, 96, -84, 60, 120, -128]
     """
     with np.errstate(all="ignore"):
         size = np.rint(ONE + STEPS * np.log10(np.abs(shares)))

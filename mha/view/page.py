@@ -158,9 +158,10 @@ def _sheets(parts: Sequence[Seen], about: About) -> list[dict[str, Any]]:
     items = len({item for _, item in pairs})
     found = []
     for number, item in pairs:
-        name = about.texts[number] if number < len(about.texts) else f"pass {number + 1} of {passes}"
-        name += f", item {item + 1} of {items}" if items > 1 else ""
-        found.append({"pass": number, "item": item, "name": shown(name, 100)})
+        words = [about.texts[number]] if number < len(about.texts) else []
+        words += [f"pass {number + 1} of {passes}"] if passes > 1 and not words else []
+        words += [f"item {item + 1} of {items}"] if items > 1 else []
+        found.append({"pass": number, "item": item, "name": shown(", ".join(words), 100)})
     return found
 
 

@@ -165,7 +165,8 @@ class Browser:
         asked = {"format": "png", "captureBeyondViewport": whole}
         if whole:
             size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-            asked["clip"] = {**size, "x": 0, "y": 0, "scale": 1}
+            width = self.run("return innerWidth")  # there is no scroll bar then
+            asked["clip"] = {**size, "width": width, "x": 0, "y": 0, "scale": 1}
         path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]))
 
     def quit(self) -> None:

@@ -112,7 +112,7 @@ def test_fifty_cells_say_what_numpy_says(shown, frameworks):
             assert number(weight) == pytest.approx(one[head, q, k], **tolerance)
             difference = float(other[head, q, k]) - float(one[head, q, k])
             exact = difference / allowed[head, q, k] if difference else 0.0
-            assert number(share) == pytest.approx(np.sign(exact) * max(abs(exact), 1e-3 * bool(exact)), rel=0.1)
+            assert number(share) == pytest.approx(np.sign(exact) * max(abs(exact), 1e-3 * bool(exact)), rel=0.15)
             checked += 1
     assert checked >= 30
 
@@ -153,7 +153,7 @@ def test_the_grid_is_one_stop_and_arrows_walk_it(shown):
     )
     trace = answer(two_layers().problems[0], Precision.of("float32")).trace
     np.testing.assert_allclose(
-        [number(one) for one in products], trace.queries[0, 1, 2] * trace.keys[0, 1, 1], rtol=0.05, atol=0.02
+        [number(one) for one in products], trace.queries[0, 1, 2] * trace.keys[0, 1, 1], rtol=0.05, atol=0.04
     )
 
 

@@ -3,6 +3,8 @@
     ```{traps} torch
     ```
 
+`releases` instead of a framework says with which releases each was last seen.
+
 `docs/_data/seen.json` has what `mha deviations --probe` saw; `python docs/_data/seen.py` makes it anew.
 """
 
@@ -96,7 +98,10 @@ class Traps(Computed):
 
     def markdown(self) -> str:
         """A heading for each rule that layers of the framework do not follow, and its cards."""
-        seen = json.loads(SEEN.read_text("utf-8"))["seen"]
+        probe = json.loads(SEEN.read_text("utf-8"))
+        if self.arguments[0] == "releases":
+            return f"Last probe: {', '.join(f'{name} {release}' for name, release in probe['releases'].items())}."
+        seen = probe["seen"]
         lines: list[str] = []
         before = ""
         for group in groups_of(self.arguments[0]):

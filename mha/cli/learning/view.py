@@ -139,7 +139,7 @@ def _asked_for(
     check_size(parts, has_other=asked.has_other)
     source = str(asked.tokens) if given is not None else f"tokens of {asked.what}"
     labels = Labels(parts, given or recording.tokens, source)
-    notes = () if recording.coverage is None else (f"{recording.coverage.line}.",)
+    notes = () if recording.coverage is None else (f"The recording {recording.coverage.line}.",)
     name = Path(asked.what).name if is_file else asked.what
     importance = None if asked.importance is None else read_importance(asked.importance, parts)
     return recording, parts, labels, About(name, recording.made_with, notes, texts, importance)

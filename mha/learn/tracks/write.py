@@ -11,7 +11,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.parts import SQUARE, SQUARE_REASON, fixed, prime_config
 from mha.learn.exercise import Argument, Returned, StepExercise
-from mha_core import AttentionConfig
+from mha_core import AttentionConfig, AttentionMask
 from mha_core.reference.state import State
 
 WHY_TINY = "small enough to be followed by hand"
@@ -187,6 +187,7 @@ EXERCISES = (
         returned=(MASK,),
         covers=("allowed",),
         cases=("valid-lens", "valid-lens-per-query", "ragged-square", "square-lens-per-query"),
+        tiny=tiny(mask=lambda rng, case: AttentionMask(valid_lens=np.arange(1, case.batch + 1))),
         broadcasts=True,
         answer=("mha_core.call.masks:_within_valid_lens", "mha_core.call.masks:_first_keys"),
         answer_in=("ops.masks:allowed_keys",),
@@ -207,6 +208,7 @@ EXERCISES = (
             "causal-offset-per-item",
             "square-causal",
         ),
+        tiny=tiny(mask=fixed(causal=True, query_offset=1)),
         broadcasts=True,
         answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
         answer_in=("ops.masks:allowed_keys",),
@@ -232,6 +234,7 @@ EXERCISES = (
             window_case("window-right", "a window without a left side", window=(None, 1), query_offset=-1),
             window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
         ),
+        tiny=tiny(mask=fixed(window=(1, 0), query_offset=1)),
         broadcasts=True,
         answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
         answer_in=("ops.masks:allowed_keys",),

@@ -23,7 +23,7 @@
     const start = at + index * 2 * count, found = new Float64Array(count);
     for (let i = 0; i < count; i++) {
       const code = bytes[start + i] | bytes[start + count + i] << 8;
-      found[i] = code === 65535 ? NaN : (code - 512) * step;
+      found[i] = code === 65535 ? NaN : (code - 256) * step;
     }
     return found;
   }
@@ -38,8 +38,8 @@
     if (code === -128) return "NaN";
     if (code === 0) return "0 (the same bits)";
     const size = Math.abs(code), sign = code > 0 ? "+" : "−";
-    if (size === 24) return `${sign}0.001 or less`;
-    return sign + (size === 127 ? "over 17" : String(Number((10 ** ((size - 96) / 24)).toPrecision(2))));
+    if (size === 60) return `${sign}0.001 or less`;
+    return sign + (size === 127 ? "over 300" : String(Number((10 ** ((size - 96) / 12)).toPrecision(2))));
   }
   const shareOf = x => x === "nan" ? "NaN" : x === 0 ? "0" : (x === "inf" || x > 0 ? "+" : "−") + (typeof x === "string" ? "∞" : String(Number(Math.abs(x).toPrecision(2))));
 
@@ -85,7 +85,7 @@
       const value = shares ? one.shares[i] : one.weights[i];
       let from = low, to = low, part = 1;
       if (!one.open(i) && !value) { from = to = closed; dots.push(i); }
-      else if (shares) { to = value === -128 ? bad : value < 0 ? minus : plus; part = value === -128 ? 1 : Math.min(1, Math.abs(value) / 110); }
+      else if (shares) { to = value === -128 ? bad : value < 0 ? minus : plus; part = value === -128 ? 1 : value === 0 ? 0 : Math.min(1, (Math.abs(value) - 50) / 60); }
       else if (Number.isNaN(value)) to = bad;
       else { to = high; part = Math.sqrt(Math.min(1, value)); }
       for (let j = 0; j < 3; j++) image.data[4 * i + j] = Math.round(from[j] + (to[j] - from[j]) * part);
@@ -186,6 +186,8 @@
     $("head-title").textContent = `Layer ${about.numbers[state.layer]} head ${picture.heads[state.slot]}${group}`;
     const sheet = about.sheets.length > 1 ? ` (${about.sheets[state.sheet].name})` : "";
     $("head-measures").textContent = `${picture.layer}${sheet}: ` + Object.entries(about.measures).map(([key, words]) => `${words}: ${measure(picture.measures[key][state.slot])}`).join("; ") + ".";
+    const colours = state.mode === "shares" && one.shares ? `Orange: ${about.other} gives more, blue: less; the numbers are beside it and in the table.` : "Dots are keys that the query may not attend to.";
+    $("matrix-help").textContent = `Rows are queries, columns keys. ${colours} Arrows move, Enter opens the pair.`;
     const longest = Math.max(one.rows, one.columns), labels = one.exact && longest <= 128;
     cell = labels ? (longest <= 40 ? 18 : 13) : Math.max(2, Math.floor(640 / longest));
     const narrow = innerWidth < 640;

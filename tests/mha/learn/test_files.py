@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -132,6 +133,20 @@ def test_what_nothing_explains_is_shown_in_numbers(write):
     assert "case tiny-1-1-2: B=1 H=1 Lq=1 Lk=2, causal" in text
     assert "your weights" in text
     assert "right weights" in text
+
+
+def test_where_it_raises_a_hint_shows_what_it_was_given(write):
+    one, folder = write("project", "def project(x, weight, bias): return x @ weight.T + bias\n")
+    text = hint(one, folder, 2, "numpy")
+    assert "raised TypeError" in text
+    assert "x: float64 (2, 5, 17)" in text
+    assert "bias: None" in text
+    assert "to be returned: projected: float64 (2, 5, 33)" in text
+
+
+def test_a_tiny_difference_is_shown_in_digits(write):
+    one, folder = write("project", "def project(x, weight, bias): return x @ weight.T * (1 + 1e-11)\n")
+    assert re.search(r"is (\S+), expected (?!\1)", judge(one, folder).line)
 
 
 def test_before_it_is_written_a_hint_is_the_rule(write):

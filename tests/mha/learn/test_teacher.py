@@ -145,6 +145,23 @@ def test_the_textbooks_softmax_is_explained_by_its_pair():
     assert text.count("What to change") == 2
 
 
+def test_both_sides_of_a_window_are_two_mistakes():
+    def strict(query_len, key_len, offsets, left, right):
+        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
+        left, right = 99 if left is None else left, 99 if right is None else right
+        return ((-left < ahead) & (ahead < right))[:, None]
+
+    one = exercise("window")
+    answers = [
+        (np.broadcast_to(array, p.wanted[0].shape),)
+        for (array,), p in zip(answers_of(one, strict), bench(one).places, strict=True)
+    ]
+    found = explained(one, answers)
+    assert found.unknown == 0
+    wanted = {"window-counts-self-on-the-left", "window-counts-self-on-the-right"}
+    assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset(wanted)}
+
+
 @pytest.mark.parametrize(
     ("name", "pair"),
     [

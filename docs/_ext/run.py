@@ -1,0 +1,146 @@
+"""`lesson`: the text of a lesson, with its cells in a tab for each framework, and what they printed.
+
+    ```{lesson} angle
+    ```
+
+Its text is `lessons/angle/lesson.md`, where `cell`, `plot` and `judged` blocks stand for code, a plot and what
+the judge says. What cells print is what `docs/_data/lessons.py` recorded; a test runs them again. Plots and verdicts
+are made in this build. All lessons can be had as one notebook per framework, which is made in this build too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sphinx.errors import ExtensionError
+
+from _ext.common import FRAMEWORKS
+from _ext.lessons.found import FOUND
+from _ext.lessons.notebooks import BLOCK, TITLES, notebook
+from _ext.lessons.plots import plot
+from lessons import runner
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+    from sphinx.util.typing import ExtensionMetadata
+
+LABELS = {"numpy": "NumPy", **FRAMEWORKS}
+PLACE = re.compile(r"^```\{lesson\} (\w+)\n```$", re.MULTILINE)
+
+RECORDED = Path(__file__).parents[1] / "_data" / "lessons.json"
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """What `docs/_data/lessons.py` wrote."""
+    found: dict[str, Any] = json.loads(RECORDED.read_text("utf-8"))
+    return found
+
+
+@cache
+def cells(lesson: str, framework: str) -> dict[str, str]:
+    """Cell -> its code."""
+    return runner.cells_of((runner.HERE / lesson / f"in_{framework}.py").read_text("utf-8"))
+
+
+def text(lesson: str) -> str:
+    """The Markdown of a lesson."""
+    return (runner.HERE / lesson / "lesson.md").read_text("utf-8")
+
+
+def tabs(lesson: str, cell: str) -> str:
+    """Markdown of one cell in each framework. Raises ExtensionError where a framework has no such cell."""
+    lines = ["::::{tab-set}"]
+    for framework, label in LABELS.items():
+        if cell not in cells(lesson, framework):
+            raise ExtensionError(f"lesson {lesson!r} has no cell {cell!r} in {label}")
+        lines += [f":::{{tab-item}} {label}", f":sync: {framework}", "```python", cells(lesson, framework)[cell], "```"]
+        printed = recorded()["printed"].get(framework)
+        if printed is None:
+            lines.append(f"Not run: {label} was not installed where the lessons were recorded.")
+        elif printed[lesson][cell]:
+            lines += ["```none", printed[lesson][cell].rstrip("\n"), "```"]
+        lines.append(":::")
+    return "\n".join([*lines, "::::"])
+
+
+def compared(lesson: str) -> str:
+    """Markdown of the last section: how far each framework's arrays are from the reference, and from NumPy's."""
+    given = recorded()
+    rows = []
+    for framework, label in LABELS.items():
+        if framework in given["error / allowed"]:
+            calls = {k: v for k, v in given["error / allowed"][framework].items() if k.startswith(f"{lesson}/")}
+            worst = max(ratio for stages in calls.values() for ratio in stages.values())
+            far = [v for k, v in given["from NumPy"].get(framework, {}).items() if k in calls]
+            rows.append(f"| {label} | {worst:.3f} | {f'{max(far):.1e}' if far else ''} |")
+    names = ", ".join(f"`{key.partition('/')[2]}`" for key in calls)
+    return "\n".join(
+        [
+            "## The same in all five",
+            "",
+            f"Every framework ran the lesson in a process of its own. What it handed out ({names}) was held",
+            "against the reference on the same inputs, as any layer is: below 1 is within the",
+            "[error that can be](bounds.md) in its dtype.",
+            "",
+            "| | worst error / allowed error | largest difference from NumPy's output |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "All lessons as a notebook: "
+            + ", ".join(
+                f'<a href="_downloads/lessons-{name}.ipynb" download>{label}</a>' for name, label in LABELS.items()
+            )
+            + ".",
+        ]
+    )
+
+
+def markdown(lesson: str) -> str:
+    """The text of a lesson, its blocks replaced, and the comparison. Raises ExtensionError where there is none."""
+    if lesson not in runner.lessons():
+        raise ExtensionError(f"there is no lesson {lesson!r} (there are: {', '.join(runner.lessons())})")
+
+    def made(block: re.Match[str]) -> str:
+        kind, name = block.groups()
+        if kind == "cell":
+            return tabs(lesson, name) + "\n"
+        if kind == "judged":
+            return f"```none\n{FOUND[name]()}\n```\n"
+        return f"```{{raw}} html\n{plot(name, runner.run(name, 'numpy')[1])}```\n"
+
+    return f"{BLOCK.sub(made, text(lesson))}\n{compared(lesson)}\n"
+
+
+def put_lessons(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put lessons where a page asks for them. Their headings are the page's, so they are text before it is parsed."""
+    source[0] = PLACE.sub(lambda found: markdown(found[1]), source[0])
+
+
+def pages_with_lessons(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -> list[str]:
+    """The pages to be read in each build, since what they are made from is no page."""
+    return [page for page in env.found_docs if PLACE.search(Path(env.doc2path(page)).read_text("utf-8"))]
+
+
+def write_notebooks(app: Sphinx, error: Exception | None) -> None:
+    """Put the notebooks beside the pages."""
+    if error is None and app.builder.format == "html":
+        folder = Path(app.outdir, "_downloads")
+        folder.mkdir(exist_ok=True)
+        texts = {lesson: text(lesson) for lesson in TITLES}
+        for framework, label in LABELS.items():
+            code = {lesson: cells(lesson, framework) for lesson in TITLES}
+            folder.joinpath(f"lessons-{framework}.ipynb").write_text(notebook(texts, code, label), "utf-8")
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register what puts the lessons into pages, and the writer of the notebooks."""
+    app.connect("source-read", put_lessons)
+    app.connect("env-get-outdated", pages_with_lessons)
+    app.connect("build-finished", write_notebooks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,38 @@
+# %% vectors
+import jax
+import jax.numpy as jnp
+
+angles = jnp.radians(36 * jnp.arange(10))
+vectors = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)  # (10, 2)
+query = jnp.array([[jnp.cos(jnp.pi / 4), jnp.sin(jnp.pi / 4)]])  # (1, 2), at 45 degrees
+
+
+# %% attend
+def attend(queries, keys, values):
+    scores = queries @ keys.T  # (Lq, Lk)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return weights, weights @ values
+
+
+weights, output = attend(query, vectors, vectors)
+print(weights[0].round(3))
+print(output[0])
+
+# %% long
+longer = vectors.at[3].multiply(5)  # the one at 108 degrees
+long_weights, long_output = attend(query, longer, longer)
+print(long_weights[0].round(3))
+print(long_output[0].round(4))
+
+# %% several
+directions = jnp.radians(jnp.array([45, 150, 270]))
+queries = jnp.stack([jnp.cos(directions), jnp.sin(directions)], axis=1)  # (3, 2)
+all_weights, outputs = attend(queries, vectors, vectors)
+print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).round(5))
+
+# %% results
+results = {
+    "circle": dict(queries=query, keys=vectors, values=vectors, scale=1, weights=weights, output=output),
+    "long": dict(queries=query, keys=longer, values=longer, scale=1, weights=long_weights, output=long_output),
+    "several": dict(queries=queries, keys=vectors, values=vectors, scale=1, weights=all_weights, output=outputs),
+}

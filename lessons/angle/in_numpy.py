@@ -1,0 +1,39 @@
+# %% vectors
+import numpy as np
+
+angles = np.radians(36 * np.arange(10))
+vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)  # (10, 2)
+query = np.array([[np.cos(np.pi / 4), np.sin(np.pi / 4)]])  # (1, 2), at 45 degrees
+
+
+# %% attend
+def attend(queries, keys, values):
+    scores = queries @ keys.T  # (Lq, Lk)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights, weights @ values
+
+
+weights, output = attend(query, vectors, vectors)
+print(weights[0].round(3))
+print(output[0])
+
+# %% long
+longer = vectors.copy()
+longer[3] *= 5  # the one at 108 degrees
+long_weights, long_output = attend(query, longer, longer)
+print(long_weights[0].round(3))
+print(long_output[0].round(4))
+
+# %% several
+directions = np.radians(np.array([45, 150, 270]))
+queries = np.stack([np.cos(directions), np.sin(directions)], axis=1)  # (3, 2)
+all_weights, outputs = attend(queries, vectors, vectors)
+print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).round(5))
+
+# %% results
+results = {
+    "circle": dict(queries=query, keys=vectors, values=vectors, scale=1, weights=weights, output=output),
+    "long": dict(queries=query, keys=longer, values=longer, scale=1, weights=long_weights, output=long_output),
+    "several": dict(queries=queries, keys=vectors, values=vectors, scale=1, weights=all_weights, output=outputs),
+}

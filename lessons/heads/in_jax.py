@@ -1,0 +1,65 @@
+# %% split
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+rng = np.random.default_rng(0)
+queries = jnp.asarray(rng.normal(size=(4, 12)), jnp.float32)  # 4 queries, 3 heads of width 4
+keys, values = jnp.asarray(rng.normal(size=(2, 6, 12)), jnp.float32)  # 6 keys and values
+
+
+def split(x, num_heads):  # (L, H * d) -> (H, L, d)
+    return x.reshape(len(x), num_heads, -1).swapaxes(0, 1)
+
+
+def merge(x):  # (H, L, d) -> (L, H * d)
+    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+print(queries.shape, "->", split(queries, 3).shape, "->", merge(split(queries, 3)).shape)
+print("the same again:", (merge(split(queries, 3)) == queries).all())
+print("without the exchange of axes:", (queries.reshape(3, 4, 4) == split(queries, 3)).all())
+
+
+# %% loop
+def attend(queries, keys, values):  # (..., Lq, d), (..., Lk, d), (..., Lk, d) -> (..., Lq, d)
+    scores = queries @ keys.swapaxes(-1, -2) / jnp.sqrt(queries.shape[-1])
+    return jax.nn.softmax(scores, axis=-1) @ values
+
+
+parts = []
+for head in range(3):
+    mine = slice(4 * head, 4 * head + 4)  # the columns of this head
+    parts.append(attend(queries[:, mine], keys[:, mine], values[:, mine]))
+looped = jnp.concatenate(parts, axis=1)
+
+# %% fused
+fused = merge(attend(split(queries, 3), split(keys, 3), split(values, 3)))
+print(fused.shape)
+print("as the loop:", jnp.allclose(fused, looped, atol=1e-6))
+
+# %% repeat
+groups = jnp.array([0, 1])  # 2 heads of keys for 4 heads of queries
+print("repeat:", jnp.repeat(groups, 2))
+print("tile:  ", jnp.tile(groups, 2))
+
+# %% grouped
+few_keys, few_values = keys[:, :8], values[:, :8]  # 2 heads of width 4
+many_queries = jnp.asarray(rng.normal(size=(4, 16)), jnp.float32)  # 4 heads of width 4
+grouped = merge(
+    attend(
+        split(many_queries, 4),
+        jnp.repeat(split(few_keys, 2), 2, axis=0),
+        jnp.repeat(split(few_values, 2), 2, axis=0),
+    )
+)
+print(grouped.shape)
+
+# %% results
+results = {
+    "loop": dict(queries=queries, keys=keys, values=values, num_heads=3, output=looped),
+    "fused": dict(queries=queries, keys=keys, values=values, num_heads=3, output=fused),
+    "grouped": dict(
+        queries=many_queries, keys=few_keys, values=few_values, num_heads=4, num_kv_heads=2, output=grouped
+    ),
+}

@@ -1,0 +1,38 @@
+# %% dots
+import numpy
+
+numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
+from mxnet import np, npx
+
+npx.set_np()
+rng = numpy.random.default_rng(0)
+
+queries, keys = np.array(rng.normal(size=(2, 10, 1)))  # ten of each, with 1 dimension
+long_queries, long_keys = np.array(rng.normal(size=(2, 10, 100)))  # and with 100
+scores = np.matmul(queries, keys.T)  # (10, 10)
+long_scores = np.matmul(long_queries, long_keys.T)
+weights, long_weights = npx.softmax(scores), npx.softmax(long_scores)
+print("largest weight of a query, on average:")
+print(f"  1 dimension:    {weights.max(axis=-1).mean().item():.3f}")
+print(f"  100 dimensions: {long_weights.max(axis=-1).mean().item():.3f}")
+
+# %% scaled
+scaled_weights = npx.softmax(long_scores / 100**0.5)
+print(f"  100 dimensions, divided by 10: {scaled_weights.max(axis=-1).mean().item():.3f}")
+
+# %% deviation
+for size in (1, 4, 16, 64, 256):
+    a, b = np.array(rng.normal(size=(2, 10_000, size)))
+    products = (a * b).sum(axis=-1)
+    print(f"{size:4} dimensions: deviation {products.std().item():6.2f}, root {size**0.5:6.2f}")
+
+# %% results
+short, long = (
+    dict(queries=queries, keys=keys, values=keys),
+    dict(queries=long_queries, keys=long_keys, values=long_keys),
+)
+results = {
+    "one": dict(short, scale=1, scores=scores, weights=weights, output=np.matmul(weights, keys)),
+    "hundred": dict(long, scale=1, scores=long_scores, weights=long_weights, output=np.matmul(long_weights, long_keys)),
+    "scaled": dict(long, weights=scaled_weights, output=np.matmul(scaled_weights, long_keys)),
+}

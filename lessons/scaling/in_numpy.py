@@ -1,0 +1,40 @@
+# %% dots
+import numpy as np
+
+rng = np.random.default_rng(0)
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+queries, keys = rng.normal(size=(2, 10, 1))  # ten of each, with 1 dimension
+long_queries, long_keys = rng.normal(size=(2, 10, 100))  # and with 100
+scores = queries @ keys.T  # (10, 10)
+long_scores = long_queries @ long_keys.T
+weights, long_weights = softmax(scores), softmax(long_scores)
+print("largest weight of a query, on average:")
+print(f"  1 dimension:    {weights.max(axis=-1).mean():.3f}")
+print(f"  100 dimensions: {long_weights.max(axis=-1).mean():.3f}")
+
+# %% scaled
+scaled_weights = softmax(long_scores / np.sqrt(100))
+print(f"  100 dimensions, divided by 10: {scaled_weights.max(axis=-1).mean():.3f}")
+
+# %% deviation
+for size in (1, 4, 16, 64, 256):
+    a, b = rng.normal(size=(2, 10_000, size))
+    products = (a * b).sum(axis=-1)
+    print(f"{size:4} dimensions: deviation {products.std():6.2f}, root {np.sqrt(size):6.2f}")
+
+# %% results
+short, long = (
+    dict(queries=queries, keys=keys, values=keys),
+    dict(queries=long_queries, keys=long_keys, values=long_keys),
+)
+results = {
+    "one": dict(short, scale=1, scores=scores, weights=weights, output=weights @ keys),
+    "hundred": dict(long, scale=1, scores=long_scores, weights=long_weights, output=long_weights @ long_keys),
+    "scaled": dict(long, weights=scaled_weights, output=scaled_weights @ long_keys),
+}

@@ -1,0 +1,35 @@
+# %% dots
+import numpy as np
+import torch
+
+rng = np.random.default_rng(0)
+
+queries, keys = torch.tensor(rng.normal(size=(2, 10, 1)), dtype=torch.float32)  # ten of each, with 1 dimension
+long_queries, long_keys = torch.tensor(rng.normal(size=(2, 10, 100)), dtype=torch.float32)  # and with 100
+scores = queries @ keys.T  # (10, 10)
+long_scores = long_queries @ long_keys.T
+weights, long_weights = torch.softmax(scores, dim=-1), torch.softmax(long_scores, dim=-1)
+print("largest weight of a query, on average:")
+print(f"  1 dimension:    {weights.amax(dim=-1).mean():.3f}")
+print(f"  100 dimensions: {long_weights.amax(dim=-1).mean():.3f}")
+
+# %% scaled
+scaled_weights = torch.softmax(long_scores / 100**0.5, dim=-1)
+print(f"  100 dimensions, divided by 10: {scaled_weights.amax(dim=-1).mean():.3f}")
+
+# %% deviation
+for size in (1, 4, 16, 64, 256):
+    a, b = torch.tensor(rng.normal(size=(2, 10_000, size)), dtype=torch.float32)
+    products = (a * b).sum(dim=-1)
+    print(f"{size:4} dimensions: deviation {products.std():6.2f}, root {size**0.5:6.2f}")
+
+# %% results
+short, long = (
+    dict(queries=queries, keys=keys, values=keys),
+    dict(queries=long_queries, keys=long_keys, values=long_keys),
+)
+results = {
+    "one": dict(short, scale=1, scores=scores, weights=weights, output=weights @ keys),
+    "hundred": dict(long, scale=1, scores=long_scores, weights=long_weights, output=long_weights @ long_keys),
+    "scaled": dict(long, weights=scaled_weights, output=scaled_weights @ long_keys),
+}

@@ -1,0 +1,148 @@
+"""The lessons run in every framework, print what the pages show, and give the reference's numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from _data import lessons as record
+from _ext.lessons.notebooks import BLOCK, TITLES
+from conformance.judging.compare import ParityError
+from lessons import runner
+
+pytestmark = pytest.mark.same_on_newest  # the frameworks' functions that lessons use are old, and print differently
+
+PACKAGES = {"torch": "torch", "tf": "tensorflow", "jax": "jax", "mxnet": "mxnet"}
+COMMITTED = json.loads((record.HERE / "lessons.json").read_text())
+
+TOLD = (
+    "RuntimeWarning: invalid value encountered",  # NumPy, of the textbook's 0 / 0, which is the lesson
+    "All log messages before absl::InitializeLog() is called are written to STDERR",
+    "oneDNN custom operations are on.",
+    "Could not find cuda drivers on your machine, GPU will not be used.",
+    "This TensorFlow binary is optimized to use available CPU instructions",
+    "To enable the following instructions:",
+)
+"""What frameworks may say on stderr."""
+
+
+@cache
+def ran(framework):
+    """All lessons in one process, as most of the time goes into importing a framework."""
+    package = PACKAGES.get(framework, "numpy")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    return record.run(framework)
+
+
+def numbers(text):
+    """The text without numbers, and the numbers, whose last digit may be another one on another processor."""
+    number = r"-?\b\d+\.?\d*(?:e[+-]?\d+)?"
+    return " ".join(re.sub(number, "#", text).split()), [float(found) for found in re.findall(number, text)]
+
+
+@pytest.mark.parametrize("framework", record.FRAMEWORKS)
+def test_what_is_printed_is_what_the_pages_show(framework):
+    printed, _, _ = ran(framework)
+    assert printed.keys() == COMMITTED["printed"][framework].keys() == set(TITLES)
+    for lesson, cells in COMMITTED["printed"][framework].items():
+        assert printed[lesson].keys() == cells.keys()
+        for cell, text in cells.items():
+            (words, given), (shown_words, shown) = numbers(printed[lesson][cell]), numbers(text)
+            assert words == shown_words, (lesson, cell)
+            np.testing.assert_allclose(given, shown, rtol=1e-4, atol=1e-4, err_msg=f"{lesson} {cell}")
+
+
+@pytest.mark.parametrize("framework", record.FRAMEWORKS)
+def test_every_call_is_within_its_bound(framework):
+    """Raises ParityError if it is not."""
+    _, arrays, _ = ran(framework)
+    found = {name: record.judged(call) for name, call in record.calls(arrays).items()}
+    assert found.keys() == COMMITTED["error / allowed"][framework].keys()
+    assert all("output" in ratios and max(ratios.values()) <= 1.0 for ratios in found.values())
+
+
+@pytest.mark.parametrize("framework", record.FRAMEWORKS[1:])
+def test_outputs_are_those_of_numpy(framework):
+    """The same inputs, whatever the framework: so what differs is rounding."""
+    distances = record.apart(ran("numpy")[1], ran(framework)[1])
+    assert distances.keys() == COMMITTED["from NumPy"][framework].keys()
+    assert max(distances.values()) < 1e-5
+
+
+@pytest.mark.parametrize("framework", record.FRAMEWORKS)
+def test_nothing_else_is_said_on_stderr(framework):
+    lines = ran(framework)[2].splitlines()
+    assert [line for line in lines if not any(known in line for known in TOLD)] == []
+
+
+def test_the_textbooks_digits_are_there():
+    assert "[0.31564538 0.31564537]" in ran("numpy")[0]["angle"]["attend"]
+
+
+def test_the_seeds_mistakes_are_shown():
+    printed = ran("numpy")[0]
+    assert "nan nan nan" in printed["softmax"]["textbook"]
+    assert "(1, 25, 512)" in printed["words"]["broadcast"]
+
+
+@pytest.mark.parametrize("lesson", TITLES)
+def test_the_five_files_have_the_same_cells_and_the_text_shows_them(lesson):
+    cells = [list(runner.cells_of((runner.HERE / lesson / f"in_{name}.py").read_text())) for name in record.FRAMEWORKS]
+    assert all(one == cells[0] for one in cells)
+    text = (runner.HERE / lesson / "lesson.md").read_text()
+    shown = [name for kind, name in BLOCK.findall(text) if kind == "cell"]
+    assert [*shown, "results"] == cells[0]
+
+
+def test_every_lesson_has_a_title_and_a_page():
+    assert sorted(TITLES) == list(runner.lessons())
+    pages = "".join(page.read_text() for page in record.HERE.parent.glob("*.md"))
+    assert all(f"```{{lesson}} {name}\n```" in pages for name in TITLES)
+
+
+def test_files_import_nothing_of_this_project():
+    for path in runner.HERE.glob("*/in_*.py"):
+        imported = re.findall(r"^(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
+        assert {name.partition(".")[0] for name in imported} <= {"numpy", "jax", *PACKAGES.values()}, path
+
+
+def broken(tmp_path, code):
+    """A runner with one lesson of its own."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/lesson.md").write_text("")
+    (tmp_path / "bad/in_numpy.py").write_text(code)
+    (tmp_path / "runner.py").write_text((runner.HERE / "runner.py").read_text())
+    return tmp_path / "runner.py"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("# %% one\nx = 1 / 0\n", "bad, numpy, cell 'one': ZeroDivisionError: division by zero"),
+        ("# %% one\nimport nowhere\n", "bad, numpy, cell 'one': ModuleNotFoundError: No module named 'nowhere'"),
+        ("# %% one\nx = (\n", "bad, numpy, cell 'one': SyntaxError"),
+        ("# %% one\nraise SystemExit(0)\n", "bad, numpy, cell 'one': SystemExit"),
+        ("# %% one\nx = 1\n", "bad, numpy: no cell has given `results`, a dict of calls"),
+        ("x = 1\n# %% one\n", "bad, numpy: code before the first cell: 'x = 1'"),
+        ("# %% one\n# %% one\n", "bad, numpy: cells need names of their own. Got 'one' 2 times."),
+    ],
+)
+def test_a_broken_lesson_fails_in_one_line(code, message, tmp_path):
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}"):
+        record.run("numpy", runner=broken(tmp_path, code))
+
+
+def test_a_wrong_number_fails():
+    _, arrays, _ = ran("numpy")
+    call = record.calls(arrays)["heads/fused"]
+    record.judged(call)
+    with pytest.raises(ParityError, match="output differs in 1 of 48 elements"):
+        record.judged({**call, "output": call["output"] + 1e-9 * (np.arange(48).reshape(4, 12) == 7)})
+    with pytest.raises(ParityError, match="output has shape"):
+        record.judged({**call, "output": call["output"][:, :6]})
