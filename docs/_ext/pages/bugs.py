@@ -1,4 +1,4 @@
-"""`bugs`: the bugs of the zoo that first show at one stage, by what has to be changed; and its exercises.
+"""`bugs`: the bugs of the zoo that first show at one stage, by what has to be changed.
 
 ```{bugs} weights
 ```
@@ -6,14 +6,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
 from typing import TYPE_CHECKING
 
 from _ext.common import Computed, escaped, linked
 from conformance.zoo.registry import all_bugs
-from mha.learn.exercise import NUMPY, StepExercise
-from mha.learn.exercises import all_exercises
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -37,22 +33,6 @@ def by_fix(stage: str) -> dict[str, list[Bug]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-@cache
-def exercises_of(stage: str) -> tuple[str, ...]:
-    """The exercises of `mha learn` in which this stage is written: most bugs of their steps show there.
-
-    >>> exercises_of("heads")
-    ('weighted-sum',)
-    """
-    found = []
-    for one in all_exercises((NUMPY,)):
-        if isinstance(one, StepExercise) and one.track in ("write", "backwards"):
-            stages = Counter(bug.stage for bug in all_bugs() if bug.steps & set(one.covers))
-            if stages and stages.most_common(1)[0][0] == stage:
-                found.append(one.name)
-    return tuple(found)
-
-
 def line_of(bug: Bug) -> str:
     """A bug as an item of a list."""
     seen = f" Seen in {linked(bug.seen_in)}." if bug.seen_in else ""
@@ -74,9 +54,7 @@ class Bugs(Computed):
         lines += [f":::{{dropdown}} All {len(bugs)} mistakes that `mha bugs` knows here, and what to change", ""]
         for fix, group in groups.items():
             lines += [f"{escaped(fix)}", "", *map(line_of, group), ""]
-        lines += [":::", ""]
-        names = ", ".join(f"`{name}`" for name in exercises_of(self.arguments[0]))
-        return "\n".join([*lines, f"[Write it yourself](exercises.md), in `mha learn`: {names}." if names else ""])
+        return "\n".join([*lines, ":::"])
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
