@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
 """In the order in which they stand on the pages."""
 
+DIALECTS = {"numpy": "NumPy", **FRAMEWORKS}
+"""What the plain edition and the lessons are written in."""
+
 
 class Computed(SphinxDirective):
     """A directive that stands for Markdown which is made in this build, from the code and tables of this checkout.

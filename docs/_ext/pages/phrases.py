@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _ext.common import FRAMEWORKS, Computed
+from _ext.common import DIALECTS, FRAMEWORKS, Computed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sphinx.util.typing import ExtensionMetadata
 
 ROOT = Path(__file__).parents[3]
-DIALECTS = {"numpy": "NumPy", **FRAMEWORKS}
 
 MODULES = {"np", "jnp", "jax", "torch", "nn", "tf", "ops", "mx"}
 """What a name of a framework begins with; anything else before a dot is an array."""

@@ -1,0 +1,151 @@
+"""`parallel`: the plain edition in five columns, a row for what each statement assigns, with numbers of this build.
+
+    ```{parallel}
+    ```
+
+Which columns are shown is chosen by checkboxes and a style sheet; nothing here needs a script.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from docutils import nodes
+
+from _ext.common import DIALECTS, Computed
+from _ext.mathml import to_mathml
+from _ext.plain.maps import picture
+from _ext.plain.marks import to_html
+from _ext.plain.rows import LAYER, Step, steps
+from _ext.plain.toy import DTYPES, Ran, check_shapes, difference, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+WORDS: dict[str, tuple[str, str]] = {
+    LAYER: ("The layer. True in the mask means: may attend; True in padding: nobody may.", ""),
+    "project": ("One matrix for all heads, and a bias where there is one.", r"x W^{\top} + b"),
+    "split": ("Channel h d + i is number i of head h.", r"(B, L, H d) \to (B, H, L, d)"),
+    "softmax": (
+        "The largest of the row is subtracted, so that nothing overflows.",
+        r"\frac{e^{x_j - \max x}}{\sum_k e^{x_k - \max x}}",
+    ),
+    "keys": ("Padding is emptied first: NaN in it must not spread.", r"X^k_j = 0"),
+    "values": ("The same for the values.", r"X^v_j = 0"),
+    "q": ("Queries by head.", r"Q_h = X^q W_{q,h}^{\top} + b_{q,h}"),
+    "k": ("Keys by head.", r"K_h = X^k W_{k,h}^{\top} + b_{k,h}"),
+    "v": ("Values by head.", r"V_h = X^v W_{v,h}^{\top} + b_{v,h}"),
+    "scores": ("How well each query fits each key.", r"S_h = \frac{Q_h K_h^{\top}}{\sqrt{d}}"),
+    "has_key": ("Whether a query may attend to anything.", r"\max_j m_{ij}"),
+    "masked": ("Closed keys get no weight. A query without a key keeps its scores, so that no NaN arises.", r"-\infty"),
+    "weights": ("Each row sums to 1, or is 0 where there is no key.", r"A_h = \mathrm{softmax}(S_h)"),
+    "heads": ("The weighted mean of the values.", r"A_h V_h"),
+    "merged": ("The heads side by side again.", r"[A_1 V_1; \ldots; A_H V_H]"),
+    "output": ("One matrix over all heads.", r"[A_1 V_1; \ldots; A_H V_H] W_o^{\top} + b_o"),
+    "return": ("All seven stages, so that the judge can name the first that is wrong.", ""),
+}
+"""Step -> what it does, and its formula."""
+
+
+def page(rows: tuple[Step, ...], runs: Mapping[str, Ran]) -> str:
+    """The whole table as HTML, with what was run above it.
+
+    Args:
+        rows: of all dialects.
+        runs: what those that are installed gave.
+
+    Raises:
+        ValueError: a row has no words here, or the other way round; or a comment names a wrong shape.
+    """
+    if [row.name for row in rows] != list(WORDS):
+        raise ValueError(f"the steps of the files are {[row.name for row in rows]}, those described {list(WORDS)}")
+    check_shapes(rows, runs)
+    heads = "".join(
+        f'<th role="columnheader" scope="col" id="col-{name}" class="in-{name}">{label}</th>'
+        for name, label in DIALECTS.items()
+    )
+    return (
+        '<div class="parallel">'
+        f"{_chosen()}{_judged(runs)}"
+        '<table role="table" aria-label="The layer in five dialects, step by step">'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        + "".join(_step(row, runs) for row in rows)
+        + "</table></div>"
+    )
+
+
+def _chosen() -> str:
+    boxes = "".join(
+        f'<label><input type="checkbox" id="show-{name}" checked> {label}</label>' for name, label in DIALECTS.items()
+    )
+    return f"<fieldset><legend>Columns</legend>{boxes}</fieldset>"
+
+
+def _judged(runs: Mapping[str, Ran]) -> str:
+    """Who was run in this build, and how the judge found them."""
+    lines = []
+    for name, label in DIALECTS.items():
+        if name not in runs:
+            lines.append(f"<li>{label} is not installed where this page was built: its column is read, not run.</li>")
+            continue
+        found = " and ".join(f"{runs[name].ratios[dtype]:.1g} in {dtype}" for dtype in DTYPES)
+        lines.append(f"<li>{label} {escape(runs[name].version)}: equal; worst error / allowed error {found}.</li>")
+    return f'<ul class="judged">{"".join(lines)}</ul>'
+
+
+def _step(row: Step, runs: Mapping[str, Ran]) -> str:
+    words, formula = WORDS[row.name]
+    head = f"step-{row.name}"
+    base = row.cells["numpy"].source
+    cells = "".join(
+        f'<td role="cell" headers="{head} col-{name}" class="in-{name}"><span class="dialect">{label}</span>'
+        f'<pre class="highlight"><code>{_code(row, name, base)}</code></pre></td>'
+        for name, label in DIALECTS.items()
+    )
+    math = f'<span class="math">{to_mathml(formula, block=False)}</span>' if formula else ""
+    return (
+        f'<tbody role="rowgroup"><tr role="row" class="step">'
+        f'<th role="rowheader" scope="rowgroup" colspan="5" id="{head}">'
+        f'<span class="name">{row.name}</span><span class="words">{escape(words)}</span>{math}{_numbers(row, runs)}'
+        f'</th></tr><tr role="row" class="code">{cells}</tr></tbody>'
+    )
+
+
+def _code(row: Step, name: str, base: str) -> str:
+    return to_html(row.cells[name].source, None if name == "numpy" else base)
+
+
+def _numbers(row: Step, runs: Mapping[str, Ran]) -> str:
+    """Shape, picture and differences of a step that is an array."""
+    array = runs["numpy"].arrays[DTYPES[0]].get(row.name)
+    if array is None:
+        return ""
+    found = {dtype: difference(runs, row.name, dtype) for dtype in DTYPES}
+    if array.dtype == bool:
+        said = "the same in all" if not any(found.values()) else "not the same in all"
+    else:
+        said = "largest difference " + ", ".join(
+            f"{value:.1e} ({dtype})" if value else f"0 ({dtype})" for dtype, value in found.items()
+        )
+    shape = f'<span class="shape">{array.shape}</span>'
+    return f'{shape}{picture(array, row.name)}<span class="difference">{said}</span>'
+
+
+class Parallel(Computed):
+    """The directive."""
+
+    def run(self) -> list[nodes.Node]:
+        """The page as it is."""
+        self.env.note_reread()
+        return [nodes.raw("", page(steps(), run_all()), format="html")]
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directive."""
+    app.add_directive("parallel", Parallel)
+    app.add_css_file("parallel.css")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

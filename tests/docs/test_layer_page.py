@@ -1,0 +1,205 @@
+"""The page of five dialects: its rows, its numbers, and how it is read."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pytest
+
+from mha_core import reference
+from tests.docs.conftest import ROOT, build
+from tests.lessons.test_plain import EXPRESSED
+
+pytestmark = pytest.mark.same_on_newest  # the site is built with the tested set
+
+STAGES = {"q": "queries", "k": "keys", "v": "values"}
+"""Steps that have another name than their stage."""
+
+
+@pytest.fixture(scope="module")
+def plain(site):
+    """The package behind the page, found as the build finds it."""
+    import _ext.pages.parallel
+    import _ext.plain.maps
+    import _ext.plain.marks
+    import _ext.plain.rows
+    import _ext.plain.toy
+
+    return _ext
+
+
+@pytest.fixture(scope="module")
+def text(site):
+    return (site / "layer.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def ran(plain):
+    found = plain.plain.toy.run_one("numpy")
+    arrays = {
+        dtype: {
+            key.split("/")[1]: array
+            for key, array in found.items()
+            if key.startswith(dtype) and key != f"{dtype}/ratio"
+        }
+        for dtype in plain.plain.toy.DTYPES
+    }
+    return plain.plain.toy.Ran("1", arrays, dict.fromkeys(arrays, 0.1))
+
+
+def test_every_step_stands_there_with_its_shape_and_picture(plain, text, ran):
+    shown = re.findall(r'id="step-(\w+)">(.*?)</th>', text)
+    assert [name for name, _ in shown] == [row.name for row in plain.plain.rows.steps()]
+    problem = plain.plain.toy.problem()
+    state = reference.run(problem.config, problem.weights, problem.inputs)
+    for name, head in shown:
+        array = ran.arrays["float64"].get(name)
+        if array is None:
+            assert "<svg" not in head
+            continue
+        assert f'<span class="shape">{array.shape}</span>' in head
+        assert plain.plain.maps.picture(array, name) in head
+        stage = STAGES.get(name, name)
+        if stage in ("scores", "weights", "heads", "output") or name in STAGES:
+            np.testing.assert_allclose(array, getattr(state, stage), rtol=0, atol=1e-14)
+
+
+def test_what_was_run_was_judged_and_differs_by_rounding_alone(plain, text):
+    for name, label in plain.common.DIALECTS.items():
+        said = "equal; worst error" if plain.plain.toy.installed()[name] else "is not installed"
+        assert re.search(rf"<li>{label}[^<]*{said}", text)
+    shown = [float(value) for value in re.findall(r"largest difference (\S+) \(float64\)", text)]
+    assert len(shown) == 11
+    assert 0 < max(shown) < 1e-14
+    assert "not the same in all" not in text
+
+
+def test_the_code_is_that_of_the_files(plain, text):
+    cells = [
+        unescape(re.sub(r"<[^>]+>", "", cell))
+        for cell in re.findall(r"<code>(<span class=\"line\">.*?)</code>", text, re.DOTALL)
+    ]
+    wanted = [cell.source for row in plain.plain.rows.steps() for cell in row.cells.values()]
+    assert [cell.rstrip("\n") for cell in cells] == wanted
+    assert f"each of the {EXPRESSED}\ncases" in text or f"each of the {EXPRESSED} cases" in text.replace("\n", " ")
+
+
+def test_a_difference_is_the_largest_of_any_two(plain, ran):
+    toy = plain.plain.toy
+    moved = {step: array.copy() for step, array in ran.arrays["float64"].items()}
+    moved["scores"][1, 2, 3, 4] += 0.25
+    moved["has_key"][0, 0, 0, 0] ^= True
+    runs = {"numpy": ran, "torch": replace(ran, arrays={**ran.arrays, "float64": moved})}
+    assert toy.difference(runs, "scores", "float64") == pytest.approx(0.25)
+    assert toy.difference(runs, "has_key", "float64") == 1
+    assert toy.difference(runs, "heads", "float64") == 0
+    assert toy.difference(runs, "scores", "float32") == 0
+    moved["masked"][0, 0, 0, 0] = -np.inf
+    assert toy.difference(runs, "masked", "float64") == np.inf
+
+
+def test_marks_are_what_another_dialect_writes_otherwise(plain):
+    marked = re.findall(
+        r"<mark>(.*?)</mark>", plain.plain.marks.to_html("x = tf.where(a, 0, b)  # no", "x = np.where(a, 0, b)")
+    )
+    assert [re.sub("<[^>]+>", "", part) for part in marked] == ["tf"]
+    assert "<mark>" not in plain.plain.marks.to_html("x = 1  # one", "x = 1  # two")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the five files, to be changed."""
+    shutil.copytree(ROOT / "lessons", tmp_path / "lessons", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "lessons/plain"
+
+
+def changed(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("merged", "folded", "in_tf.py: step 15 is 'folded', where in_numpy.py has 'merged'"),
+        (
+            "    heads = ",
+            "    heads: tf.Tensor = ",
+            "in_tf.py, line 36: a step assigns one name, defines a function, or returns",
+        ),
+        ("def multi_head_attention", "def layer", "in_tf.py has no function multi_head_attention"),
+    ],
+)
+def test_other_rows_are_refused(plain, folder, old, new, message):
+    changed(folder / "in_tf.py", old, new)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plain.plain.rows.steps(folder)
+
+
+def test_a_wrong_comment_is_refused(plain, folder, ran):
+    changed(folder / "in_numpy.py", "weights @ v  # (B, H, Lq, dv)", "weights @ v  # (B, H, Lq, d)")
+    with pytest.raises(ValueError, match=r"heads has shape \(2, 3, 4, 7\), its comment says \(B, H, Lq, d\)"):
+        plain.plain.toy.check_shapes(plain.plain.rows.steps(folder), {"numpy": ran})
+
+
+def test_who_is_not_installed_is_said(plain, ran):
+    page = plain.pages.parallel.page(plain.plain.rows.steps(), {"numpy": ran})
+    assert page.count("is not installed where this page was built") == 4
+
+
+def test_a_renamed_variable_stops_the_build(folder, tmp_path):
+    changed(folder / "in_jax.py", "has_key", "has_a_key")
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name in ("conf.py", "_data", "_ext", "_static"):
+        (source / name).symlink_to(ROOT / "docs" / name)
+    (source / "index.md").write_text("# A page\n\n```{parallel}\n```\n")
+    done = build(source, tmp_path / "site")
+    assert done.returncode != 0
+    assert "in_jax.py: step 11 is 'has_a_key', where in_numpy.py has 'has_key'" in done.stderr
+
+
+SHOWN = "[...document.querySelectorAll('.parallel tr.code:nth-child(2) td')].filter(e => e.checkVisibility())"
+
+
+def test_five_columns_are_read_side_by_side(browser, site):
+    browser.open(site / "layer.html", 1920)
+    columns = browser.run(f"return {SHOWN}.slice(0, 5).map(e => [e.className, e.getBoundingClientRect().width])")
+    assert [name for name, _ in columns] == [f"in-{name}" for name in ("numpy", "torch", "tf", "jax", "mxnet")]
+    assert min(width for _, width in columns) > 290
+    assert browser.overflowing(".sidebar-drawer") == []
+
+
+@pytest.mark.parametrize("width", [390, 1920])
+def test_columns_are_chosen_by_key_without_a_script(browser, site, width):
+    def evaluate(expression):
+        asked = {"expression": expression, "returnByValue": True}
+        return browser.driver.execute_cdp_cmd("Runtime.evaluate", asked)["result"].get("value")
+
+    browser.open(site / "layer.html", width, scripts=False)
+    names = f"[...new Set({SHOWN}.map(e => e.className))].join(' ')"
+    assert evaluate(names) == "in-numpy in-torch in-tf in-jax in-mxnet"
+    for name in ("torch", "jax", "mxnet"):
+        evaluate(f"document.getElementById('show-{name}').focus()")
+        browser.press("SPACE")
+    assert evaluate(names) == "in-numpy in-tf"
+    assert evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tops = evaluate(f"{SHOWN}.slice(0, 2).map(e => Math.round(e.getBoundingClientRect().top))")
+    assert (tops[0] == tops[1]) is (width == 1920)
+
+
+def test_rows_and_columns_have_names_for_screen_readers(browser, site):
+    browser.open(site / "layer.html", 1920)
+    tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    said = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]}
+    assert ("columnheader", "TensorFlow") in said
+    assert any(role == "rowheader" and name.startswith("scores") for role, name in said)
+    assert any(
+        role == "image" and name.startswith("weights of the first item: 3 heads of 4 x 6") for role, name in said
+    )
+    assert ("checkbox", "JAX") in said
