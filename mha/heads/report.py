@@ -295,16 +295,16 @@ def print_speed(console: Console, speed: Mapping[str, Any]) -> None:
     """Print one row for each layer and model and size: how many times faster, and what arithmetic predicts."""
     title = f"Times faster with fewer heads ({speed['threads']} thread); in brackets what the arithmetic predicts"
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    for of, left in (("layer", "heads"), ("model", "heads removed")):
+    for of, left in (("layer", "heads"), ("model", "removed")):
         rows = [row for row in speed["rows"] if row["of"] == of]
         if not rows:
             continue
         table = _table(f"{of}, {left}", *(entry["name"] for entry in rows[0]["entries"]))
         for row in rows:
             first, *others = row["entries"]
-            cells = [f"x{entry['ratio']:.2f} [{entry['predicted']:.2f}]" for entry in others]
+            cells = [f"{entry['ratio']:.2f} [{entry['predicted']:.2f}]" for entry in others]
             name = f"{row['framework']} ({row['size'][0]}, {row['size'][1]})"
-            table.add_row(name, f"{1000 * first['time']['median']:.3g} ms", *(escape(cell) for cell in cells))
+            table.add_row(name, f"{1000 * first['time']['median']:.0f} ms", *(escape(cell) for cell in cells))
         console.print(table)
     for problem in speed["problems"]:
         console.print(problem, markup=False, highlight=False, soft_wrap=True)

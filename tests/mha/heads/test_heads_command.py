@@ -247,3 +247,19 @@ def test_the_example_of_the_page_runs():
     found: dict = {}
     exec(code, found)  # it stands in this repository
     assert sum(site.config.num_heads for site in found["subject"].live.sites) == 48
+
+
+def test_the_committed_result_has_the_form_of_the_schema():
+    """And the command that the page names is one of this program."""
+    docs = Path(__file__).parents[3] / "docs"
+    found = json.loads((docs / "_data" / "heads-minilm.json").read_text(encoding="utf-8"))
+    schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(found, schema)
+    (line,) = re.findall(r"^mha heads (.*)$", (docs / "importance.md").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = command.make_context("heads", line.replace("docs/_data/", "").split()).params
+    assert (asked["model"], asked["prune"], asked["measures"]) == (
+        "minilm",
+        found["pruned"]["removed"],
+        ("gradient", "all"),
+    )
+    assert set(found["importance"]) == set(MEASURES)

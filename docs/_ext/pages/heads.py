@@ -1,0 +1,105 @@
+"""The directive `heads`: a part of the committed result of `mha heads`, as a table or a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _ext.common import Computed, escaped
+from mha.heads.importance import MEASURES, RANDOM
+from mha.heads.page.page import plots_of, tables_of, timings_of
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
+
+
+class Heads(Computed):
+    """The part that its argument names: measures, plots, curves, kept, speed or sentences."""
+
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        self.env.note_dependency(str(RESULT))
+        report = json.loads(RESULT.read_text("utf-8"))
+        return PARTS[self.arguments[0]](report)
+
+
+def measures(report: dict[str, Any]) -> str:
+    """Every measure, what it is, and how far it ranks heads as the first does."""
+    first = next(iter(report["importance"]))
+    rows = [
+        (f"`{name}`", MEASURES[name].about, "1" if name == first else f"{report['agreement'][name]:+.2f}")
+        for name in report["importance"]
+        if name != RANDOM
+    ]
+    return table(["measure", "what it is", f"rank correlation with {first}"], rows)
+
+
+def plots(report: dict[str, Any]) -> str:
+    """Every plot, as SVG with the colours of the site."""
+    total = sum(layer["heads"] for layer in report["layers"])
+    figures = [
+        f'<figure class="heads-plot"><figcaption>{plot["title"]}</figcaption>\n{plot["svg"]}</figure>'
+        for plot in plots_of(report, total)
+    ]
+    return "\n".join(["````{raw} html", *figures, "````"])
+
+
+def curves(report: dict[str, Any]) -> str:
+    """Fidelity, neighbours and labels: measures by heads removed."""
+    parts = []
+    for one in tables_of(report["curves"]):
+        rows = [(f"`{name}`" if name in MEASURES else name, *cells) for name, cells in one["rows"]]
+        parts.append(f"{one['title']}:\n\n" + table(["heads removed", *map(str, one["columns"])], rows))
+    return "\n\n".join(parts)
+
+
+def kept(report: dict[str, Any]) -> str:
+    """What was cut from which layer, and the proof."""
+    pruned = report["pruned"]
+    rows = [(f"`{name}`", str(len(heads)), ", ".join(map(str, heads))) for name, heads in pruned["kept"].items()]
+    return table(["layer", "heads left", "which"], rows) + f"\n\n{escaped(pruned['verdict'])}"
+
+
+def speed(report: dict[str, Any]) -> str:
+    """Times of layers and of the model."""
+    parts = []
+    for one in timings_of(report["speed"]):
+        rows = [(name, *cells) for name, cells in one["rows"]]
+        parts.append(f"{one['title']}:\n\n" + table(["(batch, tokens)", *one["columns"]], rows))
+    about = report["speed"]
+    return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
+
+
+def sentences(report: dict[str, Any]) -> str:
+    """What the labels say, and where the texts come from."""
+    return "\n".join(f"- {escaped(text)}" for text in [f"{report['texts']}.", *report["sentences"]])
+
+
+WORDS = ("what it is", "which")
+"""Columns of words, which stand at the left."""
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, numbers at the right."""
+    lines = [names, [":--", *(":--" if name in WORDS else "--:" for name in names[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+PARTS = {
+    "measures": measures,
+    "plots": plots,
+    "curves": curves,
+    "kept": kept,
+    "speed": speed,
+    "sentences": sentences,
+}
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("heads", Heads)
+    return {"parallel_read_safe": True}
