@@ -6,6 +6,7 @@ the reference gets the inputs of the call, and each stage must lie within its co
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,7 +26,8 @@ from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, Tr
 
 HERE = Path(__file__).parent
 RUNNER = HERE.parents[1] / "lessons" / "runner.py"
-FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
+PACKAGES = {"numpy": "numpy", "torch": "torch", "tf": "tensorflow", "jax": "jax", "mxnet": "mxnet"}
+FRAMEWORKS = tuple(PACKAGES)
 
 Printed = dict[str, dict[str, str]]
 """Lesson -> cell -> what it prints."""
@@ -106,15 +108,19 @@ def apart(first: Arrays, second: Arrays) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run all, judge all, and write the file."""
+    """Run all, judge all, and write the file.
+
+    Of a framework that is not installed the pages say that it did not run.
+    """
     printed, ratios, given = {}, {}, {}
-    for framework in FRAMEWORKS:
+    there = [name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None]
+    for framework in there:
         printed[framework], given[framework], _ = run(framework)
         ratios[framework] = {
             name: {stage: round(ratio, 4) for stage, ratio in judged(call).items()}
             for name, call in calls(given[framework]).items()
         }
-    distances = {name: apart(given["numpy"], given[name]) for name in FRAMEWORKS[1:]}
+    distances = {name: apart(given["numpy"], given[name]) for name in there[1:]}
     found = {"printed": printed, "error / allowed": ratios, "from NumPy": distances}
     HERE.joinpath("lessons.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 

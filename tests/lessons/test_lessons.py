@@ -17,7 +17,6 @@ from lessons import runner
 
 pytestmark = pytest.mark.same_on_newest  # the frameworks' functions that lessons use are old, and print differently
 
-PACKAGES = {"torch": "torch", "tf": "tensorflow", "jax": "jax", "mxnet": "mxnet"}
 COMMITTED = json.loads((record.HERE / "lessons.json").read_text())
 
 TOLD = (
@@ -34,7 +33,7 @@ TOLD = (
 @cache
 def ran(framework):
     """All lessons in one process, as most of the time goes into importing a framework."""
-    package = PACKAGES.get(framework, "numpy")
+    package = record.PACKAGES[framework]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     return record.run(framework)
@@ -109,7 +108,7 @@ def test_every_lesson_has_a_title_and_a_page():
 def test_files_import_nothing_of_this_project():
     for path in runner.HERE.glob("*/in_*.py"):
         imported = re.findall(r"^(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
-        assert {name.partition(".")[0] for name in imported} <= {"numpy", "jax", *PACKAGES.values()}, path
+        assert {name.partition(".")[0] for name in imported} <= set(record.PACKAGES.values()), path
 
 
 def broken(tmp_path, code):
