@@ -70,7 +70,7 @@ def plot(
                 axes.hlines(height, *spans[place], color=INK, linewidth=0.8)
         axes.set(xlabel=x, ylabel=y)
         axes.grid(linewidth=0.6)
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="lower left")  # lines fall from left to right
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
