@@ -109,9 +109,10 @@ def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> Non
         raise CouldNotRun(str(error)) from error
     console = Console()
     try:
+        seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
         verdicts = _judged(console, chosen, folder, time_limit)
         if watch:
-            verdicts = _watch(console, verdicts, folder, time_limit)
+            verdicts = _watch(console, verdicts, seen, folder, time_limit)
     finally:
         _end()
     sys.exit(exit_of(verdicts))
@@ -126,19 +127,12 @@ def exit_of(verdicts: Sequence[Verdict]) -> int:
 def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> list[Verdict]:
     """Judge and print: one in full, several in a line each."""
     from rich.console import Console
-    from rich.text import Text
 
     from mha.learn.judge import judge, judge_all
-    from mha_core.errors import shown
 
     if len(chosen) == 1:
         verdict = judge(chosen[0], folder, time_limit=time_limit)
-        console.print(_line(verdict), soft_wrap=True)
-        if verdict.printed:
-            lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
-            console.print(Text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
-        if verdict.status in ("wrong", "no answer", "to do"):
-            console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
+        _print(console, verdict)
         return [verdict]
     verdicts = []
     with progress(Console(stderr=True), len(chosen), _name_of) as advance:
@@ -150,6 +144,20 @@ def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_lim
     right = sum(verdict.status == "right" for verdict in verdicts)
     console.print(f"{right} of {len(verdicts)} exercises are right.")
     return verdicts
+
+
+def _print(console: Console, verdict: Verdict) -> None:
+    """One verdict in full."""
+    from rich.text import Text
+
+    from mha_core.errors import shown
+
+    console.print(_line(verdict), soft_wrap=True)
+    if verdict.printed:
+        lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
+        console.print(Text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
+    if verdict.status in ("wrong", "no answer", "to do"):
+        console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
 
 
 def _name_of(verdict: Verdict) -> str:
@@ -165,20 +173,28 @@ def _line(verdict: Verdict) -> Text:
     return text
 
 
-def _watch(console: Console, verdicts: Sequence[Verdict], folder: Path, time_limit: float) -> list[Verdict]:
-    """Judge what was saved, until an interrupt; the last verdict on each exercise."""
+def _watch(
+    console: Console,
+    verdicts: Sequence[Verdict],
+    seen: dict[Exercise, tuple[int, int]],
+    folder: Path,
+    time_limit: float,
+) -> list[Verdict]:
+    """Judge what was saved since it was seen, until an interrupt; the last verdict on each exercise."""
     import time
+
+    from mha.learn.judge import judge
 
     console.print("Watching; Ctrl-C ends it.", style="dim")
     last = {verdict.exercise: verdict for verdict in verdicts}
-    seen = {exercise: _saved(folder / exercise.file) for exercise in last}
     try:
         while True:
             time.sleep(0.3)
             for exercise, before in seen.items():
-                if _saved(folder / exercise.file) != before:
-                    seen[exercise] = _saved(folder / exercise.file)
-                    last[exercise] = _judged(console, [exercise], folder, time_limit)[0]
+                if (now := _saved(folder / exercise.file)) != before:
+                    seen[exercise] = now
+                    last[exercise] = judge(exercise, folder, time_limit=time_limit)  # what is printed is what counts
+                    _print(console, last[exercise])
     except KeyboardInterrupt:
         console.print()
     return list(last.values())
