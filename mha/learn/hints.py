@@ -15,7 +15,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
 from mha.learn.bench import Place, bench
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
-from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, judge, run_on, verdict_of
+from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
 from mha.learn.running.layering import SECONDS, diagnosed
 from mha.learn.running.workshop import ask
@@ -137,7 +137,7 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
     if not failing:
         return ""
     place, answer = min(failing, key=lambda one: one[0].size)
-    return "The smallest case that fails:\n" + written_out(exercise, place, answer)
+    return "The smallest case that fails:\n" + written_out(exercise, place, answer, first_wrong_row(place, answer))
 
 
 # The others --------------------------------------------------------------------------------------------

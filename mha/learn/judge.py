@@ -164,17 +164,33 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
     for name, array, wanted, allowed in zip(names_of(exercise), answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} has shape {array.shape}; it must be {wanted.shape}"
-        wrong = distance(array, wanted) > allowed
-        if wrong.any():
-            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        indices = _wrong(array, wanted, allowed)
+        if len(indices):
+            index = tuple(int(i) for i in indices[0])
             got, right = (_number(one[index]) for one in (array, wanted))
             if got == right:
                 got, right = (f"{one[index]:.17g}" for one in (array, wanted))
             return (
-                f"{name}{at(index)} is {got}, expected {right}; {int(wrong.sum())} of {wrong.size} differ "
+                f"{name}{at(index)} is {got}, expected {right}; {len(indices)} of {wanted.size} differ "
                 f"(case {place.case.id}: {described(place.problem)})"
             )
     return ""
+
+
+def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
+    """The index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
+    for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
+        if array.shape != wanted.shape:
+            return ()
+        indices = _wrong(array, wanted, allowed)
+        if len(indices):
+            return tuple(int(i) for i in indices[0][:-1])
+    return ()
+
+
+def _wrong(array: NDArray, wanted: NDArray, allowed: NDArray) -> NDArray:
+    """The indices of all elements that are too far off."""
+    return np.argwhere(distance(array, wanted) > allowed)
 
 
 def _number(value: np.generic) -> str:

@@ -11,6 +11,9 @@ from conformance.cases.problem import Problem
 from mha.learn.bench import Place
 from mha.learn.exercise import StepExercise
 
+LARGE = 60
+"""Elements of an array that is still printed whole."""
+
 
 def at(index: tuple[int, ...]) -> str:
     """An index as it is written.
@@ -50,15 +53,21 @@ def given_to(exercise: StepExercise, place: Place) -> str:
     return "\n".join(lines)
 
 
-def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...]) -> str:
-    """A case with its arguments, what was returned and what is right, in numbers."""
+def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
+    """A case with its arguments, what was returned and what is right, in numbers; `row` alone of large arrays."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip((argument.name for argument in exercise.arguments), place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):
         named[f"your {one.name}"] = array
         named[f"right {one.name}"] = wanted
-    with np.printoptions(precision=4, suppress=True, threshold=60, linewidth=100):
+    rows = place.wanted[0].shape[: len(row)]
+    with np.printoptions(precision=4, suppress=True, threshold=LARGE, linewidth=100):
         for name, value in named.items():
-            shown = f"{value!s}" if not isinstance(value, np.ndarray) else f"{value.shape}\n{value!s}"
+            if not isinstance(value, np.ndarray):
+                shown = str(value)
+            elif row and value.size > LARGE and value.shape[:-1] == rows:
+                shown = f"{value.shape}, of which {at(row)}\n{value[row]!s}"
+            else:
+                shown = f"{value.shape}\n{value!s}"
             lines.append(textwrap.indent(f"{name} {shown}", "  "))
     return "\n".join(lines)
