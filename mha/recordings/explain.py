@@ -54,7 +54,8 @@ class _LeanRuns(Runs):
 
     def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
         arrays = super()._run(problem, bugs, with_gradients)
-        return None if arrays is None else {name: arrays[name] for name in problem.recorded}
+        # None or nothing of bugs that can't be put in, or that contradict each other; the same is said here.
+        return {name: arrays[name] for name in problem.recorded} if arrays else arrays
 
 
 SMALL = 100_000
