@@ -51,4 +51,5 @@ def test_a_product_that_is_not_normal_is_off_by_less_than_the_smallest_numbers()
 def test_a_product_with_large_numbers_does_not_overflow(large, where):
     a, b = np.full((40, 40), 2.0**-1022), np.ones((40, 30))
     (a if where == "first" else b)[0, 0] = large
-    np.testing.assert_array_equal(_matmul(a, b), a @ b)
+    with np.errstate(invalid="ignore"):  # an infinite factor may raise the flag, as some products of NumPy 2 do
+        np.testing.assert_array_equal(_matmul(a, b), a @ b)
