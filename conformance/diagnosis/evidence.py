@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.expected import expected
+from conformance.judging.near import Nearness
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
@@ -24,14 +25,8 @@ from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State
 from mha_core.stages import is_gradient
 
-SLACK = 100.0
-"""Factor on the bound for hypotheses, because a bug changes the numbers from which the bound was computed."""
-
-RELATIVE = 1000.0
-"""Roundoffs of the array's largest number that are allowed besides."""
-
 SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
-"""SLACK and RELATIVE where a subject computes in float32 inside, as those wide bounds could hide small bugs."""
+"""Of the Nearness where a subject computes in float32 inside, as its wide defaults could hide small bugs."""
 
 FIRST_STAGE = 0.5
 """Credit for a case in which a hypothesis explains the first wrong stage but not the output."""
@@ -73,8 +68,8 @@ class Evidence:
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
         self.runs = runs
         self.inside = inside
-        self.unit = UNIT_ROUNDOFF[inside or dtype]
-        self.slack, self.relative = (SLACK, RELATIVE) if inside is None else (SLACK_INSIDE, RELATIVE_INSIDE)
+        unit = UNIT_ROUNDOFF[inside or dtype]
+        self.nearness = Nearness(unit) if inside is None else Nearness(unit, SLACK_INSIDE, RELATIVE_INSIDE)
         self._whole: dict[tuple[str, tuple[Bug, ...]], bool] = {}
         self._credit: dict[tuple[str, tuple[Bug, ...]], float] = {}
         self._wrong: dict[str, tuple[str, ...]] = {}
@@ -226,17 +221,8 @@ class Evidence:
     def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
         """Whether two arrays of one name are equal within rounding; the default for `other` is the subject's array."""
         other = observation.arrays[name] if other is None else other
-        if array.shape != other.shape:
-            return False
-        alike = array == other
-        if alike.all():
-            return True
-        counts = observation.wanted.where if name == "scores" else np.True_
-        with np.errstate(all="ignore"):
-            magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)
-            allowed = self.slack * self._bound(observation, name) + self.relative * self.unit * magnitude
-            near = np.abs(array - other) <= allowed
-        return bool((near | alike | (np.isnan(array) & np.isnan(other)) | ~counts).all())
+        counts = observation.wanted.where if name == "scores" else None
+        return self.nearness.near(array, other, self._bound(observation, name), counts)
 
     def _bound(self, observation: Observation, name: str) -> NDArray:
         if self.inside is None:

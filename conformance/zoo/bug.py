@@ -5,7 +5,7 @@ The registry is in `registry.py`, the bugs themselves are by topic in `forward/`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -77,16 +77,36 @@ class Bug:
         return reference.run_state(config, weights, inputs, forward=forward, backward=backward)
 
 
+@dataclass(frozen=True, eq=False)
+class OnTop:
+    """A step that changes what another step does; several of one step apply one after another, in the bugs' order.
+
+    Args:
+        beneath: the step that it is put on: the definition's, or one of another bug.
+        change: (state, beneath) -> the result. It may change the result of `beneath(state)`, or the State that it gets.
+    """
+
+    beneath: Step
+    change: Callable[[State, Step], Any]
+
+    def __call__(self, state: State) -> Any:
+        return self.change(state, self.beneath)
+
+
 def compatible(a: Bug, b: Bug) -> bool:
     """Whether two bugs replace no step in common, so that they can't contradict each other."""
-    return not a.steps & b.steps
+    return not any(_replaces(a, name) and _replaces(b, name) for name in a.steps & b.steps)
+
+
+def _replaces(bug: Bug, name: str) -> bool:
+    return not all(isinstance(steps[name], OnTop) for steps in (bug.forward, bug.backward) if name in steps)
 
 
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     """The forward and the backward pipeline with the steps of all `bugs`.
 
     Bugs of one step compose: each changes the numbers that it changes alone. Such a step raises Contradiction where
-    two of them would make different numbers of the same one.
+    two of them would make different numbers of the same one. Those that stand on top of a step (`OnTop`) come after.
     """
     forward = _with_steps(FORWARD, [bug.forward for bug in bugs])
     return forward, _with_steps(BACKWARD, [bug.backward for bug in bugs])
@@ -95,8 +115,13 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
 def _with_steps(right: Mapping[str, Step], replaced: Sequence[Mapping[str, Step]]) -> dict[str, Step]:
     pipeline = dict(right)
     for name in {name for steps in replaced for name in steps}:
-        others = [_where_parameters_are(steps[name]) for steps in replaced if name in steps]
-        pipeline[name] = others[0] if len(others) == 1 else _composed(right[name], others)
+        found = [steps[name] for steps in replaced if name in steps]
+        others = [_where_parameters_are(step) for step in found if not isinstance(step, OnTop)]
+        if others:
+            pipeline[name] = others[0] if len(others) == 1 else _composed(right[name], others)
+        for step in found:
+            if isinstance(step, OnTop):
+                pipeline[name] = _where_parameters_are(OnTop(pipeline[name], step.change))
     return pipeline
 
 

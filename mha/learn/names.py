@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.diagnosis.evidence import RELATIVE, SLACK
+from conformance.judging.near import RELATIVE, SLACK
 from conformance.zoo.bug import Bug, DoesNotApply, compatible, pipelines
 from conformance.zoo.registry import all_bugs
 from mha.learn.bench import PRECISION, Bench, Place, bench, distance

@@ -1,0 +1,151 @@
+"""Lab: a subject that can be asked anything, with a limit on the time, and a note of what it refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import CONFIGS, generic
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import Expected, answer
+from conformance.judging.near import Nearness
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from mha_core import AttentionConfig, Trace
+
+LEAST_CONFIGS = 3
+"""A dependence on sizes is named only if it holds in this many configs (where the subject takes as many)."""
+
+MOST_CONFIGS = 4
+
+SECONDS = 15.0
+"""Default of the time that all questions of one diagnosis may take."""
+
+
+@dataclass(eq=False)
+class Lab:
+    """Asks a subject, once per problem.
+
+    Args:
+        subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
+        seconds: the time that its answers may take together; after that every question is refused.
+        configs: the layers that it may be asked as. Default: those of CONFIGS that it takes.
+
+    Attributes:
+        precision: the arithmetic that its bounds are of; narrower than declared once that is seen.
+        refused: why a question had no answer -> how often.
+        questions: how many were asked.
+    """
+
+    subject: Any
+    seconds: float = SECONDS
+    configs: tuple[AttentionConfig, ...] = ()
+    precision: Precision = field(init=False)
+    refused: dict[str, int] = field(default_factory=dict)
+    questions: int = 0
+    spent: float = 0.0
+    _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
+    _rounded: dict[Problem, Problem] = field(default_factory=dict, repr=False)
+    _wanted: dict[tuple[Problem, Precision], Expected] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.precision = self.subject.precision
+        if not self.configs:
+            self.configs = self._accepted()
+
+    def _accepted(self) -> tuple[AttentionConfig, ...]:
+        """The richest configs that it takes: those with all sizes different, and at least one that is plain."""
+        found: list[AttentionConfig] = []
+        for config in CONFIGS:
+            if len(found) < MOST_CONFIGS and self.ask(generic(config)) is not None:
+                found.append(config)
+        return tuple(found)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.subject.dtype)
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of its arithmetic."""
+        return UNIT_ROUNDOFF[self.precision.storage]
+
+    @property
+    def nearness(self) -> Nearness:
+        return Nearness(self.unit)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.spent >= self.seconds
+
+    def ask(self, problem: Problem) -> Trace | None:
+        """Its answer, as float64, to a problem rounded to its dtype; None if it gives none, with a note of why."""
+        if problem not in self._answers:
+            self._answers[problem] = self._ask(problem)
+        return self._answers[problem]
+
+    def ask_again(self, problem: Problem) -> Trace | None:
+        """As `ask`, but the subject is asked even if it has been before."""
+        return self._ask(problem)
+
+    def output(self, problem: Problem) -> NDArray | None:
+        """Its output, or None."""
+        trace = self.ask(problem)
+        return None if trace is None else trace.output
+
+    def is_right(self, problem: Problem) -> bool:
+        """Whether its answer is the definition's, within the bounds; it must have given one."""
+        trace = self.ask(problem)
+        assert trace is not None
+        wanted = self.wanted(problem)
+        try:
+            compare(Trace(output=trace.output), wanted.trace, wanted.allowed_error, wanted.where, "float64")
+        except ParityError:
+            return False
+        return True
+
+    def wanted(self, problem: Problem) -> Expected:
+        """The definition's answer with the bounds of the subject's precision."""
+        key = problem, self.precision
+        if key not in self._wanted:
+            self._wanted[key] = answer(self.rounded(problem), self.precision)
+        return self._wanted[key]
+
+    def rounded(self, problem: Problem) -> Problem:
+        """The problem as the subject gets it: the same object for the same problem."""
+        if self.dtype == "float64":
+            return problem
+        if problem not in self._rounded:
+            self._rounded[problem] = problem.rounded(self.dtype)
+        return self._rounded[problem]
+
+    def _ask(self, problem: Problem) -> Trace | None:
+        if self.out_of_time:
+            return self._refuse(f"the time for experiments, {self.seconds:g} s, was spent")
+        start = time.perf_counter()
+        self.questions += 1
+        try:
+            arrays = ask(self.subject, self.rounded(problem)).arrays()
+        except (CannotExpress, SubjectFailed) as reason:
+            return self._refuse(str(reason))
+        finally:
+            self.spent += time.perf_counter() - start
+        output = arrays["output"]
+        shape = (problem.sizes.batch, problem.sizes.query_len, problem.config.output_dim)
+        if output.shape != shape or output.dtype.kind != "f":
+            return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
+        return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
+
+    def _refuse(self, reason: str) -> Trace | None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        return None
+
+    def why_refused(self) -> Mapping[str, int]:
+        """Each reason for a question without an answer -> how often, the most frequent first."""
+        return dict(sorted(self.refused.items(), key=lambda item: -item[1]))

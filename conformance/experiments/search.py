@@ -1,0 +1,213 @@
+"""The search: probe after probe, the model of the subject grows by the bugs that each probe shows.
+
+Probes isolate steps, the earliest and simplest first, so faults of several steps are met one at a time: a bug is
+looked for among those of the zoo and those that were measured, given the bugs that earlier probes have shown. So the
+work for several faults adds up and does not multiply. Of bugs that no probe so far can tell apart all are kept, up to
+BEAM models, and later probes choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from conformance.cases.problem import Problem
+from conformance.discovery import members
+from conformance.experiments import probes as folder
+from conformance.experiments.lab import Lab
+from conformance.experiments.measured import is_measured
+from conformance.experiments.probe import Probe
+from conformance.experiments.view import View, fits
+from conformance.zoo.bug import Bug
+from conformance.zoo.registry import all_bugs
+from conformance.zoo.variants import Variants
+from mha_core.stages import is_gradient
+
+Model = tuple[Bug, ...]
+
+BEAM = 12
+"""Most models that are followed at once."""
+
+AT_ONCE = 3
+"""Most bugs that one probe may add."""
+
+PARTLY = 6
+"""Most candidates that explain a part of a probe's problems and are extended by another bug."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one probe showed.
+
+    Attributes:
+        probe: its id.
+        bug: the bug that was added; None if something differs and no bug was found for it.
+        equals: other bugs that no probe could tell from it.
+        problem: of those that differ, the smallest.
+        differing, asked: how many of the probe's problems differ, and were answered.
+    """
+
+    probe: str
+    bug: Bug | None
+    problem: Problem
+    differing: int
+    asked: int
+    equals: tuple[Bug, ...] = ()
+
+    @property
+    def confident(self) -> bool:
+        return self.bug is not None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of all probes on one subject.
+
+    Attributes:
+        models: what explains every probe but those of `unexplained`; several, if no probe can tell them apart.
+        shown: probe id -> the models that it added bugs to get.
+        unexplained: probe id -> (its smallest differing problem, how many differ, how many were answered).
+        silent: probe id -> what is not known because the subject refused all its problems.
+        lab: whom was asked what.
+    """
+
+    models: tuple[Model, ...]
+    shown_by: dict[str, str]
+    unexplained: dict[str, tuple[Problem, int, int]]
+    silent: dict[str, str]
+    lab: Lab
+
+    @property
+    def complete(self) -> bool:
+        """Whether the models explain every probe."""
+        return not self.unexplained
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.unexplained) or any(self.models)
+
+
+def all_probes() -> tuple[Probe, ...]:
+    """Every probe: the tuples PROBES of all modules of the folders of `probes/`, in their order."""
+    topics = (topic for part in members(folder, folders=True) for topic in members(part))
+    return tuple(probe for topic in topics for probe in topic.PROBES)
+
+
+@dataclass(eq=False)
+class Search:
+    """One run of all probes on one subject.
+
+    Args:
+        lab: asks the subject.
+        zoo: the bugs on file.
+        progress: is told what is being done.
+    """
+
+    lab: Lab
+    zoo: Sequence[Bug] = ()
+    progress: Callable[[str], None] = lambda what: None
+    variants: Variants = field(default_factory=Variants)
+    _shown_by: dict[str, str] = field(default_factory=dict)
+
+    def run(self, chosen: Sequence[Probe] | None = None) -> Measured:
+        beam: list[Model] = [()]
+        unexplained: dict[str, tuple[Problem, int, int]] = {}
+        silent: dict[str, str] = {}
+        for probe in all_probes() if chosen is None else chosen:
+            problems = self._answered(probe)
+            if not problems:
+                if probe.unknown:
+                    silent[probe.id] = probe.unknown
+                continue
+            found = [model for model in beam if self._fits_all(model, problems, probe)]
+            if not found:
+                self.progress(f"probe {probe.id}")
+                found = self._grown(probe, beam, problems)
+            if found:
+                beam = found[:BEAM]
+            else:
+                wrong = [one for one in problems if not self._fits(beam[0], one, probe)]
+                unexplained[probe.id] = (wrong[0], len(wrong), len(problems))
+        return Measured(tuple(beam), dict(self._shown_by), unexplained, silent, self.lab)
+
+    def _answered(self, probe: Probe) -> tuple[Problem, ...]:
+        def is_answered(problem: Problem) -> bool:
+            trace = self.lab.ask(problem)
+            return trace is not None and (not probe.gradients or any(map(is_gradient, trace.arrays())))
+
+        return tuple(problem for problem in probe.problems(self.lab) if is_answered(problem))
+
+    def _fits(self, model: Model, problem: Problem, probe: Probe) -> bool:
+        return fits(self.lab, self.variants, problem, model, gradients=probe.gradients)
+
+    def _fits_all(self, model: Model, problems: Iterable[Problem], probe: Probe) -> bool:
+        return all(self._fits(model, problem, probe) for problem in problems)
+
+    def _grown(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
+        """Models of the beam with one bug more that give every problem of this probe; or with two, or three."""
+        bases = list(beam)
+        for _ in range(AT_ONCE):
+            whole: list[Model] = []
+            partly: list[tuple[int, Model]] = []
+            for base in bases:
+                for bugs, right in self._extended(probe, base, problems):
+                    if right == len(problems):
+                        whole.append(bugs)
+                    else:
+                        partly.append((right, bugs))
+            if whole:
+                for model in whole:
+                    for bug in model:
+                        self._shown_by.setdefault(bug.id, probe.id)
+                return self._distinct(whole)
+            partly.sort(key=lambda one: -one[0])
+            bases = [model for _, model in partly[:PARTLY]]
+        return []
+
+    def _extended(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[tuple[Model, int]]:
+        """Each extension of a model that explains more of the problems than it, and how many it explains."""
+        before = [self._fits(base, problem, probe) for problem in problems]
+        # The differing ones first: nearly all candidates are dropped there.
+        order = sorted(range(len(problems)), key=lambda index: before[index])
+        view = View(self.lab, self.variants, base, problems, probe.gradients)
+        tried: set[str] = {bug.id for bug in base}
+        for bug in (*self.zoo, *probe.propose(view)):
+            if bug.id in tried:
+                continue
+            tried.add(bug.id)
+            model = (*base, bug)
+            right = 0
+            for place, index in enumerate(order):
+                if self._fits(model, problems[index], probe):
+                    right += 1
+                elif before[index] or right + len(order) - place - 1 <= sum(before):
+                    right = -1  # it breaks what was explained, or can't explain more
+                    break
+            if right > sum(before):
+                yield model, right
+
+    def _distinct(self, models: Sequence[Model]) -> list[Model]:
+        """The models, those of fewer bugs and of bugs on file first; each set of bugs once."""
+        found: dict[frozenset[str], Model] = {}
+        for model in models:
+            found.setdefault(frozenset(bug.id for bug in model), model)
+        return sorted(found.values(), key=lambda model: (len(model), sum(map(is_measured, model))))
+
+
+def measure(
+    subject: object,
+    *,
+    lab: Lab | None = None,
+    zoo: Sequence[Bug] | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Measured:
+    """Run every probe on a subject.
+
+    Args:
+        subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
+        lab: asks it. Default: one with the default limits.
+        zoo: the bugs on file. Default: all that differ from the definition.
+        progress: is told what is being done.
+    """
+    known = [bug for bug in (all_bugs() if zoo is None else zoo) if not bug.equivalent]
+    return Search(Lab(subject) if lab is None else lab, known, progress).run()

@@ -1,0 +1,96 @@
+"""View: what a probe's `propose` sees: the answers, those of the model so far, and a subject that can be asked more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.experiments.lab import Lab
+from conformance.zoo.bug import Bug
+from conformance.zoo.variants import Variants
+from mha_core.stages import is_gradient
+
+Arrays = Mapping[str, NDArray]
+
+
+@dataclass(eq=False)
+class View:
+    """One subject, one model of it, and the problems of one probe.
+
+    Args:
+        lab: asks the subject.
+        variants: runs models.
+        model: the bugs that explain all probes before this one.
+        problems: those of this probe that the subject answered.
+        gradients: whether this probe compares gradients.
+    """
+
+    lab: Lab
+    variants: Variants
+    model: tuple[Bug, ...]
+    problems: tuple[Problem, ...]
+    gradients: bool = False
+
+    def got(self, problem: Problem) -> NDArray | None:
+        """The subject's output, float64; None if it refuses. Asked once per Problem object."""
+        return self.lab.output(problem)
+
+    def got_all(self, problem: Problem) -> Arrays | None:
+        """Every array that the subject shows, by name; gradients as "gradients.NAME"."""
+        trace = self.lab.ask(problem)
+        return None if trace is None else trace.arrays()
+
+    def made(self, problem: Problem) -> NDArray | None:
+        """The model's output; None where the model can't be run."""
+        arrays = self.made_all(problem)
+        return None if arrays is None else arrays["output"]
+
+    def made_all(self, problem: Problem) -> Arrays | None:
+        """Every array of the model; gradients only if this probe compares gradients."""
+        return self.variants.run(self.lab.rounded(problem), self.model, gradients=self.gradients) or None
+
+    def right(self, problem: Problem) -> Arrays:
+        """Every array of the definition."""
+        return self.lab.wanted(problem).trace.arrays()
+
+    def differing(self) -> Iterator[Problem]:
+        """The problems that the model does not give."""
+        for problem in self.problems:
+            if not fits(self.lab, self.variants, problem, self.model, gradients=self.gradients):
+                yield problem
+
+
+def fits(lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False) -> bool:
+    """Whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
+
+    A model without bugs must be right within the bounds, as in the suite; another within `Lab.nearness`.
+    """
+    trace = lab.ask(problem)
+    assert trace is not None
+    arrays = trace.arrays()
+    names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]
+    wanted = lab.wanted(problem)
+    made: Arrays | None = wanted.trace.arrays()
+    if model:
+        made = variants.run(lab.rounded(problem), model, gradients=gradients)
+        if not made:
+            return False
+    elif not gradients:
+        return lab.is_right(problem)
+    assert made is not None
+    allowed = wanted.allowed_error
+    if not model:
+        return all(bool(np.all(_within(made[name], arrays[name], allowed[name]))) for name in names)
+    return all(name in made and lab.nearness.near(made[name], arrays[name], allowed[name]) for name in names)
+
+
+def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:
+    if wanted.shape != array.shape:
+        return np.False_  # type: ignore[return-value]
+    with np.errstate(all="ignore"):
+        near = np.abs(wanted - array) <= allowed
+    return near | (wanted == array) | (np.isnan(wanted) & np.isnan(array))
