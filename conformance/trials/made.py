@@ -1,0 +1,219 @@
+"""Trials: layers with faults drawn at random, each made again by its id, such as 1-17 or 1-17x2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.cases.table import all_cases
+from conformance.discovery import members
+from conformance.judging.compare import ParityError, compare
+from conformance.judging.expected import expected
+from conformance.subjects.ask import ask
+from conformance.trials import parts
+from conformance.trials.equivalent import further_stages
+from conformance.trials.faults import BACKWARD, Dice, Fault
+from conformance.trials.layer import View
+from conformance.trials.parts.states import STATE
+from conformance.trials.parts.words import Parts
+from conformance.trials.problems import draw_problem
+from conformance.trials.subject import FaultySubject, hooks_of, run_view
+from mha_core import STAGES, SpecError
+
+ID = re.compile(r"(\d{1,18})-(\d{1,18})(?:x([123]))?(g)?", re.ASCII)
+
+EFFECT = 1e-7
+"""A layer whose outputs differ by less than this part of the largest from the right ones has no fault worth finding."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A wrong layer, and what is wrong with it.
+
+    Attributes:
+        id: SEED-NUMBER, then "x2" or "x3" for two or three faults, then "g" for wrong gradients.
+        faults: what is wrong.
+        stages: the stages at which calling it the first wrong one is right.
+    """
+
+    id: str
+    faults: tuple[Fault, ...]
+    stages: frozenset[str]
+
+    @property
+    def gradients(self) -> bool:
+        """Whether it is about gradients."""
+        return any(fault.is_backward for fault in self.faults)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether calls differ, so that no model of one call describes it."""
+        return any(fault.kind == STATE for fault in self.faults)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The features that its faults need to act."""
+        return tuple(dict.fromkeys(name for fault in self.faults for name in fault.needs))
+
+    @property
+    def words(self) -> str:
+        return "\n".join(fault.words for fault in self.faults)
+
+    @property
+    def roundoff(self) -> float:
+        return max(fault.roundoff for fault in self.faults)
+
+    def subject(self, *, stages: bool = False) -> FaultySubject:
+        """The layer as a subject, which shows its output; its gradients too if it is about them."""
+        return FaultySubject(self.faults, stages=stages, gradients=self.gradients, name=f"trial {self.id}")
+
+
+@cache
+def families() -> dict[str, Parts]:
+    """All families, in "forward" and in "backward": name -> what draws one of its faults."""
+    found: dict[str, Parts] = {"forward": {}, "backward": {}}
+    for module in members(parts):
+        if hasattr(module, "parts"):
+            found["backward" if module.__name__.endswith(".gradients") else "forward"].update(module.parts())
+    return found
+
+
+def make(seed: int, number: int, faults: int = 1, gradients: bool = False) -> Trial:
+    """One trial: the same one for the same arguments.
+
+    Args:
+        seed, number: which one.
+        faults: how many faults it has, 1 to 3, of different families.
+        gradients: whether they are wrong gradients of a layer whose output is right.
+
+    Raises:
+        SpecError: a number is out of range.
+
+    >>> make(1, 17).id, make(1, 17, faults=2).id
+    ('1-17', '1-17x2')
+    """
+    if seed < 0 or number < 0 or faults not in (1, 2, 3):
+        raise SpecError(
+            f"a trial has a seed and a number from 0 on, and 1 to 3 faults. Got {seed}, {number}, {faults}."
+        )
+    id = f"{seed}-{number}" + (f"x{faults}" if faults > 1 else "") + ("g" if gradients else "")
+    dice = Dice("trial", id)
+    while True:
+        drawn = _drawn(dice, faults, gradients)
+        if _all_act(drawn) and _shows(drawn):
+            return Trial(id, drawn, _first_stages(drawn))
+
+
+def of_id(id: str) -> Trial:
+    """The trial of this id. Raises SpecError if it is none.
+
+    >>> of_id("2-5x3g").faults[0].stages
+    frozenset({'gradients'})
+    """
+    found = ID.fullmatch(id)
+    if found is None:
+        raise SpecError(
+            f"a trial is SEED-NUMBER, then x2 or x3 for more faults, g for gradients: 1-17, 1-17x2. Got {id!r}."
+        )
+    return make(int(found[1]), int(found[2]), int(found[3] or 1), gradients=bool(found[4]))
+
+
+def _drawn(dice: Dice, faults: int, gradients: bool) -> tuple[Fault, ...]:
+    there = families()["backward" if gradients else "forward"]
+    chosen: list[Fault] = []
+    while len(chosen) < faults:
+        kind = dice.one_of(kinds(gradients))
+        family = dice.one_of([name for name in there if _kind(name) == kind])
+        fault = there[family](dice)
+        if any(fault.family == other.family for other in chosen) or (faults > 1 and fault.kind == STATE):
+            continue
+        chosen.append(fault)
+    return tuple(chosen)
+
+
+def _kind(family: str) -> str:
+    """Families that differ only in their point are drawn together: the first word of the name."""
+    return family.partition(":")[0]
+
+
+@cache
+def kinds(gradients: bool) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_kind, families()["backward" if gradients else "forward"])))
+
+
+def arrays_of(faults: tuple[Fault, ...], problem: Problem, *, gradients: bool, calls: int = 0) -> dict[str, NDArray]:
+    """What a layer with these faults gives in a problem: its output, or its gradients by "gradients.NAME"."""
+    view = View(problem.config, problem.weights, problem.inputs, hooks_of(faults), calls)
+    arrays = run_view(view, gradients=gradients).arrays()
+    if gradients:
+        del arrays["output"]
+    return arrays
+
+
+def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
+    """The largest difference of two results, by the largest number of its array in `b`; a NaN equals a NaN."""
+    worst = 0.0
+    for name, array in b.items():
+        if not array.size:
+            continue
+        with np.errstate(all="ignore"):
+            apart = np.abs(a[name] - array)
+        same = (a[name] == array) | (np.isnan(a[name]) & np.isnan(array))
+        apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+        worst = max(worst, float(apart.max() / (np.abs(array[np.isfinite(array)]).max(initial=0.0) or 1.0)))
+    return worst
+
+
+def _problems(needs: tuple[str, ...], count: int, purpose: str) -> Iterator[Problem]:
+    dice = Dice("problems", purpose, *needs)
+    for _ in range(count):
+        yield draw_problem(dice, needs)
+
+
+def _all_act(faults: tuple[Fault, ...]) -> bool:
+    """Whether each of the faults changes something beside the others, in problems that have what they need."""
+    gradients = faults[0].is_backward
+    together = tuple(dict.fromkeys(name for fault in faults for name in fault.needs))
+    calls = int(any(fault.kind == STATE for fault in faults))
+    for left_out in faults:
+        others = tuple(fault for fault in faults if fault is not left_out)
+        acts = False
+        for problem in _problems(together, 8, "acting"):
+            whole = arrays_of(faults, problem, gradients=gradients, calls=calls)
+            if distance(whole, arrays_of(others, problem, gradients=gradients, calls=calls)) > EFFECT:
+                acts = True
+                break
+        if not acts:
+            return False
+    return True
+
+
+def _shows(faults: tuple[Fault, ...]) -> bool:
+    """Whether the suite's cases show it: a layer that is right in all of them is nothing to find."""
+    if any(fault.kind == STATE for fault in faults):
+        return True  # a repeated call does
+    subject = FaultySubject(faults, gradients=faults[0].is_backward)
+    return any(_differs(subject, case) for case in all_cases() if not case.expensive)
+
+
+def _differs(subject: FaultySubject, case: Case) -> bool:
+    wanted = expected(case, subject.precision)
+    try:
+        compare(ask(subject, wanted.problem), wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
+    except ParityError:
+        return True
+    return False
+
+
+def _first_stages(faults: tuple[Fault, ...]) -> frozenset[str]:
+    order = (*STAGES, BACKWARD)
+    each = [fault.stages | further_stages(fault) for fault in faults]
+    return frozenset(min(chosen, key=order.index) for chosen in product(*each))

@@ -1,0 +1,65 @@
+"""Trials are the same ones for the same id, and the truth that they carry is true."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.trials.changes import Factor
+from conformance.trials.equivalent import same_at
+from conformance.trials.faults import Dice
+from conformance.trials.made import arrays_of, distance, families, make, of_id
+from conformance.trials.problems import draw_problem
+from mha_core import SpecError
+
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
+
+
+def test_a_trial_is_made_again_by_its_id():
+    for id in ("3-1", "3-1x2", "3-1x3", "3-1g", "3-2x2g"):
+        first, again = of_id(id), of_id(id)
+        assert first.id == again.id == id
+        assert first.words == again.words
+        assert first.stages == again.stages
+        problem = draw_problem(Dice("again", id), first.needs)
+        arrays = (arrays_of(trial.faults, problem, gradients=trial.gradients) for trial in (first, again))
+        assert distance(*arrays) == 0.0
+
+
+def test_what_is_drawn_stays():
+    """Ids in reports would lie if draws changed by accident: a change here is one of every published figure."""
+    assert [make(1, number).words for number in range(3)] == [
+        "the softcap: squared",
+        "the queries: plus 0.1",
+        "the additive score's vector: rolled by 2 along the unit axis",
+    ]
+
+
+def test_faults_of_one_trial_are_different_and_each_acts():
+    for number in range(6):
+        trial = make(4, number, 3)
+        assert len({fault.family for fault in trial.faults}) == 3
+
+
+@pytest.mark.parametrize("id", ["", "1", "1-2x4", "1-2x0", "-1-2", "1-2gg"])
+def test_what_is_no_id_is_refused(id):
+    with pytest.raises(SpecError, match="a trial is SEED-NUMBER"):
+        of_id(id)
+
+
+def test_there_are_many_families():
+    assert len(families()["forward"]) >= 60
+    assert len(families()["backward"]) >= 60
+
+
+@pytest.mark.parametrize(
+    ("point", "stages"),
+    [
+        ("q", {"queries", "keys", "scores"}),
+        ("v", {"values", "weights", "heads", "output"}),
+        ("weights", {"values", "weights", "heads", "output"}),
+        ("scores", {"scores"}),
+        ("output", {"output"}),
+    ],
+)
+def test_where_a_factor_does_the_same(point, stages):
+    assert same_at(point, Factor("0.9", lambda view: 0.9)) == stages
