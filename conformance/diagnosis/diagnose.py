@@ -1,9 +1,10 @@
 """Diagnosis: find the stage since which a subject differs, and the bugs that explain it.
 
-A hypothesis is the reference with one or more bugs of the zoo in it. One that gives all arrays of the subject in
-*every* case, the failing and the passing ones, is looked for first: one bug, a pair, then up
-to four. If there is none, the one is named that explains nearly all of the failing cases, with what it does not
-explain (see `evidence` for what it means to explain a case, and `hypotheses` for the ranking and its thresholds).
+A hypothesis is the reference with one or more bugs in it. One that gives all arrays of the subject in *every* case,
+the failing and the passing ones, is looked for first: one bug of the zoo, then what experiments measure (see
+`conformance.experiments`), else a pair, then up to four. If there is none, the one is named that explains nearly all
+of the failing cases, with what it does not explain (see `evidence` for what it means to explain a case, and
+`hypotheses` for the ranking and its thresholds).
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence, is_of_float32
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
+from conformance.experiments.lab import Lab
+from conformance.experiments.measured import is_measured
+from conformance.experiments.search import Measured, Model, measure
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
+from conformance.judging.repeats import can_be_asked_again
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
@@ -42,6 +47,7 @@ class Diagnosis:
         explanations: hypotheses that explain every case; several, if these cases can't tell them apart.
         partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
         closest: if there is none of these either, those that explain some failing cases, best first.
+        measured: what experiments showed; None if the subject was not asked more than the cases.
     """
 
     subject: str
@@ -55,6 +61,7 @@ class Diagnosis:
     explanations: tuple[Hypothesis, ...] = ()
     partly: tuple[Hypothesis, ...] = ()
     closest: tuple[Hypothesis, ...] = ()
+    measured: Measured | None = None
 
 
 def diagnose(
@@ -63,6 +70,7 @@ def diagnose(
     *,
     bugs: Sequence[Bug] | None = None,
     runs: Runs | None = None,
+    experiments: bool | Lab = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
     """Run the subject on the cases and look for the bugs that explain it.
@@ -73,6 +81,8 @@ def diagnose(
             hypotheses are tried on those last, and on a passing one only if everything else leaves them.
         bugs: the zoo to choose from. Default: all of it.
         runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
+        experiments: whether the subject is asked more than the cases, so that what no bug on file explains is measured;
+            or the Lab that asks it. A subject that only gives what was recorded is not asked.
         progress: is told what is being done.
 
     Raises:
@@ -99,31 +109,56 @@ def diagnose(
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     larger = bugs_of_large_blocks() if bugs is None else ()
     search = Search(observations, Evidence(runs or Runs(), subject.dtype, inside))
-    return _explained(replace(found, inside=inside), search, zoo, larger, progress)
-
-
-def _explained(
-    found: Diagnosis, search: Search, zoo: Sequence[Bug], larger: Sequence[Bug], progress: Callable[[str], None]
-) -> Diagnosis:
+    found = replace(found, inside=inside)
     if not search.failing:  # in the precision that it has inside, everything is right
         return replace(found, explanations=(search.hypothesis(()),))
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
+    if experiments and can_be_asked_again(subject):
+        lab = Lab(subject) if experiments is True else experiments
+        measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
+        found = replace(found, measured=measured)
+        whole = _told_apart(whole, search, measured)
+    return _explained(found, search, zoo, larger, whole, progress)
+
+
+def _told_apart(whole: Sequence[Model], search: Search, measured: Measured) -> list[Model]:
+    """The models that explain every case and, if some of them do, every probe as well; of bugs on file if possible."""
+    return _on_file(search.wholly(model for model in measured.models if model)) or list(whole)
+
+
+def _on_file(models: Sequence[Model]) -> list[Model]:
+    """The models with the fewest bugs that are not of the zoo: what is on file has a name that others know."""
+    made = [sum(map(is_measured, model)) for model in models]
+    return [model for model, count in zip(models, made, strict=True) if count == min(made)]
+
+
+def _explained(
+    found: Diagnosis,
+    search: Search,
+    zoo: Sequence[Bug],
+    larger: Sequence[Bug],
+    whole: Sequence[Model],
+    progress: Callable[[str], None],
+) -> Diagnosis:
     if search.only_large:
         zoo = [*zoo, *larger]
-    if not whole:
+    models = () if found.measured is None else found.measured.models
+    zoo = [*zoo, *{bug.id: bug for model in models for bug in model if is_measured(bug)}.values()]
+    if not whole and not any(models):  # else the probes have met the faults one at a time
         progress("trying pairs of bugs")
         whole = search.wholly(search.promising_pairs(zoo))
     if whole:
         return replace(found, explanations=tuple(map(search.hypothesis, whole)))
     progress("trying more bugs at once")
-    ranked = search.grow(zoo, lambda size: progress(f"trying {size} bugs at once"))
+    ranked = search.grow(zoo, models, lambda size: progress(f"trying {size} bugs at once"))
     if search.only_large and not (ranked and search.is_named(ranked[0])):
         large = search.of_large_cases(zoo)
         return replace(found, partly=_told(search, [one for one in large if one.credit == large[0].credit][:SHOWN]))
     if not ranked:
         return found
-    equally = [score for score in ranked if score.key[:-1] == ranked[0].key[:-1]]
+    best = _on_file([score.bugs for score in ranked if score.key[:-1] == ranked[0].key[:-1]])
+    equally = [score for score in ranked if score.bugs in best]
     if ranked[0].credit == search.total:
         return replace(found, explanations=_told(search, equally))
     if search.is_named(ranked[0]):

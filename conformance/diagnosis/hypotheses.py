@@ -177,13 +177,20 @@ class Search:
 
     # Those that explain the most ---------------------------------------------------------------------
 
-    def grow(self, zoo: Sequence[Bug], progress: Callable[[int], None] = lambda size: None) -> list[Score]:
+    def grow(
+        self,
+        zoo: Sequence[Bug],
+        models: Iterable[tuple[Bug, ...]] = (),
+        progress: Callable[[int], None] = lambda size: None,
+    ) -> list[Score]:
         """Hypotheses of up to MOST_BUGS bugs, best first: a beam search that adds what explains the most.
+
+        It starts from single bugs, and from `models`, which may be larger.
 
         A layer that was never compared with the definition tends to differ in several places at once.
         """
         nothing = float(self.total - len(self.failing))  # what no bug at all explains
-        beam = self._best(self._scored(((bug,) for bug in zoo), nothing))
+        beam = self._best(self._scored([*((bug,) for bug in zoo), *(model for model in models if model)], nothing))
         for size in range(2, MOST_BUGS + 1):
             if not beam or beam[0].settled:
                 break

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.experiments.measured import is_measured
+from conformance.experiments.text import experiments_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
 
-def describe(diagnosis: Diagnosis) -> str:
-    """The diagnosis in plain words, in several lines."""
+def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
+    """The diagnosis in plain words, in several lines; with `details` also what each probe showed."""
     paragraphs = [_extent(diagnosis)]
     if diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
+        if diagnosis.measured is not None:
+            paragraphs += experiments_text(diagnosis.measured, details=details)
     if diagnosis.left_out:
         paragraphs.append(f"Left out, and so not explained:\n{_left_out(diagnosis)}")
     return "\n\n".join(paragraphs)
@@ -136,9 +140,13 @@ def _close(hypothesis: Hypothesis) -> str:
     broken = hypothesis.total - hypothesis.explained - (hypothesis.of_failing - hypothesis.failing)
     against = f", and would fail {broken} that it passes" if broken else ""
     head = (
-        f"  {hypothesis.name} explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against}"
+        f"  {_name(hypothesis)} explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against}"
     )
     return "\n".join([head, *_others(hypothesis), *(_bug(bug, "    ") for bug in hypothesis.bugs)])
+
+
+def _name(hypothesis: Hypothesis) -> str:
+    return " + ".join("what was measured" if is_measured(bug) else bug.id for bug in hypothesis.bugs)
 
 
 def _bug(bug: Bug, indent: str = "  ") -> str:
@@ -146,7 +154,7 @@ def _bug(bug: Bug, indent: str = "  ") -> str:
     space = " " * len(indent)
     seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
     return (
-        f"{indent}{bug.id}: {bug.sentence}\n"
+        f"{indent}{'measured' if is_measured(bug) else bug.id}: {bug.sentence}\n"
         f"{space}  It first shows at {bug.stage!r}{seen}.\n"
         f"{space}  What to change: {bug.fix}"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
+from conformance.cases.select import select_by_id
 from conformance.discovery import members
 from conformance.experiments import probes as folder
 from conformance.experiments.lab import Lab
@@ -36,27 +37,22 @@ PARTLY = 6
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one probe showed.
+class Outcome:
+    """What came of one probe.
 
     Attributes:
-        probe: its id.
-        bug: the bug that was added; None if something differs and no bug was found for it.
-        equals: other bugs that no probe could tell from it.
-        problem: of those that differ, the smallest.
-        differing, asked: how many of the probe's problems differ, and were answered.
+        probe: which.
+        asked: the problems that the subject answered; none if it refused all of them.
+        differing: of these, those in which it is not the definition, the smallest first.
+        explained: whether the models that were left after it give all of its answers.
+        added: ids of the bugs that it added to the models.
     """
 
-    probe: str
-    bug: Bug | None
-    problem: Problem
-    differing: int
-    asked: int
-    equals: tuple[Bug, ...] = ()
-
-    @property
-    def confident(self) -> bool:
-        return self.bug is not None
+    probe: Probe
+    asked: tuple[Problem, ...]
+    differing: tuple[Problem, ...]
+    explained: bool
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,33 +60,51 @@ class Measured:
     """The result of all probes on one subject.
 
     Attributes:
-        models: what explains every probe but those of `unexplained`; several, if no probe can tell them apart.
-        shown: probe id -> the models that it added bugs to get.
-        unexplained: probe id -> (its smallest differing problem, how many differ, how many were answered).
-        silent: probe id -> what is not known because the subject refused all its problems.
+        models: what explains every probe but those that are not `explained`; several, if no probe tells them apart.
+        outcomes: of each probe that applies to the subject, in their order.
         lab: whom was asked what.
     """
 
     models: tuple[Model, ...]
-    shown_by: dict[str, str]
-    unexplained: dict[str, tuple[Problem, int, int]]
-    silent: dict[str, str]
+    outcomes: tuple[Outcome, ...]
     lab: Lab
 
     @property
-    def complete(self) -> bool:
-        """Whether the models explain every probe."""
-        return not self.unexplained
+    def unexplained(self) -> tuple[Outcome, ...]:
+        """The probes in which it differs from every model."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.explained)
+
+    @property
+    def silent(self) -> tuple[Outcome, ...]:
+        """The probes of which the subject answered no problem, if that leaves something unknown."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.asked and outcome.probe.unknown)
 
     @property
     def differs(self) -> bool:
-        return bool(self.unexplained) or any(self.models)
+        return any(outcome.differing for outcome in self.outcomes)
+
+    def shown_by(self, bug: Bug) -> Probe | None:
+        """The probe by which a bug was found; None if the models began with it."""
+        return next((outcome.probe for outcome in self.outcomes if bug.id in outcome.added), None)
 
 
 def all_probes() -> tuple[Probe, ...]:
     """Every probe: the tuples PROBES of all modules of the folders of `probes/`, in their order."""
     topics = (topic for part in members(folder, folders=True) for topic in members(part))
     return tuple(probe for topic in topics for probe in topic.PROBES)
+
+
+def select_probes(patterns: Sequence[str], *, alone: bool = False) -> list[Probe]:
+    """The probes of these ids (shell wildcards), and unless `alone` those before them, which they build on.
+
+    Raises:
+        SpecError: a pattern matches none.
+    """
+    known = all_probes()
+    chosen = select_by_id(known, tuple(patterns), "probe {} is not known; `mha diagnose --details` lists them")
+    if alone:
+        return chosen
+    return list(known[: max(map(known.index, chosen), default=-1) + 1])
 
 
 @dataclass(eq=False)
@@ -107,28 +121,28 @@ class Search:
     zoo: Sequence[Bug] = ()
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
-    _shown_by: dict[str, str] = field(default_factory=dict)
 
-    def run(self, chosen: Sequence[Probe] | None = None) -> Measured:
-        beam: list[Model] = [()]
-        unexplained: dict[str, tuple[Problem, int, int]] = {}
-        silent: dict[str, str] = {}
+    def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
+        """Run the probes.
+
+        Args:
+            chosen: which. Default: all.
+            start: models from which to start: what is known already.
+        """
+        beam: list[Model] = list(start)
+        outcomes = []
         for probe in all_probes() if chosen is None else chosen:
             problems = self._answered(probe)
-            if not problems:
-                if probe.unknown:
-                    silent[probe.id] = probe.unknown
-                continue
             found = [model for model in beam if self._fits_all(model, problems, probe)]
+            known = {bug.id for model in beam for bug in model}
             if not found:
                 self.progress(f"probe {probe.id}")
                 found = self._grown(probe, beam, problems)
-            if found:
-                beam = found[:BEAM]
-            else:
-                wrong = [one for one in problems if not self._fits(beam[0], one, probe)]
-                unexplained[probe.id] = (wrong[0], len(wrong), len(problems))
-        return Measured(tuple(beam), dict(self._shown_by), unexplained, silent, self.lab)
+            beam = found[:BEAM] or beam
+            added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
+            differing = tuple(one for one in problems if not self._fits((), one, probe))
+            outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added)))
+        return Measured(tuple(beam), tuple(outcomes), self.lab)
 
     def _answered(self, probe: Probe) -> tuple[Problem, ...]:
         def is_answered(problem: Problem) -> bool:
@@ -156,9 +170,6 @@ class Search:
                     else:
                         partly.append((right, bugs))
             if whole:
-                for model in whole:
-                    for bug in model:
-                        self._shown_by.setdefault(bug.id, probe.id)
                 return self._distinct(whole)
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[:PARTLY]]
@@ -197,17 +208,21 @@ class Search:
 def measure(
     subject: object,
     *,
+    start: Sequence[Model] = ((),),
     lab: Lab | None = None,
     zoo: Sequence[Bug] | None = None,
+    probes: Sequence[Probe] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Measured:
     """Run every probe on a subject.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
+        start: models that are known to explain it elsewhere; probes tell them apart, and grow them.
         lab: asks it. Default: one with the default limits.
         zoo: the bugs on file. Default: all that differ from the definition.
+        probes: which. Default: all.
         progress: is told what is being done.
     """
     known = [bug for bug in (all_bugs() if zoo is None else zoo) if not bug.equivalent]
-    return Search(Lab(subject) if lab is None else lab, known, progress).run()
+    return Search(Lab(subject) if lab is None else lab, known, progress).run(probes, start)

@@ -263,7 +263,7 @@ def _prepared(backend: Backend, problem: Problem, dtype: str) -> Run:
 def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress: Callable[[str], None]) -> str:
     """Diagnose a backend that differs on these layers' real inputs, and describe the result in words."""
     cases = [_case(layer) for layer in layers]
-    return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, progress=progress))
+    return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, experiments=True, progress=progress))
 
 
 def _case(layer: _Layer) -> Case:

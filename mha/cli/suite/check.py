@@ -251,7 +251,7 @@ def _explain(
         if wrong & {case.id for case in asked} and subject.name not in explained:
             explained.add(subject.name)
             with errors.status("") as status:
-                found = diagnose(subject, asked, progress=says(status))
+                found = diagnose(subject, asked, experiments=True, progress=says(status))
             console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
 
 

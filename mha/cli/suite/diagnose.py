@@ -30,6 +30,9 @@ class DiagnoseOptions:
     dtype: str | None
     patterns: tuple[str, ...]
     time_limit: float
+    experiments: bool
+    details: bool
+    probes: tuple[str, ...]
     workers: int | None
     pythons: tuple[str, ...]
 
@@ -51,6 +54,15 @@ class DiagnoseOptions:
 @click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
+@click.option(
+    "--experiments/--no-experiments",
+    default=True,
+    help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
+)
+@click.option("--details", is_flag=True, help="What each probe of the experiments showed.")
+@click.option(
+    "--probe", "-p", "probes", multiple=True, help="Show the numbers of this probe; wildcards work (repeatable)."
+)
 @worker_options
 @as_one(DiagnoseOptions)
 def diagnose(asked: DiagnoseOptions) -> None:
@@ -68,19 +80,23 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     if (asked.file is None) == (asked.spec is None):
         raise click.UsageError("Give either FILE or --subject.")
+    if asked.file is not None and (asked.probes or asked.details):
+        raise click.UsageError("--probe and --details belong to --subject: a recording can't be asked anything.")
     if asked.file is None and asked.weights is not None:
         raise click.UsageError("--weights belongs to FILE.")
     if asked.file is not None and asked.dtype is not None:
         raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
     compared: Comparison | None = None
     try:
+        if asked.probes:
+            sys.exit(_probed(str(asked.spec), asked))
         if asked.file is not None:
             found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
         else:
             found = [_of_subject(str(asked.spec), asked)]
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
-    click.echo("\n\n".join(map(describe, found)))
+    click.echo("\n\n".join(describe(one, details=asked.details) for one in found))
     if asked.file is not None and asked.unseen and not any(diagnosis.failing for diagnosis in found):
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
@@ -98,7 +114,25 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
     apart = Apart(asked.workers, asked.pythons)
     with apart.kept(), Console(stderr=True).status("") as status:
         subject = apart.loader(asked.time_limit, apart.settings((spec,)))(spec, asked.dtype or "float64")
-        return find(subject, cases.select(asked.patterns), progress=says(status))
+        return find(subject, cases.select(asked.patterns), experiments=asked.experiments, progress=says(status))
+
+
+def _probed(spec: str, asked: DiagnoseOptions) -> int:
+    """Run some probes on a subject and print what they show; the exit status."""
+    from rich.console import Console
+
+    from conformance.experiments.search import measure, select_probes
+    from conformance.experiments.text import probe_text
+
+    chosen = select_probes(asked.probes)
+    apart = Apart(asked.workers, asked.pythons)
+    with apart.kept(), Console(stderr=True).status("") as status:
+        subject = apart.loader(asked.time_limit, apart.settings((spec,)))(spec, asked.dtype or "float64")
+        measured = measure(subject, probes=chosen, progress=says(status))
+    names = {probe.id for probe in select_probes(asked.probes, alone=True)}
+    shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
+    click.echo("\n\n".join(probe_text(measured, outcome) for outcome in shown))
+    return DIFFERENT if any(outcome.differing for outcome in shown) else EQUAL
 
 
 def _of_file(

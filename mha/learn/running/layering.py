@@ -65,7 +65,7 @@ def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[st
     """The explanations that `mha diagnose` finds in the first cases, by the ids of bugs; or why it can't be asked."""
     with captured():
         try:
-            found = diagnose(_loaded(path, subject), select(first))
+            found = diagnose(_loaded(path, subject), select(first), experiments=True)
             return tuple(tuple(bug.id for bug in one.bugs) for one in found.explanations or found.partly)
         except (SpecError, Unfit) as error:
             return shown(str(error), 300)

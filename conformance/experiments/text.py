@@ -1,0 +1,104 @@
+"""What experiments showed, in words: a line if they agree with what is said, and every probe for those who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.experiments.measured import is_measured
+from conformance.experiments.search import Measured, Outcome
+
+SHOWN = 3
+"""Most probes, or reasons, that are named without `details`."""
+
+
+def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
+    """Paragraphs about what the subject was asked besides the cases, and what that leaves open."""
+    paragraphs = [_agreement(measured)]
+    if measured.silent and (details or not any(measured.models)):
+        unknown = "\n".join(f"  {outcome.probe.id}: {outcome.probe.unknown}" for outcome in measured.silent)
+        paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")
+    if details:
+        paragraphs.append("\n".join(["Probes:", *_lines(measured)]))
+        refused = measured.lab.why_refused()
+        if refused:
+            paragraphs.append("\n".join(["Refused:", *(f"  {n} times: {reason}" for reason, n in refused.items())]))
+    return paragraphs
+
+
+def _agreement(measured: Measured) -> str:
+    asked = sum(bool(outcome.asked) for outcome in measured.outcomes)
+    head = f"Experiments: {asked} probes, {measured.lab.questions} questions."
+    if not asked:
+        return f"{head} It answered none, so nothing was measured."
+    if measured.unexplained:
+        named = ", ".join(_place(outcome) for outcome in measured.unexplained[:SHOWN])
+        more = len(measured.unexplained) - SHOWN
+        rest = f", and {more} more" if more > 0 else ""
+        if any(measured.models):
+            return f"{head} This does not explain all of them: {named}{rest}."
+        return f"{head} It differs since {named}{rest}, and nothing that was tried explains that."
+    if not any(measured.models):
+        return f"{head} In none of them does it differ."
+    return f"{head} All of them agree with this."
+
+
+def _place(outcome: Outcome) -> str:
+    """A probe with the sizes of the smallest problem that differs."""
+    sizes = outcome.differing[0].sizes if outcome.differing else outcome.asked[0].sizes
+    where = f"B={sizes.batch} Lq={sizes.query_len} Lk={sizes.key_len}"
+    return f"{outcome.probe.id!r} ({len(outcome.differing)} of {len(outcome.asked)} problems differ, such as {where})"
+
+
+def _lines(measured: Measured) -> Iterator[str]:
+    bugs = {bug.id: bug for model in measured.models for bug in model}
+    width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
+    for outcome in measured.outcomes:
+        if not outcome.asked:
+            said = "refused"
+        elif not outcome.differing:
+            said = f"right in all {len(outcome.asked)}"
+        else:
+            said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}"
+            said += ", explained" if outcome.explained else ", not explained"
+        found = [bugs[id] for id in outcome.added if id in bugs]
+        if found:
+            names = "; ".join(bug.sentence if is_measured(bug) else bug.id for bug in found)
+            said += f" by: {names}"
+        yield f"  {outcome.probe.id:{width}}  {said}"
+
+
+def probe_text(measured: Measured, outcome: Outcome) -> str:
+    """One probe: what it isolates, and of each problem what was expected and given at the worst place."""
+    probe = outcome.probe
+    lines = [f"{probe.id}: {probe.says}"]
+    for problem in outcome.asked:
+        lines.append(f"  {_sizes(problem)}: {_worst(measured, problem)}")
+    if not outcome.asked:
+        lines.append(f"  It gave no answer. {probe.unknown}".rstrip())
+    bugs = {bug.id: bug for model in measured.models for bug in model}
+    lines += [f"  Explained by: {bugs[id].sentence}" for id in outcome.added if id in bugs]
+    return "\n".join(lines)
+
+
+def _sizes(problem: Problem) -> str:
+    config, sizes = problem.config, problem.sizes
+    heads = f"H={config.num_heads} G={config.num_kv_heads} d={config.head_dim} dv={config.value_head_dim}"
+    return f"B={sizes.batch} Lq={sizes.query_len} Lk={sizes.key_len} {heads}"
+
+
+def _worst(measured: Measured, problem: Problem) -> str:
+    got, wanted = measured.lab.output(problem), measured.lab.wanted(problem).trace.output
+    assert got is not None  # it was answered
+    assert wanted is not None
+    if not got.size:
+        return "nothing to compare"
+    with np.errstate(all="ignore"):
+        distance = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    place = np.unravel_index(int(np.argmax(distance)), distance.shape)
+    where = ", ".join(str(int(i)) for i in place)
+    said = "right" if measured.lab.is_right(problem) else "differs"
+    return f"{said}; output[{where}] is {got[place]:.9g}, expected {wanted[place]:.9g}"
