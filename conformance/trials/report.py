@@ -1,0 +1,143 @@
+"""What trials came to, as tables for a terminal and as JSON for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.trials.unit import RIGHT, Outcome
+from mha_core.errors import shown
+
+SCHEMA_VERSION = 1
+"""Of the JSON report; a change that readers would notice raises it."""
+
+GROUPS = ("singles", "pairs", "triples", "gradients", "zoo", "rewritten", RIGHT)
+
+SHOWN = 10
+"""Trials that are listed of each way of going wrong; the JSON report has all."""
+
+SHARES = ("differs", "stage", "described", "wrong", "silent")
+"""What is counted of a verdict."""
+
+COLUMNS = ("", "tried", "seen", "stage", "described", "wrong", "silent", "median", "worst")
+"""Of a table: shares in percent, and seconds."""
+
+LONGEST = 150
+"""Characters that are shown of what is wrong, and of what was said."""
+
+
+def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Numbers of some outcomes: how many were tried, the count of each of SHARES, and seconds of the processor."""
+    judged = [one for one in outcomes if one.verdict is not None]
+    counts = {name: sum(bool(getattr(one.verdict, name)) for one in judged) for name in SHARES}
+    times = [one.busy for one in judged] or [0.0]
+    return {
+        "tried": len(outcomes),
+        "failed": len(outcomes) - len(judged),
+        **counts,
+        "median": median(times),
+        "worst": max(times),
+    }
+
+
+def by(key: Callable[[Outcome], str], outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Outcomes by a property, in the order in which its values occur."""
+    found: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        found.setdefault(key(one), []).append(one)
+    return found
+
+
+def to_json(outcomes: Sequence[Outcome], *, seed: int, environment: dict[str, Any]) -> dict[str, Any]:
+    """All figures, and every outcome."""
+    groups = by(lambda one: one.group, outcomes)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "seed": seed,
+        "environment": environment,
+        "groups": {
+            name: {
+                **figures_of(groups[name]),
+                "kinds": {kind: figures_of(some) for kind, some in sorted(by(_kind, groups[name]).items())},
+            }
+            for name in GROUPS
+            if name in groups
+        },
+        "outcomes": [asdict(one) for one in outcomes],
+    }
+
+
+def _kind(outcome: Outcome) -> str:
+    return outcome.kind
+
+
+def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """A table by group, one by kind of fault, then what went wrong, each with the command that tries it again."""
+    groups = by(lambda one: one.group, outcomes)
+    console.print("Percent of what was tried, and seconds of the processor", style="bold")
+    console.print(_table({name: groups[name] for name in GROUPS if name in groups}))
+    for name in ("singles", "gradients"):
+        if name in groups:
+            console.print(f"\n{name}, by kind of fault", style="bold")
+            console.print(_table(dict(sorted(by(_kind, groups[name]).items()))))
+    for heading, some in _listed(outcomes):
+        console.print(f"\n{heading}: {len(some)}", style="bold")
+        for one in some[:SHOWN]:
+            said = one.failed or (one.verdict.said if one.verdict else "")
+            _line(console, f"  mha trials --trial {one.id}\n    truth: {_short(one.words)}\n    said:  {_short(said)}")
+        if len(some) > SHOWN:
+            _line(console, f"  and {len(some) - SHOWN} more")
+    _line(console, f"\n{verdict(outcomes)}")
+
+
+def _listed(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    judged = [(one, one.verdict) for one in outcomes if one.verdict is not None]
+    found = [
+        ("Claimed wrongly", [one for one, given in judged if given.wrong]),
+        ("Called another stage", [one for one, given in judged if not (given.stage or given.silent or given.wrong)]),
+        ("Did not run", [one for one in outcomes if one.verdict is None]),
+    ]
+    return [(heading, some) for heading, some in found if some]
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """One line for all of it."""
+    found = figures_of(outcomes)
+    failed = f", {found['failed']} did not run" if found["failed"] else ""
+    return (
+        f"{found['tried']} tried: right first stage of {_share(found, 'stage')}, right description of "
+        f"{_share(found, 'described')}, wrong claims in {_share(found, 'wrong')}{failed}."
+    )
+
+
+def _share(found: dict[str, Any], name: str) -> str:
+    """Percents with one digit.
+
+    >>> _share({"tried": 8, "stage": 3}, "stage")
+    '37.5 %'
+    """
+    return f"{100.0 * found[name] / found['tried']:.1f} %" if found["tried"] else "-"
+
+
+def _short(text: str) -> str:
+    return shown(text.replace("\n", " && "), LONGEST)
+
+
+def _table(rows: dict[str, list[Outcome]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for label, some in rows.items():
+        found = figures_of(some)
+        shares = [_share(found, name).removesuffix(" %") for name in SHARES]
+        table.add_row(label, str(found["tried"]), *shares, f"{found['median']:.1f}", f"{found['worst']:.1f}")
+    return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,231 @@
+"""What can be tried, each by its id, and the trying of it as work for a worker process.
+
+1-17, 1-17x2, 1-17g     drawn layers, as in `made`
+zoo:ID                  the reference with a bug of the zoo, of which only the output shows (or the gradients)
+rewritten:NUMBER        a known bug written anew into another layer, from the tests of this repository
+right:NAME:DTYPE        a right layer: a formulation of `conformance.calibration`
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import conformance
+from conformance.bounds.precision import Precision
+from conformance.calibration.formulations import FORMULATIONS, formulation
+from conformance.cases.table import all_cases
+from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose
+from conformance.subjects.subject import Subject
+from conformance.trials.faults import BACKWARD
+from conformance.trials.judge import Truth, Verdict, answer_of, judge
+from conformance.trials.made import Trial, of_id
+from conformance.workers import Unit
+from conformance.workers.interpreters import NUMPY, Home
+from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import all_bugs
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core.backend import Run
+from mha_core.weights import Weights
+
+ZOO, REWRITTEN, RIGHT = "zoo", "rewritten", "right"
+"""What an id begins with that is none of a drawn layer."""
+
+TESTS = "tests.conformance.diagnosis.rewritten_bugs"
+"""The module of the known bugs that were written anew."""
+
+RIGHT_DTYPES = ("float64", "float32")
+
+TOGETHER = 4
+"""Items of one unit."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The truth of a layer with a bug of the zoo, or with none."""
+
+    id: str
+    bug: str | None
+    words: str
+    stages: frozenset[str]
+    kind: str
+    gradients: bool = False
+    stateful: bool = False
+    needs: tuple[str, ...] = ()
+    roundoff: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One thing that was tried.
+
+    Attributes:
+        id, kind, words: what it was: the kind of its first fault, and what is wrong.
+        verdict: the judgement; None: it failed, for the reason `failed`.
+        seconds, busy: how long the diagnosis took, and what of that the processor worked.
+    """
+
+    id: str
+    kind: str
+    words: str
+    verdict: Verdict | None
+    seconds: float = 0.0
+    busy: float = 0.0
+    failed: str = ""
+
+    @property
+    def group(self) -> str:
+        """What it counts among: singles, pairs, triples, gradients, or what its id begins with."""
+        if ":" in self.id:
+            return self.id.partition(":")[0]
+        return "gradients" if self.id.endswith("g") else {"x2": "pairs", "x3": "triples"}.get(self.id[-2:], "singles")
+
+
+@dataclass(frozen=True)
+class OutputOnly:
+    """A subject of which only the output shows, or its gradients too."""
+
+    subject: Subject
+    gradients: bool = False
+    name: str = field(default="layer")
+
+    device = "cpu"
+
+    @property
+    def dtype(self) -> str:
+        return self.subject.dtype
+
+    @property
+    def precision(self) -> Precision:
+        return self.subject.precision
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        """As the subject."""
+        inner = self.subject.prepare(config, weights)
+
+        def run(inputs: AttentionInputs) -> Trace:
+            trace = inner(inputs if self.gradients else replace(inputs, cotangent=None))
+            return Trace(output=trace.output, gradients=trace.gradients if self.gradients else None)
+
+        return run
+
+
+def ids_of_zoo() -> list[str]:
+    """One for each bug that differs."""
+    return [f"{ZOO}:{bug.id}" for bug in all_bugs() if not bug.equivalent]
+
+
+def ids_of_rewritten() -> list[str]:
+    """One for each known bug that was written anew. Raises SpecError outside a checkout of the repository."""
+    return [f"{REWRITTEN}:{number}" for number in range(len(_rewritten()))]
+
+
+def ids_of_right() -> list[str]:
+    """One for each right layer."""
+    return [f"{RIGHT}:{name}:{dtype}" for dtype in RIGHT_DTYPES for name in FORMULATIONS]
+
+
+def found_by(id: str) -> tuple[Trial | Known, Subject]:
+    """What an id means: its truth, and the subject. Raises SpecError if it means nothing."""
+    sort, _, rest = id.partition(":")
+    if sort == ZOO:
+        bug = next((bug for bug in all_bugs() if bug.id == rest), None)
+        if bug is None:
+            raise SpecError(f"bug {rest!r} is not known; `mha bugs` lists them")
+        gradients = bug.stage == BACKWARD
+        known = Known(id, bug.id, bug.sentence, frozenset((bug.stage,)), bug.stage, gradients)
+        return known, OutputOnly(BuggySubject(bug), gradients, name=id)
+    if sort == REWRITTEN:
+        subjects = _rewritten()
+        if not rest.isdecimal() or int(rest) >= len(subjects):
+            raise SpecError(f"rewritten bugs have numbers from 0 to {len(subjects) - 1}. Got {rest!r}.")
+        one = subjects[int(rest)]
+        stage = next(bug.stage for bug in all_bugs() if bug.id == one.bug)
+        gradients = stage == BACKWARD
+        return Known(id, one.bug, one.bug, frozenset((stage,)), stage, gradients), one.showing(gradients=gradients)
+    if sort == RIGHT:
+        name, _, dtype = rest.partition(":")
+        right = Known(id, None, "nothing is wrong", frozenset(), f"{RIGHT}, {dtype}")
+        return right, OutputOnly(formulation(name, dtype), name=name)
+    trial = of_id(id)
+    return trial, trial.subject()
+
+
+def _rewritten() -> list[Any]:
+    root = str(Path(conformance.__file__).parents[1])
+    if root not in sys.path:
+        sys.path.append(root)  # an installed program does not look where its checkout is
+    try:
+        module = importlib.import_module(TESTS)
+    except ImportError as error:
+        raise SpecError(f"the bugs written anew are in {TESTS}: run this in a checkout of the repository") from error
+    return [*module.KNOWN, *module.BACKWARD]
+
+
+_runs: dict[str, Runs] = {}
+"""In the worker: dtype -> the runs of the zoo's bugs, which are the same for every subject."""
+
+
+def tried(id: str, runs: Runs | None = None) -> tuple[Outcome, Diagnosis]:
+    """Diagnose what an id means, and judge it.
+
+    Args:
+        id: what to try.
+        runs: of the zoo in an earlier diagnosis, in the same dtype.
+    """
+    truth, subject = found_by(id)
+    cases = [case for case in all_cases() if not case.expensive]
+    began, worked = time.perf_counter(), time.thread_time()
+    diagnosis = diagnose(subject, cases, runs=runs)
+    busy, seconds = time.thread_time() - worked, time.perf_counter() - began
+    kind = truth.faults[0].kind if isinstance(truth, Trial) else truth.kind
+    verdict = judged(truth, subject, diagnosis)
+    return Outcome(id, kind, truth.words, verdict, seconds, busy), diagnosis
+
+
+def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
+    """The verdict; a bug of the zoo is described where it is named, and of a right layer anything said is wrong."""
+    verdict = judge(truth, subject, diagnosis)
+    if not isinstance(truth, Known):
+        return verdict
+    if truth.bug is None:
+        said = bool(diagnosis.failing or getattr(diagnosis, "findings", ())) or not verdict.silent
+        return replace(verdict, differs=said, stage=not said, described=not said, wrong=said)
+    answer = answer_of(diagnosis)
+    named = any(bug.id == truth.bug for claim in (*answer.confident, *answer.partly) for bug in claim.bugs or ())
+    described = verdict.described or named
+    # A bug written anew stands in a layer with manners of its own (what an empty row gives, say), which may come first.
+    stage = verdict.stage or (named and truth.id.startswith(REWRITTEN))
+    return replace(verdict, stage=stage, described=described, wrong=verdict.wrong and not described)
+
+
+@dataclass(frozen=True)
+class TrialUnit(Unit):
+    """Some ids; the answer of each is its Outcome."""
+
+    ids: tuple[str, ...]
+
+    @property
+    def home(self) -> Home:
+        return Home(NUMPY, time_limit=600.0)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def run(self, start: int) -> Iterator[Outcome]:
+        for id in self.ids[start:]:
+            dtype = id.rpartition(":")[2] if id.startswith(RIGHT) else "float64"
+            yield tried(id, _runs.setdefault(dtype, Runs()))[0]
+
+    def lost(self, item: int, reason: str) -> Outcome:
+        return Outcome(self.ids[item], "", "", None, failed=reason)
+
+
+def units_of(ids: Sequence[str]) -> list[TrialUnit]:
+    """The ids in units, in their order."""
+    return [TrialUnit(tuple(ids[start : start + TOGETHER])) for start in range(0, len(ids), TOGETHER)]
