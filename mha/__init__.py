@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from mha.comparison.compare import compare
     from mha.convert.convert import Conversion, list_layers
     from mha.recordings.capture import capture
+    from mha.recordings.live import diagnose
     from mha.recordings.recording import Recording
 
-__all__ = ["Conversion", "Recording", "capture", "compare", "list_layers"]
+__all__ = ["Conversion", "Recording", "capture", "compare", "diagnose", "list_layers"]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
     "Recording": "mha.recordings.recording",
     "capture": "mha.recordings.capture",
     "compare": "mha.comparison.compare",
+    "diagnose": "mha.recordings.live",
     "Conversion": "mha.convert.convert",
     "list_layers": "mha.convert.convert",
 }

@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence, is_of_float32
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.experiments.lab import Lab
+from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.measured import is_measured
 from conformance.experiments.search import Measured, Model, measure
 from conformance.judging.compare import Mismatch, ParityError, compare
@@ -116,6 +116,8 @@ def diagnose(
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
     if experiments and can_be_asked_again(subject):
         lab = Lab(subject) if experiments is True else experiments
+        if not lab.configs:  # it takes layers of its own sizes alone
+            lab.configs = tuple(dict.fromkeys(one.wanted.problem.config for one in observations))[:MOST_CONFIGS]
         measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)

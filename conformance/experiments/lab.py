@@ -18,6 +18,7 @@ from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from mha_core import AttentionConfig, Trace
+from mha_core.weights import Weights
 
 LEAST_CONFIGS = 3
 """A dependence on sizes is named only if it holds in this many configs (where the subject takes as many)."""
@@ -51,7 +52,7 @@ class Lab:
     questions: int = 0
     spent: float = 0.0
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
-    _rounded: dict[Problem, Problem] = field(default_factory=dict, repr=False)
+    _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
     _wanted: dict[tuple[Problem, Precision], Expected] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +67,11 @@ class Lab:
             if len(found) < MOST_CONFIGS and self.ask(generic(config)) is not None:
                 found.append(config)
         return tuple(found)
+
+    @property
+    def fixed_weights(self) -> Weights | None:
+        """The weights of a subject that can't be asked with others, as a live layer; else None."""
+        return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
     def dtype(self) -> str:
@@ -118,12 +124,20 @@ class Lab:
         return self._wanted[key]
 
     def rounded(self, problem: Problem) -> Problem:
-        """The problem as the subject gets it: the same object for the same problem."""
-        if self.dtype == "float64":
+        """The problem as the subject gets it: the same object for the same problem.
+
+        In its dtype, and where its sizes or weights are fixed (`fitted`) the nearest that it can be asked.
+        """
+        fitted = getattr(self.subject, "fitted", None)
+        if self.dtype == "float64" and fitted is None:
             return problem
         if problem not in self._rounded:
-            self._rounded[problem] = problem.rounded(self.dtype)
-        return self._rounded[problem]
+            nearest = problem if fitted is None else fitted(problem)
+            self._rounded[problem] = None if nearest is None else nearest.rounded(self.dtype)
+        found = self._rounded[problem]
+        if found is None:
+            raise CannotExpress("a call that is not of its sizes")
+        return found
 
     def _ask(self, problem: Problem) -> Trace | None:
         if self.out_of_time:
@@ -131,13 +145,14 @@ class Lab:
         start = time.perf_counter()
         self.questions += 1
         try:
-            arrays = ask(self.subject, self.rounded(problem)).arrays()
+            asked = self.rounded(problem)
+            arrays = ask(self.subject, asked).arrays()
         except (CannotExpress, SubjectFailed) as reason:
             return self._refuse(str(reason))
         finally:
             self.spent += time.perf_counter() - start
         output = arrays["output"]
-        shape = (problem.sizes.batch, problem.sizes.query_len, problem.config.output_dim)
+        shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":
             return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,24 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.lab import Lab
+from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
+from mha_core.weights import Weights
 
 Arrays = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Problem -> output; None if there is none. `fixed`: the weights that the subject has, if it takes no others."""
+
+    answer: Callable[[Problem], NDArray | None]
+    fixed: Weights | None = None
+
+    def __call__(self, problem: Problem) -> NDArray | None:
+        return self.answer(problem)
 
 
 @dataclass(eq=False)
@@ -35,23 +48,32 @@ class View:
     problems: tuple[Problem, ...]
     gradients: bool = False
 
-    def got(self, problem: Problem) -> NDArray | None:
-        """The subject's output, float64; None if it refuses. Asked once per Problem object."""
-        return self.lab.output(problem)
+    @property
+    def got(self) -> Asked:
+        """Problem -> the subject's output, float64; None if it refuses. It is asked once per Problem object."""
+        return Asked(self.lab.output, self.lab.fixed_weights)
+
+    @property
+    def made(self) -> Asked:
+        """Problem -> the model's output; None where the model can't be run."""
+        return Asked(self._made, self.lab.fixed_weights)
 
     def got_all(self, problem: Problem) -> Arrays | None:
         """Every array that the subject shows, by name; gradients as "gradients.NAME"."""
         trace = self.lab.ask(problem)
         return None if trace is None else trace.arrays()
 
-    def made(self, problem: Problem) -> NDArray | None:
-        """The model's output; None where the model can't be run."""
+    def _made(self, problem: Problem) -> NDArray | None:
         arrays = self.made_all(problem)
         return None if arrays is None else arrays["output"]
 
     def made_all(self, problem: Problem) -> Arrays | None:
         """Every array of the model; gradients only if this probe compares gradients."""
-        return self.variants.run(self.lab.rounded(problem), self.model, gradients=self.gradients) or None
+        try:
+            asked = self.lab.rounded(problem)
+        except CannotExpress:
+            return None
+        return self.variants.run(asked, self.model, gradients=self.gradients) or None
 
     def right(self, problem: Problem) -> Arrays:
         """Every array of the definition."""

@@ -228,6 +228,26 @@ def capture(
         recording.save(path, overwrite=overwrite)
 
 
+def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
+    """Name, layer and adapter of each attention layer in `target` that can be recorded; inner ones of these are not.
+
+    Raises:
+        SpecError: there is none.
+    """
+    hooks = _hooks_of(target)
+    known = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
+    found: list[tuple[str, Any, Adapter]] = []
+
+    def choose(name: str, module: Any) -> Adapter | None:
+        adapter = next((adapter for adapter in known if adapter.matches(module)), None)
+        if adapter is not None:
+            found.append((name, module, adapter))
+        return adapter
+
+    with hooks.watch(target, choose, lambda *call: None):
+        return found
+
+
 def _adapters_of_transformers() -> Sequence[Adapter]:
     """The adapters for models of transformers, if that package is imported; else none."""
     if "transformers" not in sys.modules:

@@ -13,6 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +89,32 @@ PROBES = (
 """The calls; those with a mask that a layer can't take are left out."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A live layer as it was read, and what runs it; the arguments of `check_reading`."""
+
+    name: str
+    config: AttentionConfig
+    weights: Weights
+    run: RunProbe
+    dtype: str
+    words: Words
+    meant: Callable[[AttentionInputs], AttentionInputs] | None = None
+
+
+_examine: ContextVar[Callable[[Reading], None] | None] = ContextVar("examine", default=None)
+
+
+@contextmanager
+def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
+    """Inside, `check_reading` gives each live layer to `examine` instead of judging it, while it can be run."""
+    before = _examine.set(examine)
+    try:
+        yield
+    finally:
+        _examine.reset(before)
+
+
 def check_reading(
     name: str,
     config: AttentionConfig,
@@ -128,6 +155,10 @@ differ). probe=False hands its weights out all the same
     """
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}, which is none of {', '.join(DTYPES)}")
+    examine = _examine.get()
+    if examine is not None:
+        examine(Reading(name, config, weights, run, dtype, words, meant))
+        return
     rounded = check_weights(config, {key: round_to(array, dtype) for key, array in weights.items()})
     exact = {key: array.astype(np.float64) for key, array in rounded.items()}
     squares = {key: array**2 for key, array in exact.items()}

@@ -1,0 +1,86 @@
+"""A live layer as a subject: its sizes and weights are what they are; only its inputs and mask can be chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionInputs, Trace
+from mha_core.backend import Run
+from mha_core.dtypes import storage_dtype
+from mha_core.live.probe import Reading, as_it_was
+from mha_core.stages import STAGES
+from mha_core.weights import Weights, rounded_weights
+
+SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
+
+
+class LiveSubject:
+    """A live layer, as `mha_core.live.probe` reads and runs it, as a subject.
+
+    Args:
+        reading: the layer as it was read, and what runs it.
+
+    Attributes:
+        config, weights: the only ones that it can be asked with.
+    """
+
+    device = "cpu"
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.name = reading.name
+        self.dtype = reading.dtype
+        self.precision = Precision.of(reading.dtype)
+        self.config = reading.config
+        self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
+
+    def fitted(self, problem: Problem) -> Problem | None:
+        """The nearest problem that the layer can be asked: with its own weights, and one input where it takes one.
+
+        None for another config, and for lengths that differ where keys are the queries.
+        """
+        if problem.config != self.config or problem.inputs.is_split or problem.inputs.past_keys is not None:
+            return None
+        inputs, words = problem.inputs, self.reading.words
+        if not words.values and inputs.values.shape == inputs.keys.shape:
+            inputs = replace(inputs, values=inputs.keys)
+        if not words.cross:
+            if inputs.keys.shape != inputs.queries.shape or inputs.values.shape != inputs.queries.shape:
+                return None
+            inputs = replace(inputs, keys=inputs.queries, values=inputs.queries)
+        if self.reading.meant is not None:
+            inputs = self.reading.meant(inputs)
+        return Problem(self.config, self.weights, replace(inputs, cotangent=None))
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        """None, or what of a call can't be asked of this layer, in words."""
+        if inputs.dropout_keep is not None:
+            return "a given keep-mask"
+        sources = {name: getattr(inputs.mask, name) for name in SOURCES}
+        given = [name for name, source in sources.items() if source is not None and source is not False]
+        lacking = [name for name in given if name not in self.reading.words.masks]
+        if lacking and self.reading.meant is None:
+            return f"a mask by {', '.join(lacking)}"
+        return None
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        def run(inputs: AttentionInputs) -> Trace:
+            with as_it_was():
+                found = self.reading.run(self._as_one(inputs))
+            form = storage_dtype(self.dtype)
+            return Trace.of_arrays({name: np.asarray(found[name]).astype(form) for name in STAGES if name in found})
+
+        return run
+
+    def _as_one(self, inputs: AttentionInputs) -> AttentionInputs:
+        """The inputs, with one array where two are equal: layers have paths of their own for self-attention."""
+        keys, values = inputs.keys, inputs.values
+        if not self.reading.words.cross:
+            keys = inputs.queries
+        if not self.reading.words.values and values.shape == keys.shape:
+            values = keys
+        return replace(inputs, keys=keys, values=values)

@@ -1,0 +1,103 @@
+"""`mha.diagnose`: ask live attention layers, measure what they do, and name the bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.diagnose import diagnose as find_bugs
+from conformance.experiments.designs import generic
+from conformance.experiments.lab import SECONDS, Lab
+from conformance.subjects.live import LiveSubject
+from mha.recordings.capture import adapters_for
+from mha_core import AttentionMask, SpecError
+from mha_core.live.probe import Reading, examining
+
+LENGTHS = ((5, 7), (6, 6), (3, 1), (1, 4), (17, 17))
+"""(Lq, Lk) of the calls; where keys are the queries, those with two equal lengths."""
+
+
+def diagnose(
+    target: Any,
+    *,
+    layers: Sequence[str] = ("*",),
+    seconds: float = SECONDS,
+    progress: Callable[[str], None] = lambda what: None,
+) -> dict[str, Diagnosis]:
+    """Ask live attention layers, and find what they do otherwise than their weights say.
+
+    Each layer keeps its weights and is left as it was: only what it is called with can be chosen. What it holds is
+    read as `mha.capture` reads it; where it is changed by a subclass, a hook or a replaced function, the diagnosis
+    says how its numbers differ, since which stage, and what explains them.
+
+    Args:
+        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax nnx or Gluon.
+        layers: names of the layers to ask; wildcards work.
+        seconds: the time that the experiments on one layer may take.
+        progress: is told what is being done.
+
+    Returns:
+        Name of each layer -> its Diagnosis; `conformance.diagnosis.text.describe` has it in words.
+
+    Raises:
+        SpecError: no layer can be asked, or one of them can't be run.
+
+    >>> import torch
+    >>> class Doubled(torch.nn.MultiheadAttention):
+    ...     def forward(self, query, key, value, **rest):
+    ...         return super().forward(2.0 * query, key, value, **rest)
+    >>> found = diagnose(Doubled(6, 2, batch_first=True).double().eval())
+    >>> len(found[""].failing) > 0
+    True
+    """
+    found: dict[str, Diagnosis] = {}
+    for name, layer, adapter in adapters_for(target):
+        if not any(fnmatchcase(name, pattern) for pattern in layers) or not hasattr(adapter, "probe"):
+            continue
+
+        def examine(reading: Reading, name: str = name) -> None:
+            found[name] = _of_reading(reading, seconds, progress)
+
+        with examining(examine):
+            adapter.probe(layer)
+    if not found:
+        raise SpecError(f"{type(target).__qualname__} has no attention layer of these names that can be asked")
+    return found
+
+
+def _of_reading(reading: Reading, seconds: float, progress: Callable[[str], None]) -> Diagnosis:
+    """The diagnosis of one live layer, while it can be run."""
+    subject = LiveSubject(reading)
+    lab = Lab(subject, seconds=seconds, configs=(reading.config,))
+    return find_bugs(subject, _cases(subject), experiments=lab, progress=progress)
+
+
+def _cases(subject: LiveSubject) -> list[Case]:
+    """Calls of several lengths and masks, as far as the layer can be asked them."""
+    found = []
+    for query_len, key_len in LENGTHS:
+        rng = np.random.default_rng([query_len, key_len])
+        shape = (2, 1, query_len, key_len)
+        masks = {
+            "plain": AttentionMask(),
+            "valid-lens": AttentionMask(valid_lens=np.array([max(1, key_len - 2), key_len])),
+            "allowed": AttentionMask(allowed=(rng.random(shape) < 0.6) | (np.arange(key_len) == 0)),
+            "causal": AttentionMask(causal=True),
+            "bias": AttentionMask(bias=rng.normal(size=shape)),
+        }
+        for words, mask in masks.items():
+            problem = None
+            with suppress(SpecError):
+                problem = subject.fitted(
+                    generic(subject.config, batch=2, query_len=query_len, key_len=key_len, mask=mask)
+                )
+            if problem is not None and subject.supports(subject.config, problem.inputs) is None:
+                id = f"{words}-{query_len}x{key_len}"
+                found.append(Case.of_problem(id, "", problem, "the sizes are the layer's own"))
+    return found

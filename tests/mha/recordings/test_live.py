@@ -1,0 +1,73 @@
+"""`mha.diagnose`: live layers of every framework are asked, and left as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mha
+from conformance.diagnosis.text import describe
+from mha_core import SpecError
+
+torch = pytest.importorskip("torch")
+
+
+class Plain(torch.nn.MultiheadAttention):
+    """A subclass that changes nothing."""
+
+
+class OfTwiceTheQuery(torch.nn.MultiheadAttention):
+    def forward(self, query, key, value, **rest):
+        return super().forward(2.0 * query, key, value, **rest)
+
+
+def layer(kind, dtype=torch.float64):
+    torch.manual_seed(0)
+    made = kind(6, 2, batch_first=True, dtype=dtype).eval()
+    with torch.no_grad():
+        made.in_proj_bias.normal_()
+        made.out_proj.bias.normal_()
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_of_a_right_layer_there_is_nothing_to_explain(dtype):
+    found = mha.diagnose(layer(Plain, dtype))
+    assert list(found) == [""]
+    assert not found[""].failing
+    assert len(found[""].passing) == 25
+
+
+def test_a_layer_in_a_model_is_found_by_its_name_and_left_as_it_was():
+    model = torch.nn.ModuleDict({"right": layer(Plain), "wrong": layer(OfTwiceTheQuery)}).train()
+    before = {name: array.clone() for name, array in model.state_dict().items()}
+    found = mha.diagnose(model)
+    assert [name for name, one in found.items() if one.failing] == ["wrong"]
+    assert found["wrong"].measured is not None
+    assert found["wrong"].measured.differs
+    assert "scores" in describe(found["wrong"])
+    assert model["wrong"].training
+    assert all(torch.equal(before[name], array) for name, array in model.state_dict().items())
+    assert list(mha.diagnose(model, layers=["right"])) == ["right"]
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(SpecError, match="no attention layer of these names"):
+        mha.diagnose(layer(Plain), layers=["decoder.*"])
+
+
+def test_weights_are_read_although_the_parameters_are_fixed():
+    """By least squares: the values of one key at a time."""
+    from conformance.experiments.designs import CONFIGS, generic
+    from conformance.experiments.readings.weights import read_weights
+    from conformance.experiments.view import Asked
+    from mha_core import reference
+
+    config = CONFIGS[0]
+    own = generic(config, seed=3)
+
+    def answer(problem):
+        return reference.run(config, own.weights, problem.inputs).output
+
+    found = read_weights(Asked(answer, own.weights), own)
+    np.testing.assert_allclose(found, reference.run(config, own.weights, own.inputs).weights, rtol=1e-9, atol=1e-12)
