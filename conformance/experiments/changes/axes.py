@@ -1,87 +1,32 @@
-"""Axes: another order of one axis, as a rule for every length: index i of the result reads index rule(i, n)."""
+"""Axes: another order of one axis, as a rule for every length: index i of the result reads index rule(i, n).
+
+Slices of the measured array are compared with those of the expected one, which tells which index each place reads;
+orders are then compared as integers. A factor, a monotone function or another axis' order may be on top of it:
+
+    exact   m[i] = e[j]            scaled   m[i] parallel to e[j]
+    ranked  rank(m)[i] = rank(e)[j]         sorted   sort(m[i]) = sort(e[j])
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.sample import Change, Setting
+from conformance.experiments.changes.orders import RULES as RULES
+from conformance.experiments.changes.orders import Indices, Order, SizedRule, orders_for, table_of
+from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
 
-Rule = Callable[[int], NDArray[np.int64]]
+Rule = Callable[[int], Indices]
 """Length n -> the index that each of n places reads; -1 reads a 0. It raises DoesNotApply for other lengths."""
 
-
-def _even(n: int) -> None:
-    if n % 2:
-        raise DoesNotApply("an odd length has no halves")
-
-
-def _halves(n: int) -> NDArray[np.int64]:
-    _even(n)
-    return np.roll(np.arange(n), n // 2)
-
-
-def _pairs(n: int) -> NDArray[np.int64]:
-    _even(n)
-    return np.arange(n) ^ 1
-
-
-def _swapped(first: int, second: int) -> Rule:
-    def rule(n: int) -> NDArray[np.int64]:
-        order = np.arange(n)
-        if n > 1:
-            order[[first, second]] = order[[second, first]]
-        return order
-
-    return rule
-
-
-def _shifted(by: int) -> Rule:
-    def rule(n: int) -> NDArray[np.int64]:
-        order = np.arange(n) + by
-        return np.where((order < 0) | (order >= n), -1, order)
-
-    return rule
-
-
-def _rolled(by: int) -> Rule:
-    return lambda n: np.roll(np.arange(n), by)
-
-
-def _clamped(by: int) -> Rule:
-    return lambda n: np.clip(np.arange(n) + by, 0, n - 1)
-
-
-def _evens_first(n: int) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)])
-
-
-RULES: dict[str, tuple[str, Rule]] = {
-    "reversed": ("in reverse order", lambda n: np.arange(n)[::-1]),
-    **{f"rolled-{by:+d}": (f"rolled by {by:+d}", _rolled(by)) for by in (1, -1, 2, -2, 3, -3)},
-    "halves-exchanged": ("with the halves exchanged", _halves),
-    "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", _pairs),
-    "first-two-exchanged": ("with 0 and 1 exchanged", _swapped(0, 1)),
-    "last-two-exchanged": ("with the last two exchanged", _swapped(-1, -2)),
-    "ends-exchanged": ("with the first and the last exchanged", _swapped(0, -1)),
-    "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
-    "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
-    **{f"shifted-{by:+d}": (f"shifted by {by:+d}, 0 at the end", _shifted(by)) for by in (1, -1)},
-    **{f"clamped-{by:+d}": (f"shifted by {by:+d}, the end repeated", _clamped(by)) for by in (1, -1)},
-    "evens-first": ("evens first, then odds", _evens_first),
-    "evens-first-undone": (
-        "the first half at even places, the second at odd ones",
-        lambda n: np.argsort(_evens_first(n)),
-    ),
-}
-"""Name -> (words, rule)."""
+HOWS = ("exact", "scaled", "ranked", "sorted")
 
 
 def axis_changes(axes: tuple[str, ...]) -> Iterator[Change]:
-    """Each rule on each axis."""
+    """Each rule that needs no number on each axis."""
     for position, axis in enumerate(axes):
         for name, (words, rule) in RULES.items():
             slug = f"{axis.replace(' ', '-')}-{name}"
@@ -98,6 +43,173 @@ def _on(axis: int, rule: Rule) -> Callable[[NDArray, tuple[str, ...], Setting], 
 def taken(array: NDArray, order: NDArray[np.int64], axis: int) -> NDArray:
     """`array` with index order[i] at place i of an axis, and 0 where that is -1."""
     found = np.take(array, np.maximum(order, 0), axis=axis)
+    if (order >= 0).all():
+        return found
     shape = [1] * array.ndim
     shape[axis] = -1
     return np.where((order < 0).reshape(shape), 0.0, found)
+
+
+def orders_read(samples: Sequence[Sample], how: str = "exact") -> Iterator[Change]:
+    """The orders of one axis by which slices match in every sample; the caller verifies.
+
+    Args:
+        samples: at least one differs.
+        how: one of HOWS: what two slices must have in common.
+    """
+    axes = samples[0].axes
+    for position in range(len(axes)):
+        axis = position - len(axes)
+        found = [(sample, *_matches(sample, axis, how)) for sample in samples]
+        # Nothing to be read where every slice matches every other, or one matches none.
+        if not all((same.any(axis=1) | zero).all() for _, same, zero in found):
+            continue
+        if all(bool(np.diagonal(same).all()) for _, same, _ in found):
+            continue
+        rules = {order.words: order for order in _agreeing(found)}
+        for order in rules.values():
+            yield order_change(axes[position], axis, order)
+        if not rules and (table := _as_seen(found)) is not None:
+            yield order_change(axes[position], axis, table)
+
+
+def order_change(name: str, axis: int, order: Order) -> Change:
+    """An axis read in another order, as a change."""
+
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        n = array.shape[axis]
+        indices = np.asarray(order.rule(n, setting), np.int64)
+        if len(indices) != n or indices.max(initial=0) >= n:
+            raise DoesNotApply(f"the order has no meaning for {n}")
+        return taken(array, indices, axis)
+
+    return Change(f"{name.replace(' ', '-')}-{order.slug}", f"with its {name} axis {order.words}", apply)
+
+
+Match = tuple[Sample, NDArray[np.bool_], NDArray[np.bool_]]
+"""A sample, which expected slice each measured one equals (n, n), and which of them are 0 (n,)."""
+
+
+def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    measured, expected = sample.measured, sample.expected
+    if how == "ranked":
+        measured, expected = _ranks(measured), _ranks(expected)
+    n = measured.shape[axis]
+    m = np.moveaxis(measured, axis, 0).reshape(n, -1)
+    e = np.moveaxis(expected, axis, 0).reshape(n, -1)
+    if how == "sorted":
+        m, e = np.sort(m, axis=1), np.sort(e, axis=1)
+    m_known, e_known = ~np.isnan(m), ~np.isnan(e)
+    zero = (~m_known | (np.abs(m) <= sample.tolerance)).all(axis=1)
+    if how != "scaled":
+        tolerance = 0.5 if how == "ranked" else sample.tolerance
+        with np.errstate(all="ignore"):
+            off = np.abs(m[:, None] - e[None]) > tolerance
+        return ~off.any(axis=2), zero
+    m, e = np.where(m_known, m, 0.0), np.where(e_known, e, 0.0)
+    with np.errstate(all="ignore"):
+        ratio = (m @ e.T) / (m_known @ (e * e).T)
+        off = np.abs(m[:, None] - ratio[:, :, None] * e[None]) > sample.tolerance
+    off &= m_known[:, None] & e_known[None]
+    # A slice of one number is parallel to every other, and 0 to all: neither tells an index.
+    return ~off.any(axis=2) & np.isfinite(ratio) & (e_known.sum(axis=1) > 1), zero
+
+
+def _ranks(array: NDArray) -> NDArray:
+    """Each element's place among all of the array, NaN where it is one."""
+    flat = array.ravel()
+    ranks = np.empty(flat.shape)
+    ranks[np.argsort(flat, kind="stable")] = np.arange(flat.size)
+    return np.where(np.isnan(array), np.nan, ranks.reshape(array.shape))
+
+
+def _agreeing(found: Sequence[Match]) -> Iterator[Order]:
+    """The rules that every sample agrees with."""
+    first = max(found, key=lambda match: match[1].shape[0] if not np.diagonal(match[1]).all() else 0)
+    orders, table = table_of(first[1].shape[0], first[0].setting)
+    places = np.arange(table.shape[1])
+    agree = ((table >= 0) & first[1][places, table]) | ((table < 0) & first[2])
+    for index in np.flatnonzero(agree.all(axis=1)):
+        if all(_agrees(orders[index].rule, match) for match in found if match is not first):
+            yield orders[index]
+    yield from _exchanges(found)
+
+
+def _agrees(rule: SizedRule, match: Match) -> bool:
+    sample, same, zero = match
+    n = len(zero)
+    try:
+        order = np.asarray(rule(n, sample.setting), np.int64)
+    except DoesNotApply:
+        return not sample.differs
+    if len(order) != n or order.max(initial=0) >= n:
+        return False
+    return bool(np.where(order >= 0, same[np.arange(n), order], zero).all())
+
+
+def _exchanges(found: Sequence[Match]) -> Iterator[Order]:
+    """Two indices exchanged, or one that reads another: counted from the start, the end or the middle."""
+    for sample, same, _ in found:
+        n = len(same)
+        moved = np.flatnonzero(~np.diagonal(same))
+        if n < 3 or not 0 < len(moved) <= 2 or not sample.differs:
+            continue
+        if len(moved) == 2 and same[moved[0], moved[1]] and same[moved[1], moved[0]]:
+            pairs, both = [(int(moved[0]), int(moved[1]))], True
+        elif len(moved) == 1:
+            pairs, both = [(int(moved[0]), int(j)) for j in np.flatnonzero(same[moved[0]])], False
+        else:
+            return
+        for a, b in pairs:
+            for first in (a, a - n):
+                for second in (b, b - n):
+                    order = _exchange(first, second, both)
+                    if all(_agrees(order.rule, match) for match in found):
+                        yield order
+        return
+
+
+def _exchange(a: int, b: int, both: bool) -> Order:
+    def rule(n: int, setting: Setting) -> Indices:
+        order = np.arange(n)
+        if -n <= a < n and -n <= b < n:
+            order[a] = b % n
+            if both:
+                order[b] = a % n
+        return order
+
+    if both:
+        return Order(f"exchanged-{a}-{b}", f"with {place(a)} and {place(b)} exchanged", rule)
+    return Order(f"{a}-reads-{b}", f"with {place(b)} at the place of {place(a)}", rule)
+
+
+def place(index: int) -> str:
+    """An index in words: negative ones count from the end."""
+    return {-1: "the last", -2: "the last but one"}.get(index, str(index) if index >= 0 else f"the {-index}th last")
+
+
+def _as_seen(found: Sequence[Match]) -> Order | None:
+    """The order as it was read, for the lengths at which it was; None if it is not the same at one length."""
+    table: dict[int, Indices] = {}
+    for _, same, zero in found:
+        n = len(zero)
+        unique = same.sum(axis=1) == 1
+        read = np.where(unique, same.argmax(axis=1), np.where(zero, -1, np.where(np.diagonal(same), np.arange(n), -2)))
+        if (read == -2).any() or (n in table and (table[n] != read).any()):
+            return None
+        table[n] = read
+    seen = "; ".join(f"{', '.join(map(str, order))}" for order in table.values() if (order != range(len(order))).any())
+
+    def rule(n: int, setting: Setting) -> Indices:
+        if n not in table:
+            raise DoesNotApply(f"the order was not read at length {n}")
+        return table[n]
+
+    return Order(
+        f"order-{seen.replace('; ', '/').replace(', ', '-')}",
+        f"in the order {seen} (seen at these lengths alone)",
+        rule,
+    )
+
+
+__all__ = ["HOWS", "RULES", "Rule", "axis_changes", "order_change", "orders_for", "orders_read", "place", "taken"]

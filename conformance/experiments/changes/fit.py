@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.axes import axis_changes
+from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.expressions import Expression, expressions_of
+from conformance.experiments.changes.limits import limit_changes
 from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.changes.values import value_changes
 from conformance.zoo.bug import DoesNotApply
 
 
@@ -20,7 +23,15 @@ def fit(samples: Sequence[Sample]) -> list[Change]:
     """
     if not any(sample.differs for sample in samples):
         return []
-    return [change for change in _candidates(samples) if gives(change, samples)]
+    return _verified(_candidates(samples), samples)
+
+
+def _verified(candidates: Iterable[Change], samples: Sequence[Sample]) -> list[Change]:
+    found: dict[str, Change] = {}
+    for change in candidates:
+        if change.slug not in found and gives(change, samples):
+            found[change.slug] = change
+    return list(found.values())
 
 
 def gives(change: Change, samples: Sequence[Sample]) -> bool:
@@ -41,14 +52,25 @@ def gives(change: Change, samples: Sequence[Sample]) -> bool:
 
 def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from factors(samples)
-    yield from axis_changes(samples[0].axes)
+    yield from orders_read(samples)
+    yield from value_changes(samples)
+    yield from limit_changes(samples)
 
 
 def factors(samples: Sequence[Sample]) -> Iterator[Change]:
     """The array times a number, which may depend on the sizes."""
-    numbers = [(ratio(sample), sample.setting) for sample in samples]
-    for expression in expressions_of(numbers, unit=samples[0].unit):
-        yield Change(f"times-{expression.words.replace(' ', '')}", f"times {expression.words}", _times(expression))
+    numbers, error = [], 0.0
+    for sample in samples:
+        number = ratio(sample)
+        numbers.append((number, sample.setting))
+        known = sample.known
+        with np.errstate(all="ignore"):
+            rest = np.abs(sample.measured[known] - number * sample.expected[known]).max(initial=0.0)
+            error = max(error, 4.0 * rest / np.abs(sample.measured[known]).max(initial=0.0))
+    unit = samples[0].unit
+    for expression in expressions_of(numbers, error=min(error, 1000.0 * unit) if error == error else None, unit=unit):
+        words = {"-1": "negated", "0": "replaced by 0"}.get(expression.words, f"times {expression.words}")
+        yield Change(f"times-{expression.slug}", words, _times(expression))
 
 
 def _times(expression: Expression) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
@@ -61,3 +83,6 @@ def ratio(sample: Sample) -> float:
     expected, measured = sample.expected[known], sample.measured[known]
     square = float(expected @ expected)
     return float(expected @ measured) / square if square else float("nan")
+
+
+__all__ = ["axis_changes", "factors", "fit", "gives", "ratio"]

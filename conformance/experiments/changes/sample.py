@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
+
+LEAST_KNOWN = 0.5
+"""A change that reads places that were not measured is judged by the others, if they are at least this share."""
 
 
 class Setting(NamedTuple):
@@ -37,23 +41,59 @@ class Sample:
     setting: Setting
     unit: float = 1e-13
 
-    @property
+    @cached_property
     def known(self) -> NDArray[np.bool_]:
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The absolute error within which numbers are equal."""
+        measured = np.abs(self.measured[self.known])
+        return 1000.0 * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0))
+
+    @cached_property
+    def _partly_unknown(self) -> bool:
+        return bool(np.isnan(self.expected).any())
+
+    @cached_property
+    def _all_known(self) -> bool:
+        return bool(self.known.all())
 
     def is_given_by(self, array: NDArray) -> bool:
         """Whether an array equals the measured one within its error, wherever that is known."""
         if array.shape != self.measured.shape:
             return False
-        known = self.known
-        most = np.abs(self.measured[known]).max(initial=0.0)
-        with np.errstate(all="ignore"):
-            off = np.abs(array - self.measured) > 1000.0 * self.unit * most
-        return not bool(((off | np.isnan(array)) & known).any())
+        if self._all_known:
+            with np.errstate(all="ignore"):
+                near = np.abs(array - self.measured) <= self.tolerance
+                return bool(near.all()) or bool((near | (array == self.measured)).all())
+        unread = np.isnan(array) & self.known
+        if unread.any() and (not self._partly_unknown or unread.sum() > LEAST_KNOWN * self.known.sum()):
+            return False
+        return not bool((self.off(array) & ~unread).any())
 
-    @property
+    def off(self, array: NDArray) -> NDArray[np.bool_]:
+        """Where an array is known not to be the measured one."""
+        with np.errstate(all="ignore"):
+            near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
+        return ~near & self.known
+
+    @cached_property
     def differs(self) -> bool:
-        return not self.is_given_by(self.expected)
+        return bool(self.differing.any())
+
+    @cached_property
+    def differing(self) -> NDArray[np.bool_]:
+        """Where the measured array is not the expected one."""
+        return self.off(self.expected)
+
+    def within(self, part: NDArray[np.bool_]) -> Sample:
+        """The sample with everything outside a part counted as not measured."""
+        return replace(self, measured=np.where(part, self.measured, np.nan))
+
+    def after(self, array: NDArray) -> Sample:
+        """The sample with another expected array."""
+        return replace(self, expected=array)
 
 
 @dataclass(frozen=True, eq=False)
