@@ -181,7 +181,7 @@ def tried(id: str, runs: Runs | None = None) -> tuple[Outcome, Diagnosis]:
     truth, subject = found_by(id)
     cases = [case for case in all_cases() if not case.expensive]
     began, worked = time.perf_counter(), time.thread_time()
-    diagnosis = diagnose(subject, cases, runs=runs)
+    diagnosis = diagnose(subject, cases, runs=runs, experiments=True)
     busy, seconds = time.thread_time() - worked, time.perf_counter() - began
     kind = truth.faults[0].kind if isinstance(truth, Trial) else truth.kind
     verdict = judged(truth, subject, diagnosis)
