@@ -29,8 +29,9 @@ class Probe:
         formula: what is read off, as LaTeX; for docs/experiments.md.
         problems: the problems, for each config of the lab (see `Lab.configs`) the same ones; those that the subject
             refuses are left out. Small ones first: a candidate is dropped at the first that it does not give.
-        propose: measured candidates: bugs made from what is read off, each an executable claim. They are tried
-            together with the zoo's, so a number that is read wrongly costs time but makes no wrong claim.
+        propose: measured candidates: bugs, or several at once, made from what is read off, each an executable claim.
+            They are tried together with the zoo's, so a number that is read wrongly costs time and makes no
+            wrong claim.
         gradients: whether gradients are compared instead of outputs. Such a probe is asked only of subjects with some.
         unknown: what is not known of a subject that refuses all of its problems, in words.
     """
@@ -39,6 +40,6 @@ class Probe:
     says: str
     formula: str
     problems: Callable[[Lab], Sequence[Problem]]
-    propose: Callable[[View], Iterable[Bug]] = field(default=nothing)
+    propose: Callable[[View], Iterable[Bug | tuple[Bug, ...]]] = field(default=nothing)
     gradients: bool = False
     unknown: str = ""

@@ -182,11 +182,13 @@ class Search:
         order = sorted(range(len(problems)), key=lambda index: before[index])
         view = View(self.lab, self.variants, base, problems, probe.gradients)
         tried: set[str] = {bug.id for bug in base}
-        for bug in (*self.zoo, *probe.propose(view)):
-            if bug.id in tried:
+        for proposed in (*self.zoo, *probe.propose(view)):
+            bugs = proposed if isinstance(proposed, tuple) else (proposed,)
+            name = "+".join(bug.id for bug in bugs)
+            if name in tried:
                 continue
-            tried.add(bug.id)
-            model = (*base, bug)
+            tried.add(name)
+            model = (*base, *bugs)
             right = 0
             for place, index in enumerate(order):
                 if self._fits(model, problems[index], probe):

@@ -12,6 +12,7 @@ log weights[j] - log weights[k] = scores[j] - scores[k].
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -58,6 +59,7 @@ def read_weights(answer: Answer, problem: Problem) -> NDArray | None:
     return found
 
 
+@lru_cache(maxsize=2048)
 def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem:
     """The problem with values and W_v, W_o that show the weights of these heads on these keys."""
     config, sizes = problem.config, problem.sizes

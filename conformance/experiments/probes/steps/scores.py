@@ -1,78 +1,160 @@
-"""Scores without a mask: queries against keys, their scale, and which key head a query head reads.
+r"""Scores without a mask: queries against keys, their scale, and which key head a query head reads.
 
 Ratios of weights tell differences of scores, whatever the softmax divides by:
 
     log a_ij - log a_ik = s_ij - s_ik
+
+With weights that are all equal on one side, only the other side's projection can show; then both sides are met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
-from numpy.typing import NDArray
+import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.changes.expressions import Expression, expressions_of
-from conformance.experiments.changes.fit import ratio
-from conformance.experiments.changes.sample import Sample, Setting
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.measured import on_step
 from conformance.experiments.probe import Probe
-from conformance.experiments.readings.weights import read_scores
+from conformance.experiments.proposals.anything import EVERYWHERE, Candidate, anything_at, measured_factors, whole_first
+from conformance.experiments.proposals.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS
 from conformance.experiments.view import View
-from conformance.zoo.bug import Bug
-from mha_core.reference.state import State
+from mha_core import AttentionConfig
 
-AXES = ("item", "head", "query", "key")
-
-
-def samples_of_scores(view: View) -> list[Sample]:
-    """The scores of each problem less their mean over the row, as measured and as the model gives them."""
-    found = []
-    for problem in view.problems:
-        measured, expected = read_scores(view.got, problem), read_scores(view.made, problem)
-        if measured is not None and expected is not None:
-            setting = Setting(problem.config, problem.sizes)
-            found.append(Sample(measured, expected, AXES, setting, unit=100 * view.lab.unit))
-    return found
+OF_QUERIES = (INPUTS[0], WEIGHTS[0], PROJECTIONS[0], HEADS[0])
+OF_KEYS = (INPUTS[1], WEIGHTS[1], PROJECTIONS[1], HEADS[1])
+SIZES = (SIMILARITY, WEIGHTS[0], WEIGHTS[1], HEADS[0], HEADS[1])
 
 
-def _scale(view: View) -> Iterator[Bug]:
-    """Scores times another factor."""
-    samples = samples_of_scores(view)
-    numbers = [(ratio(sample), sample.setting) for sample in samples]
-    for expression in expressions_of(numbers, unit=100 * view.lab.unit):
-        first = samples[0]
-        scale = first.setting.config.softmax_scale
-        yield on_step(
-            "similarity",
-            f"similarity-times-{expression.words.replace(' ', '')}",
-            _times(expression),
-            f"Scores are {expression.words} times the definition's: multiplied by {numbers[0][0] * scale:.4g} where "
-            f"{scale:.4g} was expected.",
-            "Multiply queries @ keys^T by the config's softmax_scale once.",
+def _sizes(view: View) -> Iterator[Candidate]:
+    yield from whole_first(view, _generic(view.lab), measured_factors(SIZES))
+
+
+def _of_queries(view: View) -> Iterator[Candidate]:
+    yield from whole_first(view, _generic(view.lab), anything_at((*OF_QUERIES, SIMILARITY)))
+
+
+def _of_keys(view: View) -> Iterator[Candidate]:
+    yield from whole_first(view, _generic(view.lab), anything_at((*OF_KEYS, SIMILARITY)))
+
+
+def _of_both(view: View) -> Iterator[Candidate]:
+    yield from anything_at(EVERYWHERE)(view, view.problems)
+
+
+def _even(config: AttentionConfig, projection: str) -> dict[str, np.ndarray]:
+    """W that gives every channel of every head the mean of the input's channels."""
+    rows, columns = {
+        "q_proj": (config.num_heads * config.head_dim, config.query_dim),
+        "k_proj": (config.num_kv_heads * config.head_dim, config.key_dim),
+    }[projection]
+    return {f"{projection}.weight": np.full((rows, columns), 1.0 / columns)}
+
+
+def _rows(length: int, width: int, first: float, last: float) -> np.ndarray:
+    """(1, length, width): rows of equal channels, from `first` to `last`."""
+    return np.broadcast_to(np.linspace(first, last, length)[None, :, None], (1, length, width)).copy()
+
+
+LENGTHS = ((3, 5), (2, 6), (4, 7), (3, 4))
+"""Queries and keys of the layers' calls: different ones, so that what depends on a length is no constant."""
+
+
+def _calls(lab: Lab) -> Iterator[tuple[AttentionConfig, int, int]]:
+    for place, config in enumerate(lab.configs):
+        yield config, *LENGTHS[place % len(LENGTHS)]
+
+
+def _size_alone(lab: Lab) -> Sequence[Problem]:
+    return [
+        generic(
+            config,
+            query_len=1,
+            key_len=key_len,
+            weights={**NO_BIASES, **_even(config, "q_proj"), **_even(config, "k_proj")},
+            queries=_rows(1, config.query_dim, 1.1, 1.1),
+            keys=_rows(key_len, config.key_dim, -0.6, 0.9),
         )
+        for config, _, key_len in _calls(lab)
+    ]
 
 
-def _times(expression: Expression) -> Callable[[State, NDArray], NDArray]:
-    return lambda state, array: array * expression.at(setting_of(state))
+def _queries_alone(lab: Lab) -> Sequence[Problem]:
+    return [
+        generic(
+            config,
+            query_len=query_len,
+            key_len=key_len,
+            weights={**NO_BIASES, **_even(config, "k_proj")},
+            keys=_rows(key_len, config.key_dim, -0.6, 0.9),
+        )
+        for config, query_len, key_len in _calls(lab)
+    ]
 
 
-def setting_of(state: State) -> Setting:
-    return Setting(state.config, state.sizes)
+def _keys_alone(lab: Lab) -> Sequence[Problem]:
+    return [
+        generic(
+            config,
+            query_len=query_len,
+            key_len=key_len,
+            weights={**NO_BIASES, **_even(config, "q_proj")},
+            queries=_rows(query_len, config.query_dim, 0.7, 1.3),
+        )
+        for config, query_len, key_len in _calls(lab)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _plain(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+    return generic(config, query_len=query_len, key_len=key_len, weights=NO_BIASES)
 
 
 def _generic(lab: Lab) -> Sequence[Problem]:
-    return [generic(config, weights=NO_BIASES) for config in lab.configs]
+    return [_plain(*call) for call in _calls(lab)]
+
+
+def _square(lab: Lab) -> Sequence[Problem]:
+    return [_plain(config, key_len, key_len) for config, _, key_len in _calls(lab)]
 
 
 PROBES = (
+    Probe(
+        "score-size",
+        "One query; all channels and heads of queries and keys alike, so only the size of scores can show.",
+        r"\log a_{j} - \log a_{k} = c\, d\, \bar q\, (\bar k_j - \bar k_k)",
+        _size_alone,
+        _sizes,
+    ),
+    Probe(
+        "queries",
+        "All channels and heads of the keys alike, so only the queries can show: their heads and inputs.",
+        r"\log a_{ij} - \log a_{ik} = c\, (\textstyle\sum_c q_{ic}) (\bar k_j - \bar k_k)",
+        _queries_alone,
+        _of_queries,
+    ),
+    Probe(
+        "keys",
+        "All channels and heads of the queries alike, so only the keys can show.",
+        r"\log a_{ij} - \log a_{ik} = c\, \bar q_i \textstyle\sum_c (k_{jc} - k_{kc})",
+        _keys_alone,
+        _of_keys,
+    ),
     Probe(
         "scores",
         "Queries and keys without biases or mask: the bilinear form of the scores.",
         r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
         _generic,
-        _scale,
+        _of_both,
+        unknown="Scores: the subject took no call without a mask.",
+    ),
+    Probe(
+        "scores-square",
+        "As many queries as keys, so what exchanges them can show.",
+        r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
+        _square,
+        _of_both,
     ),
 )

@@ -1,0 +1,212 @@
+"""The number of a family that makes a model's scores those that were measured, by Gauss and Newton's method.
+
+Scores are linear in most numbers, and then the first step is exact. Two numbers of different families are found
+together in the same way, after least squares over all pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.experiments.changes.expressions import SIZES, expressions_of
+from conformance.experiments.changes.sample import Setting
+from conformance.experiments.proposals.families import Family, Number
+from conformance.experiments.proposals.places import setting_of
+from conformance.experiments.proposals.target import Target
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig
+
+STEPS = 30
+PROMISING = 12
+"""Families whose number is looked for in several steps, and pairs of families that are tried."""
+
+
+def measured_numbers(
+    targets: Sequence[Target], families: Sequence[Family], *, pairs: bool = True
+) -> Iterator[Bug | tuple[Bug, ...]]:
+    """The families, each with its number, that give what was measured of every target; else such pairs of them."""
+    if not targets:
+        return
+    first = targets[0]
+    screened = _screened(first, families)
+    singles = [(family,) for family in _singles(first, screened)]
+    whole = list(_everywhere(targets, singles))
+    yield from (bugs[0] for bugs in whole)
+    if pairs and not whole:
+        yield from _everywhere(targets, _pairs(first, screened))
+
+
+Screened = tuple[Family, NDArray]
+
+
+def _screened(target: Target, families: Sequence[Family]) -> list[Screened]:
+    """Each family that has a neutral number, with the change of the scores by 1 more."""
+    before = target.off()
+    found = []
+    for family in families:
+        if family.neutral is None or before is None:
+            continue
+        off = target.off(family.at(family.neutral + 1.0))
+        if off is not None and off.shape == before.shape:
+            change = before - off
+            if np.abs(change).max(initial=0.0) > 1e-9 * target.size:
+                found.append((family, change))
+    return found
+
+
+def _singles(target: Target, screened: Sequence[Screened]) -> list[Family]:
+    """Those that leave the least of the difference, if scores are linear in their number."""
+    before = target.off()
+    if before is None:
+        return []
+    left = [_left(before, change[None]) for _, change in screened]
+    exact = [family for (family, _), rest in zip(screened, left, strict=True) if rest < 1e-6]
+    order = np.argsort(left, kind="stable")
+    return exact or [screened[place][0] for place in order[:PROMISING]]
+
+
+def _left(before: NDArray, changes: NDArray) -> float:
+    """The part of a difference that no multiples of some changes make up."""
+    numbers, *_ = np.linalg.lstsq(changes.T, before, rcond=None)
+    return float(np.linalg.norm(before - numbers @ changes) / np.linalg.norm(before))
+
+
+def _pairs(target: Target, screened: Sequence[Screened]) -> Sequence[tuple[Family, ...]]:
+    """The pairs of families that leave the least, if scores are linear in both numbers."""
+    before = target.off()
+    if before is None or len(screened) < 2:
+        return []
+    changes = np.stack([change / np.linalg.norm(change) for _, change in screened])
+    gram, along = changes @ changes.T, changes @ before
+    with np.errstate(all="ignore"):
+        rest = 1.0 - gram**2
+        explained = (along[:, None] ** 2 + along**2 - 2.0 * gram * along[:, None] * along) / rest
+    explained[(rest < 1e-6) | ~np.isfinite(explained)] = 0.0
+    best = np.argsort(-np.triu(explained, 1), axis=None, kind="stable")[: 4 * PROMISING]
+    found: list[tuple[Family, ...]] = []
+    for a, b in zip(*np.unravel_index(best, explained.shape), strict=True):
+        if explained[a, b] > 0.0 and _left(before, changes[[a, b]]) < 1e-5:
+            found.append((screened[a][0], screened[b][0]))
+    return found[:PROMISING]
+
+
+def _everywhere(targets: Sequence[Target], choices: Sequence[tuple[Family, ...]]) -> Iterator[tuple[Bug, ...]]:
+    for families in choices:
+        starts = np.stack(np.meshgrid(*(family.begin for family in families))).reshape(len(families), -1).T
+        solved: list[NDArray] = []
+        for target in targets:
+            numbers = next((found for start in starts if (found := solve(target, families, start)) is not None), None)
+            if numbers is None:
+                break
+            solved.append(numbers)
+        else:
+            yield from _bugs(targets, families, np.array(solved))
+
+
+def _bugs(targets: Sequence[Target], families: tuple[Family, ...], solved: NDArray) -> Iterator[tuple[Bug, ...]]:
+    """The families with their numbers named: each, if there are several names, with the first of the others."""
+    unit = targets[0].view.lab.unit
+    names = [
+        list(islice(named([(float(number), t.setting) for number, t in zip(column, targets, strict=True)], unit), 4))
+        for column in solved.T
+    ]
+    if not all(names):
+        return
+    for place, family_names in enumerate(names):
+        for choice in family_names if not place else family_names[1:]:
+            chosen = [choice if other == place else names[other][0] for other in range(len(names))]
+            yield tuple(
+                family.bug(number, told, family.detail(float(measured), targets[0].setting))
+                for family, (told, number), measured in zip(families, chosen, solved[0], strict=True)
+            )
+
+
+def solve(target: Target, families: Sequence[Family], start: NDArray) -> NDArray | None:
+    """The numbers with which the families together give what was measured; None if none were found."""
+
+    def off(numbers: NDArray) -> NDArray | None:
+        return target.off(*(family.at(float(number)) for family, number in zip(families, numbers, strict=True)))
+
+    numbers = np.array(start, np.float64)
+    now = off(numbers)
+    for step in range(STEPS):
+        if now is None or not now.size:
+            return None
+        width = 0.25 if not step else 1e-6
+        columns = []
+        for place in range(len(numbers)):
+            moved = numbers.copy()
+            moved[place] += width * max(1.0, abs(moved[place]))
+            changed = off(moved)
+            if changed is None or changed.shape != now.shape:
+                return None
+            columns.append((now - changed) / (moved[place] - numbers[place]))
+        forward, *_ = np.linalg.lstsq(np.stack(columns, axis=1), now, rcond=None)
+        size = np.linalg.norm(now)
+        for shorter in (1.0, 0.5, 0.25, 0.1, 0.01):
+            after = off(numbers + shorter * forward)
+            if after is not None and after.shape == now.shape and np.linalg.norm(after) < size:
+                numbers, now = numbers + shorter * forward, after
+                break
+        else:
+            break
+        if step > 5 and np.linalg.norm(now) > 0.5 * size and np.abs(now).max() > target.enough:
+            break
+    return numbers if now is not None and np.abs(now).max(initial=0.0) <= target.enough else None
+
+
+def named(numbers: Sequence[tuple[float, Setting]], unit: float) -> Iterator[tuple[str, Number]]:
+    """What numbers measured at several sizes may be: (words, the number as a function of the State)."""
+    settings = [setting for _, setting in numbers]
+    constant = [name for name, size in SIZES.items() if len(settings) > 1 and len(set(map(size, settings))) == 1]
+    for words, (base, has) in BASES.items():
+        if not all(has(setting.config) for setting in settings):
+            continue
+        rounded = [(_round(number / base(setting.config), unit), setting) for number, setting in numbers]
+        for expression in expressions_of(rounded, unit=10 * unit):
+            if not any(name in expression.words for name in constant):
+                told = " * ".join(part for part in (expression.words, words) if part and part != "1") or "1"
+                yield told, _product(expression.at, base)
+
+
+def _round(number: float, unit: float) -> float:
+    """The number in few digits, if it is that within its error."""
+    for digits in range(7):
+        short = round(number, digits)
+        if abs(short - number) <= max(1e-9, 1e3 * unit) * max(abs(number), 1e-3):
+            return short
+    return number
+
+
+Base = Callable[[AttentionConfig], float]
+
+
+def _product(at: Callable[[Setting], float], base: Base) -> Number:
+    return lambda state: at(setting_of(state)) * base(state.config)
+
+
+def _scale(power: float) -> Base:
+    return lambda config: math.copysign(abs(config.softmax_scale) ** power, config.softmax_scale)
+
+
+def _cap(power: float) -> Base:
+    return lambda config: float(config.softcap or 1.0) ** power
+
+
+BASES: dict[str, tuple[Base, Callable[[AttentionConfig], bool]]] = {
+    "": (lambda config: 1.0, lambda config: True),
+    **{
+        words.format("scale"): (_scale(power), lambda config: bool(config.scale))
+        for words, power in (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+    },
+    **{
+        words.format("softcap"): (_cap(power), lambda config: config.softcap is not None)
+        for words, power in (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+    },
+}
+"""Numbers of the config on which a measured one may depend besides sizes, and whether a config has them."""

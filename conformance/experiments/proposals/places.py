@@ -1,0 +1,129 @@
+"""Places: the steps from the inputs to the scores where a change may be put, with the names of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.experiments.changes.axes import axis_changes
+from conformance.experiments.changes.sample import Change, Setting
+from conformance.experiments.measured import on_parameter, on_step
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core.reference.state import State
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step's result, or a parameter that it reads.
+
+    Args:
+        step: the step.
+        axes: of its array.
+        name: what the array is called in a sentence, as a plural.
+        fix: what to do where it is wrong.
+        own: those of the axes where changes are tried; a change along others is one of another place as well.
+        parameter: the parameter that is changed instead of the step's result.
+    """
+
+    step: str
+    axes: tuple[str, ...]
+    name: str
+    fix: str
+    own: tuple[str, ...]
+    parameter: str = ""
+
+    @property
+    def slug(self) -> str:
+        return (self.parameter or self.step).replace(".", "-").replace("_", "-")
+
+    def bug(self, slug: str, change: Callable[[State, NDArray], NDArray], words: str) -> Bug:
+        """The bug of another array here; `words` follow "NAME are "."""
+        sentence = f"{self.name} are {words}."
+        if self.parameter:
+            return on_parameter(self.step, self.parameter, f"{self.slug}-{slug}", change, sentence, self.fix)
+        return on_step(self.step, f"{self.slug}-{slug}", change, sentence, self.fix)
+
+    def changed(self, change: Change) -> Bug:
+        """The bug of one of the changes of an array."""
+
+        def applied(state: State, array: NDArray) -> NDArray:
+            if array.ndim != len(self.axes):
+                raise DoesNotApply(f"{self.name} have other axes here")
+            return change.apply(array, self.axes, setting_of(state))
+
+        return self.bug(change.slug, applied, f"the definition's {change.words}")
+
+
+def setting_of(state: State) -> Setting:
+    return Setting(state.config, state.sizes)
+
+
+OF_INPUT = "Project queries from the query input and keys from the key input, as they are given."
+OF_WEIGHT = "A weight is (out, in), W and b of its own projection: compute x @ W.T + b."
+OF_SPLIT = "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3), and leave the heads as they are."
+OF_SCORES = "Compute queries @ keys^T, (B, H, Lq, Lk), times the config's softmax_scale."
+OF_ADDITIVE = "score = vector . tanh(A query + C key), A = score.query.weight, C = score.key.weight."
+OF_CAP = "The scaled score becomes c * tanh(score / c), before bias and exclusion."
+OF_SUM = "Add the bias to the scaled and capped scores, as it is, before the softmax."
+
+GIVEN = ("item", "position", "input channel")
+PROJECTED = ("item", "position", "channel")
+SPLIT = ("item", "head", "position", "channel")
+SCORED = ("item", "head", "query", "key")
+MATRIX = ("output channel", "input channel")
+VECTOR = ("output channel",)
+
+INPUTS = tuple(
+    Place(step, GIVEN, f"The inputs that {what} are projected from", OF_INPUT, ("position", "input channel"))
+    for step, what in (("query_inputs", "queries"), ("key_inputs", "keys"))
+)
+WEIGHTS, BIASES = (
+    tuple(
+        Place(step, axes, f"The numbers of {step}.{kind}, as used,", OF_WEIGHT, ("output channel",), f"{step}.{kind}")
+        for step in ("q_proj", "k_proj")
+    )
+    for kind, axes in (("weight", MATRIX), ("bias", VECTOR))
+)
+PROJECTIONS = tuple(
+    Place(step, PROJECTED, f"Projected {what}", OF_WEIGHT, ("channel",))
+    for step, what in (("q_proj", "queries"), ("k_proj", "keys"))
+)
+HEADS = tuple(
+    Place(step, SPLIT, f"{what}, split into heads,", OF_SPLIT, ("head", "position", "channel"))
+    for step, what in (("queries", "Queries"), ("new_keys", "Keys"))
+)
+UNSCALED = Place("unscaled", SCORED, "Scores before the scale", OF_SCORES, SCORED[1:])
+SIMILARITY = Place("similarity", SCORED, "Scores", OF_SCORES, SCORED[1:])
+CAPPED = Place("capped", SCORED, "Scores after the softcap", OF_CAP, SCORED[1:])
+SCORES = Place("scores", SCORED, "Scores with the additive bias", OF_SUM, SCORED[1:])
+HIDDEN = Place("additive_hidden", (*SCORED, "hidden"), "Hidden units of the additive score", OF_ADDITIVE, ("hidden",))
+ADDITIVE = tuple(
+    Place(step, axes, f"The numbers of {name}, as used,", OF_ADDITIVE, axes, name)
+    for step, name, axes in (
+        ("additive_hidden", "score.query.weight", MATRIX),
+        ("additive_hidden", "score.key.weight", MATRIX),
+        ("unscaled", "score.vector", VECTOR),
+    )
+)
+
+
+def reordered(places: Iterable[Place]) -> Iterator[Bug]:
+    """Each order of each axis of its own at each place: nothing is read for it, the search tries them."""
+    for place in places:
+        position = {axis: position for position, axis in enumerate(place.axes)}
+        for axis in place.own:
+            for change in axis_changes((axis,)):
+                yield place.changed(_along(change, position[axis], axis))
+
+
+def _along(change: Change, position: int, axis: str) -> Change:
+    """The change of an array's last axis, at another position."""
+
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        last = np.moveaxis(array, position, -1)
+        return np.moveaxis(change.apply(last, (axis,), setting), -1, position)
+
+    return Change(change.slug, change.words, apply)
