@@ -1,0 +1,65 @@
+"""Wrong queries, keys and scores that are not on file are measured from outputs alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import CONFIGS
+from conformance.experiments.readings.queries import keys_shown, queries_shown, read_keys, read_queries
+from conformance.zoo.bug import Bug
+from mha_core import Trace, reference
+from tests.conformance.experiments.wrong import fresh_problems, is_right, measured_of, sentences, wrong_at
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+SINGLE: dict[str, Bug] = {
+    "scale": wrong_at("similarity", lambda s, a: a * 1.37),
+    "scale-of-widths": wrong_at("similarity", lambda s, a: a * (s.config.head_dim / s.config.key_dim) ** 0.5),
+    "heads-reversed": wrong_at("queries", lambda s, a: a[:, ::-1]),
+    "key-heads-rolled": wrong_at("new_keys", lambda s, a: np.roll(a, 1, axis=1)),
+    "channels-reversed": wrong_at("queries", lambda s, a: a[..., ::-1]),
+    "neighbour": wrong_at("queries", lambda s, a: a + 0.31 * np.roll(a, 1, axis=2)),
+    "talking-heads": wrong_at("similarity", lambda s, a: a + 0.2 * a.mean(axis=1, keepdims=True)),
+    "first-head": wrong_at(
+        "similarity", lambda s, a: a * np.where(np.arange(a.shape[1]) == 0, 0.6, 1.0)[:, None, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_fault_that_is_not_on_file_is_measured(name: str) -> None:
+    bug = SINGLE[name]
+    assert is_right(measured_of(bug, zoo=()), (bug,), fresh_problems())
+
+
+def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
+    measured = measured_of(SINGLE["scale-of-widths"], zoo=())
+    assert any(
+        "sqrt(head_dim / key_dim): queries @ keys^T is multiplied by 0.378 where 0.5774 was expected" in sentence
+        for sentence in sentences(measured)
+    )
+
+
+def test_two_faults_at_once() -> None:
+    bugs = (wrong_at("q_proj", lambda s, a: a * s.config.query_dim**-0.5), SINGLE["key-heads-rolled"])
+    assert is_right(measured_of(*bugs, zoo=()), bugs, fresh_problems())
+
+
+def test_a_right_layer_gets_no_finding() -> None:
+    measured = measured_of()
+    assert measured.models == ((),)
+    assert not measured.unexplained
+
+
+def test_queries_and_keys_are_read() -> None:
+    def run(problem: Problem) -> Trace:
+        return reference.run(problem.config, problem.weights, problem.inputs)
+
+    for config in CONFIGS[:3]:
+        queries = read_queries(lambda one: run(one).output, config)
+        keys = read_keys(lambda one: run(one).output, config)
+        np.testing.assert_allclose(queries, run(queries_shown(config)).queries, atol=1e-12)
+        repeats = config.num_heads // config.num_kv_heads
+        np.testing.assert_allclose(keys, np.repeat(run(keys_shown(config)).keys, repeats, axis=1), atol=1e-12)
