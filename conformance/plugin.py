@@ -67,6 +67,8 @@ class Suite:
         self.known = known
         self.left_out = left_out
         self.marker = marker
+        self.different: dict[str, AnySubject] = {}
+        """Spec -> the subject of the first dtype in which it differs."""
 
     def pytest_report_header(self) -> list[str]:
         """One line with the subjects, their dtypes and the number of cases."""
@@ -74,9 +76,26 @@ class Suite:
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the dtypes that a subject does not compute in, because no test shows them."""
+        """Print the dtypes that a subject does not compute in, because no test shows them, and diagnoses."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
+        if terminalreporter.config.getoption("--mha-no-diagnosis"):
+            return
+        for subject in self.different.values():
+            terminalreporter.section(f"diagnosis of {subject.spec} in {subject.dtype}")
+            terminalreporter.write_line(self._diagnosis(subject))
+
+    def _diagnosis(self, subject: AnySubject) -> str:
+        """What explains the difference, in words; cases in which it deviates as known are left out."""
+        from conformance.diagnosis.diagnose import diagnose
+        from conformance.diagnosis.text import describe
+        from mha_core import SpecError
+
+        asked = [case for case in self.cases if not self.known.listed_for(subject, case.id, subject.dtype)]
+        try:
+            return describe(diagnose(subject, asked, experiments=True))
+        except SpecError as error:
+            return str(error)
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
@@ -85,9 +104,7 @@ class Suite:
         for subject in self.subjects:
             by_spec.setdefault(subject.spec, []).append(subject)
         for spec, subjects in by_spec.items():
-            collector = SubjectCollector.from_parent(
-                session, name=spec, nodeid=spec, subjects=subjects, cases=self.cases, known=self.known
-            )
+            collector = SubjectCollector.from_parent(session, name=spec, nodeid=spec, subjects=subjects, suite=self)
             collector.add_marker(self.marker)
             items.extend(session.genitems(collector))
 
@@ -103,29 +120,29 @@ class Suite:
 class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
-    def __init__(self, *, subjects: list[AnySubject], cases: list[Case], known: Deviations, **details: Any) -> None:
+    def __init__(self, *, subjects: list[AnySubject], suite: Suite, **details: Any) -> None:
         super().__init__(**details)
         self.subjects = subjects
-        self.cases = cases
-        self.known = known
+        self.suite = suite
 
     def collect(self) -> Iterator[CaseItem]:
         from conformance.runner import CaseRunner
 
         for subject in self.subjects:
-            runner = CaseRunner(subject, self.known)
-            for case in self.cases:
+            runner = CaseRunner(subject, self.suite.known)
+            for case in self.suite.cases:
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
                 nodeid = f"{self.nodeid}::{name}"
-                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, runner=runner, case=case)
+                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, runner=runner, case=case, suite=self.suite)
 
 
 class CaseItem(pytest.Item):
     """One case on one subject in one dtype."""
 
-    def __init__(self, *, runner: CaseRunner, case: Case, **details: Any) -> None:
+    def __init__(self, *, runner: CaseRunner, case: Case, suite: Suite, **details: Any) -> None:
         super().__init__(**details)
+        self.suite = suite
         self.runner = runner
         self.subject = cast("AnySubject", runner.subject)
         self.case = case
@@ -137,6 +154,8 @@ class CaseItem(pytest.Item):
         if result.status == "deviates":
             pytest.xfail(f"{self.name} {result.message}")
         elif result.status != "equal":
+            if result.status == "different" and result.wrong_at_once:
+                self.suite.different.setdefault(self.subject.spec, self.subject)
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,8 @@ import pytest
 MARKER = "mha"
 """Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
 
+NEED_A_SUBJECT = ("--mha-case", "--mha-dtype", "--mha-apart", "--mha-no-diagnosis", "--mha-deviations")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mha", "multi-head attention (mha-parity)")
@@ -51,6 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "debuggers and coverage see the subject.",
     )
     group.addoption(
+        "--mha-no-diagnosis",
+        action="store_true",
+        help="Leave out what the summary says of a subject that differs: since which stage, and what explains it.",
+    )
+    group.addoption(
         "--mha-deviations",
         type=Path,
         metavar="FILE",
@@ -63,9 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
     specs: list[str] = config.getoption("--mha-subject")
     if not specs:
-        given = [
-            name for name in ("--mha-case", "--mha-dtype", "--mha-apart", "--mha-deviations") if config.getoption(name)
-        ]
+        given = [name for name in NEED_A_SUBJECT if config.getoption(name)]
         if given:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return

@@ -85,6 +85,16 @@ def test_failures_say_what_mha_check_says_and_nothing_else(run):
     assert "run_case" not in output
 
 
+def test_a_subject_that_differs_is_diagnosed_once_unless_told_not_to(run):
+    options = ("--mha-subject", "mine:wrong", *CASES)
+    output = run(*options)[1]
+    assert output.count("diagnosis of mine:wrong in float64") == 1
+    assert "diagnosis of mine:wrong in float32" not in output
+    assert "wrong (float64) differs in the one case: prime." in output
+    assert "Experiments: " in output
+    assert "diagnosis of" not in run(*options, "--mha-no-diagnosis")[1]
+
+
 def test_a_subject_that_hangs_fails_its_test(run):
     code, output = run("--mha-subject", "mine:Slow", "--mha-case", "prime", "--mha-time-limit", "0.2")
     assert code == 1
