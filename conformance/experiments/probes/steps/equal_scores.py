@@ -1,7 +1,120 @@
-"""Equal scores: weights are uniform, so only the weighted sum and the mapping of heads can show."""
+r"""Equal scores: queries are 0, so weights are uniform, and only the weighted sum and the mapping of heads can show.
+
+output[b, i] = W_o R W_v (1 / Lk) sum_j x_j
+"""
 
 from __future__ import annotations
 
-from conformance.experiments.probe import Probe
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-PROBES: tuple[Probe, ...] = ()
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.amounts import added_amounts
+from conformance.experiments.candidates.fitted import fitted_steps, output_of
+from conformance.experiments.candidates.steps import BESIDE, positions_on
+from conformance.experiments.candidates.values import all_otherwise
+from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.experiments.readings.values import read_merged
+from conformance.experiments.readings.weights import read_weights
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig
+
+KEY_LENGTHS = (5, 4)
+
+
+def _problems(
+    weights: Mapping[str, float],
+    values: Callable[[AttentionConfig, int], NDArray | float] = lambda config, keys: 1.0,
+) -> Callable[[Lab], Sequence[Problem]]:
+    def problems(lab: Lab) -> Sequence[Problem]:
+        return [
+            generic(config, key_len=keys, weights=weights, values=values(config, keys))
+            for keys in KEY_LENGTHS
+            for config in lab.configs
+        ]
+
+    return problems
+
+
+def _same_value(config: AttentionConfig, keys: int) -> NDArray:
+    """The same value at every key."""
+    one = np.random.default_rng(config.value_dim).normal(size=config.value_dim)
+    return np.tile(one, (1, keys, 1))
+
+
+def _from_sums(view: View) -> Iterator[Bug]:
+    """What differs in the output, in the merged heads, or in the weights that meet the values."""
+    yield from all_otherwise()
+    yield from added_amounts(view)
+    yield from fitted_steps(view, output_of, ("item", "query", "channel"))
+    yield from fitted_steps(view, read_merged, ("item", "query", "channel"))
+    yield from fitted_steps(view, read_weights, ("item", "head", "query", "key"), ("kept_weights",))
+
+
+CHOICES = (0.0, -1.0, 0.5, 1.0, -0.5)
+"""How the keys score: by a query of 1 the fourth has all the weight, by one of -1 the second."""
+
+HIGHEST_SCORE = 600.0
+"""Of the chosen key: so far above the others that their weights are 0 also if the scale is a tenth of what is right."""
+
+
+def _chosen_keys(lab: Lab) -> Sequence[Problem]:
+    """Queries that choose one key each, or all; equal channels throughout, so that no order but the keys' counts."""
+    found = []
+    for config in lab.configs:
+        root = float(np.sqrt(HIGHEST_SCORE / (config.head_dim * config.softmax_scale)))
+        queries = root * np.tile(np.array([1.0, 0.0, -1.0])[None, :, None], (1, 1, config.query_dim))
+        keys = root * np.tile(np.array(CHOICES)[None, :, None], (1, 1, config.key_dim))
+        weights: dict[str, NDArray | float] = {
+            **NO_BIASES,
+            "q_proj.weight": np.full((config.num_heads * config.head_dim, config.query_dim), 1.0 / config.query_dim),
+            "k_proj.weight": np.full((config.num_kv_heads * config.head_dim, config.key_dim), 1.0 / config.key_dim),
+        }
+        found.append(generic(config, key_len=len(CHOICES), weights=weights, queries=queries, keys=keys))
+    return found
+
+
+def _from_chosen(view: View) -> Iterator[Bug]:
+    """As for equal scores, and other orders of queries and keys."""
+    yield from _from_sums(view)
+    yield from positions_on(BESIDE)
+
+
+_WITHOUT_BIASES = {**NO_BIASES, **EQUAL_SCORES}
+
+PROBES = (
+    Probe(
+        "same-value",
+        "Equal scores and the same value at every key: only what the weights sum to, or a position, can show.",
+        r"o_{bi} = W_o R W_v x \sum_j a_{ij}",
+        _problems(_WITHOUT_BIASES, _same_value),
+        _from_sums,
+    ),
+    Probe(
+        "equal-scores",
+        "Equal scores, no biases: every key has the weight 1 / Lk, so only the sum over the keys can show.",
+        r"o_{bi} = \frac{1}{L_k} W_o R W_v \sum_j x_{bj}",
+        _problems(_WITHOUT_BIASES),
+        _from_sums,
+    ),
+    Probe(
+        "equal-scores-with-biases",
+        "Equal scores, with the biases of values and output.",
+        r"o_{bi} = W_o R (W_v \bar{x}_b + b_v) + b_o",
+        _problems(EQUAL_SCORES),
+        _from_sums,
+        unknown="what the sum over the keys does by itself: every call with equal scores was refused",
+    ),
+    Probe(
+        "chosen-keys",
+        "Queries that give all weight to one key each: only which position is read can show.",
+        r"o_{bi} = W_o R W_v x_{b j(i)}",
+        _chosen_keys,
+        _from_chosen,
+    ),
+)

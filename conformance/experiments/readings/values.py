@@ -1,0 +1,41 @@
+"""The merged heads, read off the output: with W_o that passes channels through, output channel c *is* merged channel c.
+
+    output[b, i, c] = sum_k W_o[c, k] merged[b, i, k] = merged[b, i, c0 + c]     W_o[c, c0 + c] = 1, else 0
+
+As many calls as it takes for all channels. With one key the merged heads are the values that each head reads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import changed, selector
+from conformance.experiments.readings.weights import Answer
+
+
+def read_merged(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, Lq, H * dv): the merged heads; None if an answer was refused, or in a layer without projections.
+
+    >>> from conformance.experiments.designs import CONFIGS, generic
+    >>> from mha_core import reference
+    >>> problem = generic(CONFIGS[0])
+    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
+    >>> heads = trace(problem).heads
+    >>> merged = read_merged(lambda one: trace(one).output, problem)
+    >>> bool(np.allclose(merged, heads.swapaxes(1, 2).reshape(merged.shape)))
+    True
+    """
+    config = problem.config
+    if not config.projections:
+        return None
+    width = config.num_heads * config.value_head_dim
+    found = []
+    for first in range(0, width, config.output_dim):
+        passing = selector(config.output_dim, width, first)
+        output = answer(changed(problem, {"out_proj.weight": passing, "out_proj.bias": 0.0}))
+        if output is None:
+            return None
+        found.append(output[..., : width - first])
+    return np.concatenate(found, axis=-1)
