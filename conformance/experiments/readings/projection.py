@@ -20,8 +20,13 @@ from conformance.experiments.readings.weights import Answer
 
 
 def read_value_weight(answer: Answer, problem: Problem) -> NDArray | None:
-    """(H * dv, Dv): the rows of v_proj.weight that reach each merged channel, from a problem with one key."""
+    """(H * dv, Dv): the rows of v_proj.weight that reach each merged channel, from a problem with one key.
+
+    None if an answer was refused, or the layer takes no other weights.
+    """
     config, sizes = problem.config, problem.sizes
+    if not config.projections or getattr(answer, "fixed", None) is not None:
+        return None
     columns = []
     for channel in range(config.value_dim):
         values = np.zeros((sizes.batch, 1, config.value_dim))
@@ -34,8 +39,13 @@ def read_value_weight(answer: Answer, problem: Problem) -> NDArray | None:
 
 
 def read_output_weight(answer: Answer, problem: Problem) -> NDArray | None:
-    """(Do, G * dv): out_proj.weight, its columns summed over the heads of each group, from a problem with one key."""
+    """(Do, G * dv): out_proj.weight, its columns summed over the heads of each group, from a problem with one key.
+
+    None if an answer was refused, or the layer takes no other weights.
+    """
     config, sizes = problem.config, problem.sizes
+    if not config.projections or getattr(answer, "fixed", None) is not None:
+        return None
     columns = []
     values = np.ones((sizes.batch, 1, config.value_dim))
     for channel in range(config.num_kv_heads * config.value_head_dim):

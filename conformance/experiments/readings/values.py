@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed, selector
 from conformance.experiments.readings.weights import Answer
+from mha_core.weights import Weights
 
 
 def read_merged(answer: Answer, problem: Problem) -> NDArray | None:
@@ -31,6 +32,9 @@ def read_merged(answer: Answer, problem: Problem) -> NDArray | None:
     if not config.projections:
         return None
     width = config.num_heads * config.value_head_dim
+    fixed = getattr(answer, "fixed", None)
+    if fixed is not None:
+        return _solved(answer(problem), fixed) if config.output_dim >= width else None
     found = []
     for first in range(0, width, config.output_dim):
         passing = selector(config.output_dim, width, first)
@@ -39,3 +43,13 @@ def read_merged(answer: Answer, problem: Problem) -> NDArray | None:
             return None
         found.append(output[..., : width - first])
     return np.concatenate(found, axis=-1)
+
+
+def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:
+    """The merged heads of a layer whose parameters are given: what its W_o makes the output of, by least squares."""
+    if output is None:
+        return None
+    matrix = weights["out_proj.weight"]
+    surplus = (output - weights.get("out_proj.bias", 0.0)).reshape(-1, len(matrix))
+    solved = np.linalg.lstsq(matrix, surplus.T, rcond=None)[0].T
+    return solved.reshape(*output.shape[:-1], -1)
