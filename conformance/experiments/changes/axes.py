@@ -50,12 +50,13 @@ def taken(array: NDArray, order: NDArray[np.int64], axis: int) -> NDArray:
     return np.where((order < 0).reshape(shape), 0.0, found)
 
 
-def orders_read(samples: Sequence[Sample], how: str = "exact") -> Iterator[Change]:
+def orders_read(samples: Sequence[Sample], how: str = "exact", *, by_rule: bool = True) -> Iterator[Change]:
     """The orders of one axis by which slices match in every sample; the caller verifies.
 
     Args:
         samples: at least one differs.
         how: one of HOWS: what two slices must have in common.
+        by_rule: rules for every length; else the orders as they were read, which hold at the lengths seen alone.
     """
     axes = samples[0].axes
     for position in range(len(axes)):
@@ -66,10 +67,10 @@ def orders_read(samples: Sequence[Sample], how: str = "exact") -> Iterator[Chang
             continue
         if all(bool(np.diagonal(same).all()) for _, same, _ in found):
             continue
-        rules = {order.words: order for order in _agreeing(found)}
-        for order in rules.values():
-            yield order_change(axes[position], axis, order)
-        if not rules and (table := _as_seen(found)) is not None:
+        if by_rule:
+            for order in {order.words: order for order in _agreeing(found)}.values():
+                yield order_change(axes[position], axis, order)
+        elif (table := _as_seen(found)) is not None:
             yield order_change(axes[position], axis, table)
 
 

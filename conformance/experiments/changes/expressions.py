@@ -218,7 +218,8 @@ def _named(
     for hit in np.flatnonzero((spread <= 2 * tolerance) & np.isfinite(spread)):
         words, constant = neat(sign * float(np.median(ratios[hit])), tolerance)
         tried = (hit + 1) * (100 if len(words) <= 6 else 1)
-        if len(words) > 6 and not table.plain[hit]:
+        # Numbers of small integers are quotients of some sum by accident.
+        if not table.plain[hit] and (len(words) > 6 or distinct < 3):
             continue
         enough = distinct if len(words) <= 6 else distinct - 1
         if tried * (2 * tolerance) ** enough < BY_CHANCE:

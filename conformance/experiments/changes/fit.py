@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.limits import limit_changes
+from conformance.experiments.changes.mixes import mix_changes
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.changes.values import value_changes
+from conformance.experiments.changes.where import part_changes
 from conformance.zoo.bug import DoesNotApply
 
 
@@ -23,6 +25,14 @@ def fit(samples: Sequence[Sample]) -> list[Change]:
     """
     if not any(sample.differs for sample in samples):
         return []
+    found = singles(samples)
+    if not found or not all(sample.differs for sample in samples):
+        found += _verified(part_changes(samples, singles), samples)
+    return found or _verified(orders_read(samples, by_rule=False), samples)
+
+
+def singles(samples: Sequence[Sample]) -> list[Change]:
+    """The changes of whole arrays that give all measured ones; the simplest first."""
     return _verified(_candidates(samples), samples)
 
 
@@ -55,6 +65,7 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from orders_read(samples)
     yield from value_changes(samples)
     yield from limit_changes(samples)
+    yield from mix_changes(samples)
 
 
 def factors(samples: Sequence[Sample]) -> Iterator[Change]:

@@ -231,7 +231,7 @@ def table_of(n: int, setting: Setting) -> tuple[tuple[Order, ...], Indices]:
             indices = np.asarray(order.rule(n, setting), np.int64)
         except DoesNotApply:
             continue
-        if len(indices) == n and indices.max(initial=0) < n and (indices != np.arange(n)).any():
+        if len(indices) == n and 0 <= indices.max(initial=-1) < n and (indices != np.arange(n)).any():
             alike.append((order, indices))
             found.setdefault(order.slug.encode(), alike[-1])
     orders = tuple(order for order, _ in found.values())

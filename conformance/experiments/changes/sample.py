@@ -33,6 +33,7 @@ class Sample:
         axes: the name of each axis: "item", "head", "query", "key", "channel", "input channel", ...
         setting: of the problem that they are from.
         unit: the relative error of what was measured.
+        least: a lower limit of the absolute error within which numbers are equal.
     """
 
     measured: NDArray
@@ -40,6 +41,7 @@ class Sample:
     axes: tuple[str, ...]
     setting: Setting
     unit: float = 1e-13
+    least: float = 0.0
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
@@ -49,10 +51,11 @@ class Sample:
     def tolerance(self) -> float:
         """The absolute error within which numbers are equal."""
         measured = np.abs(self.measured[self.known])
-        return 1000.0 * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0))
+        return max(self.least, 1000.0 * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0)))
 
     @cached_property
-    def _partly_unknown(self) -> bool:
+    def has_gaps(self) -> bool:
+        """Whether the expected array has places that are not known."""
         return bool(np.isnan(self.expected).any())
 
     @cached_property
@@ -68,7 +71,7 @@ class Sample:
                 near = np.abs(array - self.measured) <= self.tolerance
                 return bool(near.all()) or bool((near | (array == self.measured)).all())
         unread = np.isnan(array) & self.known
-        if unread.any() and (not self._partly_unknown or unread.sum() > LEAST_KNOWN * self.known.sum()):
+        if unread.any() and (not self.has_gaps or unread.sum() > LEAST_KNOWN * self.known.sum()):
             return False
         return not bool((self.off(array) & ~unread).any())
 
@@ -89,7 +92,7 @@ class Sample:
 
     def within(self, part: NDArray[np.bool_]) -> Sample:
         """The sample with everything outside a part counted as not measured."""
-        return replace(self, measured=np.where(part, self.measured, np.nan))
+        return replace(self, measured=np.where(part, self.measured, np.nan), least=self.tolerance)
 
     def after(self, array: NDArray) -> Sample:
         """The sample with another expected array."""

@@ -27,7 +27,8 @@ def test_random_numbers_are_no_expression_of_sizes(count, unit):
         assert constant.at(SETTINGS[-1]) == pytest.approx(number, rel=1000 * unit)
     if count > 1:
         for numbers in np.exp(rng.uniform(-5.0, 5.0, (2500, count))):
-            assert expressions_of(list(zip(numbers, SETTINGS, strict=False)), unit=unit) == []
+            found = expressions_of(list(zip(numbers, SETTINGS, strict=False)), unit=unit)
+            assert not any(one.name for one in found)  # at most a constant, if they happen to be near each other
 
 
 @pytest.mark.parametrize(
