@@ -74,6 +74,12 @@ class Lab:
         return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
+    def hides_gradients(self) -> bool:
+        """Whether it has answered, and never with gradients."""
+        given = [trace.gradients for trace in self._answers.values() if trace is not None]
+        return bool(given) and not any(given)
+
+    @property
     def dtype(self) -> str:
         return str(self.subject.dtype)
 

@@ -18,7 +18,8 @@ from conformance.experiments import probes as folder
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import is_measured
 from conformance.experiments.probe import Probe
-from conformance.experiments.view import View, fits
+from conformance.experiments.readings.differences import own_gradients
+from conformance.experiments.view import View, agreeing, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
@@ -121,6 +122,8 @@ class Search:
     zoo: Sequence[Bug] = ()
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
+    _own: dict[Problem, bool | None] = field(default_factory=dict)
+    _forward_unexplained: bool = False
 
     def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
         """Run the probes.
@@ -132,12 +135,18 @@ class Search:
         beam: list[Model] = list(start)
         outcomes = []
         for probe in all_probes() if chosen is None else chosen:
+            if probe.gradients and self.lab.hides_gradients:
+                continue
             problems = self._answered(probe)
             found = [model for model in beam if self._fits_all(model, problems, probe)]
             known = {bug.id for model in beam for bug in model}
+            if not found and probe.gradients:
+                problems = tuple(one for one in problems if not self._differentiated(one, beam))
+                found = [model for model in beam if self._fits_all(model, problems, probe)]
             if not found:
                 self.progress(f"probe {probe.id}")
                 found = self._grown(probe, beam, problems)
+                self._forward_unexplained |= not found and not probe.gradients
             beam = found[:BEAM] or beam
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
@@ -151,8 +160,24 @@ class Search:
 
         return tuple(problem for problem in probe.problems(self.lab) if is_answered(problem))
 
+    def _differentiated(self, problem: Problem, beam: Sequence[Model]) -> bool:
+        """Whether nothing is to be said of a problem's gradients: its outputs are wrong, and they may be theirs."""
+        wrong = self._forward_unexplained or all(any(bug.forward for bug in model) for model in beam)
+        if not wrong and self.lab.is_right(problem):
+            return False
+        trace = self.lab.ask(problem)
+        assert trace is not None
+        assert trace.gradients is not None
+        if problem not in self._own:
+            rounded = self.lab.rounded(problem)
+            self._own[problem] = own_gradients(self.lab.output, rounded, trace.gradients, self.lab.unit)
+        return self._own[problem] is not False
+
     def _fits(self, model: Model, problem: Problem, probe: Probe) -> bool:
         return fits(self.lab, self.variants, problem, model, gradients=probe.gradients)
+
+    def _agreeing(self, model: Model, problem: Problem, probe: Probe) -> list[bool]:
+        return list(agreeing(self.lab, self.variants, problem, model, gradients=probe.gradients).values())
 
     def _fits_all(self, model: Model, problems: Iterable[Problem], probe: Probe) -> bool:
         return all(self._fits(model, problem, probe) for problem in problems)
@@ -160,12 +185,13 @@ class Search:
     def _grown(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
         """Models of the beam with one bug more that give every problem of this probe; or with two, or three."""
         bases = list(beam)
+        arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
         for _ in range(AT_ONCE):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
             for base in bases:
                 for bugs, right in self._extended(probe, base, problems):
-                    if right == len(problems):
+                    if right == arrays:
                         whole.append(bugs)
                     else:
                         partly.append((right, bugs))
@@ -176,27 +202,32 @@ class Search:
         return []
 
     def _extended(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[tuple[Model, int]]:
-        """Each extension of a model that explains more of the problems than it, and how many it explains."""
-        before = [self._fits(base, problem, probe) for problem in problems]
+        """Each extension of a model that explains more of the problems' arrays than it, and how many it explains.
+
+        The arrays are the outputs, or all gradients: of two wrong steps of one problem the first may explain some.
+        """
+        before = [self._agreeing(base, problem, probe) for problem in problems]
+        explained = sum(map(sum, before))
         # The differing ones first: nearly all candidates are dropped there.
-        order = sorted(range(len(problems)), key=lambda index: before[index])
+        order = sorted(range(len(problems)), key=lambda index: all(before[index]))
         view = View(self.lab, self.variants, base, problems, probe.gradients)
         tried: set[str] = {bug.id for bug in base}
         for proposed in (*self.zoo, *probe.propose(view)):
             bugs = proposed if isinstance(proposed, tuple) else (proposed,)
             name = "+".join(bug.id for bug in bugs)
-            if name in tried:
-                continue
+            if name in tried or (probe.gradients and any(bug.forward for bug in bugs)):
+                continue  # what is wrong in the forward direction was looked for by the outputs
             tried.add(name)
             model = (*base, *bugs)
-            right = 0
-            for place, index in enumerate(order):
-                if self._fits(model, problems[index], probe):
-                    right += 1
-                elif before[index] or right + len(order) - place - 1 <= sum(before):
-                    right = -1  # it breaks what was explained, or can't explain more
+            right, left = 0, sum(map(len, before))
+            for index in order:
+                now = self._agreeing(model, problems[index], probe)
+                right, left = right + sum(now), left - len(now)
+                broken = any(old and not new for old, new in zip(before[index], now, strict=True))
+                if broken or right + left <= explained:  # it breaks what was explained, or can't explain more
+                    right = -1
                     break
-            if right > sum(before):
+            if right > explained:
                 yield model, right
 
     def _distinct(self, models: Sequence[Model]) -> list[Model]:

@@ -91,6 +91,13 @@ def fits(lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...],
 
     A model without bugs must be right within the bounds, as in the suite; another within `Lab.nearness`.
     """
+    return all(agreeing(lab, variants, problem, model, gradients=gradients).values())
+
+
+def agreeing(
+    lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False
+) -> dict[str, bool]:
+    """Name -> whether a model gives it as the subject does, as `fits` judges it: the output, or each gradient."""
     trace = lab.ask(problem)
     assert trace is not None
     arrays = trace.arrays()
@@ -99,15 +106,15 @@ def fits(lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...],
     made: Arrays | None = wanted.trace.arrays()
     if model:
         made = variants.run(lab.rounded(problem), model, gradients=gradients)
-        if not made:
-            return False
     elif not gradients:
-        return lab.is_right(problem)
-    assert made is not None
+        return {"output": lab.is_right(problem)}
+    if not made:
+        return dict.fromkeys(names, False)
     allowed = wanted.allowed_error
     if not model:
-        return all(bool(np.all(_within(made[name], arrays[name], allowed[name]))) for name in names)
-    return all(name in made and lab.nearness.near(made[name], arrays[name], allowed[name]) for name in names)
+        return {name: bool(np.all(_within(made[name], arrays[name], allowed[name]))) for name in names}
+    near = lab.nearness.near
+    return {name: name in made and near(made[name], arrays[name], allowed[name]) for name in names}
 
 
 def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:

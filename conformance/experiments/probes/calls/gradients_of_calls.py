@@ -1,0 +1,106 @@
+"""Gradients of calls with a mask, a bias, dropout or a past: see `gradients` for what is read off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import changed, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.experiments.probes.calls.gradients import FORMULA
+from mha_core import AttentionConfig, AttentionMask
+
+RATE = 0.25
+"""The dropout of layers that are asked with a keep-mask."""
+
+
+def _lengths(lab: Lab) -> Sequence[Problem]:
+    mask = AttentionMask(valid_lens=np.array([3, 1]))
+    return [generic(config, batch=2, mask=mask) for config in lab.configs]
+
+
+def _nan_padding(lab: Lab) -> Sequence[Problem]:
+    return [_with_nan(problem) for problem in _lengths(lab)]
+
+
+def _with_nan(problem: Problem) -> Problem:
+    padding = problem.padding()[:, :, None]
+    keys, values = (np.where(padding, np.nan, array) for array in (problem.inputs.keys, problem.inputs.values))
+    return changed(problem, keys=keys, values=values)
+
+
+def _masks(lab: Lab) -> Sequence[Problem]:
+    return list(_masked(lab))
+
+
+def _masked(lab: Lab) -> Iterator[Problem]:
+    rng = np.random.default_rng(0)
+    some = rng.random((2, 1, 3, 5)) < 0.6
+    some[..., 1] = False
+    for config in lab.configs:
+        yield generic(config, batch=2, query_len=4, key_len=4, mask=AttentionMask(causal=True))
+        yield generic(config, batch=2, mask=AttentionMask(allowed=some))
+
+
+def _empty_rows(lab: Lab) -> Sequence[Problem]:
+    none = np.ones((2, 1, 3, 5), dtype=bool)
+    none[0, :, 1], none[1] = False, False
+    return [generic(config, batch=2, mask=AttentionMask(allowed=none)) for config in lab.configs]
+
+
+def _biases(lab: Lab) -> Sequence[Problem]:
+    return list(_with_biases(lab))
+
+
+def _with_biases(lab: Lab) -> Iterator[Problem]:
+    rng = np.random.default_rng(0)
+    for config in lab.configs:
+        heads = config.num_heads
+        for shape in ((2, heads, 3, 5), (3, 5), (heads, 3, 1), (2, 1, 1, 5)):
+            yield generic(config, batch=2, mask=AttentionMask(bias=rng.normal(size=shape)))
+
+
+def _dropout(lab: Lab) -> Sequence[Problem]:
+    return [_dropped(replace(config, dropout=RATE)) for config in lab.configs]
+
+
+def _dropped(config: AttentionConfig) -> Problem:
+    keep = np.random.default_rng(0).random((2, config.num_heads, 3, 5)) > RATE
+    return generic(config, batch=2, dropout_keep=keep)
+
+
+def _past(lab: Lab) -> Sequence[Problem]:
+    return [_with_past(config) for config in lab.configs]
+
+
+def _with_past(config: AttentionConfig) -> Problem:
+    rng = np.random.default_rng(0)
+    heads, past_len = config.num_kv_heads, 2
+    return generic(
+        config,
+        batch=2,
+        past_keys=rng.normal(size=(2, heads, past_len, config.head_dim)),
+        past_values=rng.normal(size=(2, heads, past_len, config.value_head_dim)),
+        mask=AttentionMask(query_offset=past_len),
+    )
+
+
+PROBES: tuple[Probe, ...] = (
+    Probe("gradients-with-lengths", "Padded keys: their gradient is 0.", FORMULA, _lengths, gradients=True),
+    Probe("gradients-with-nan-padding", "Padding that is NaN.", FORMULA, _nan_padding, gradients=True),
+    Probe("gradients-with-masks", "Causal calls, and an array of allowed keys.", FORMULA, _masks, gradients=True),
+    Probe("gradients-of-empty-rows", "Queries without a key: only b_o.", FORMULA, _empty_rows, gradients=True),
+    Probe(
+        "gradients-of-bias",
+        "A bias of several shapes: its gradient is d_scores, summed.",
+        FORMULA,
+        _biases,
+        gradients=True,
+    ),
+    Probe("gradients-with-dropout", "A given keep-mask.", FORMULA, _dropout, gradients=True),
+    Probe("gradients-with-past", "Past keys and values, which have gradients too.", FORMULA, _past, gradients=True),
+)
