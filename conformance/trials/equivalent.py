@@ -25,7 +25,7 @@ CANDIDATES = (
 )
 """Points at which the same is tried."""
 
-PROBLEMS = 10
+PROBLEMS = 24
 """In so many problems outputs have to be equal."""
 
 AGREE = 1e-9

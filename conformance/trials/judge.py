@@ -110,20 +110,23 @@ def _order(stage: str) -> int:
 
 
 def answer_of(diagnosis: Diagnosis) -> Answer:
-    """What a Diagnosis says. Of what may not be there (`findings`, `stage`) only what is there counts.
+    """What a Diagnosis says. Of `measured`, `findings` and `first_stage` only what is there counts.
 
-    A finding has `stage`, `sentence`, and perhaps `bug` (its model) and `confident`. All that are confident make one
-    claim together, beside those of the hypotheses.
+    Models of the experiments that don't explain every case are said to explain nearly all. A finding has `stage`,
+    `sentence`, and perhaps `bug` (its model) and `confident`; all that are confident make one claim together, if no
+    hypothesis explains all.
     """
     confident = [_of_bugs(one.bugs) for one in diagnosis.explanations]
     partly = [_of_bugs(one.bugs) for one in diagnosis.partly]
+    partly += [_of_bugs(model) for model in getattr(getattr(diagnosis, "measured", None), "models", ()) if model]
     findings = tuple(getattr(diagnosis, "findings", ()))
     if not confident:
         sure = [one for one in findings if getattr(one, "confident", False)]
         unsure = [one for one in findings if not getattr(one, "confident", False)]
         confident = [_of_findings(sure)] if sure else []
         partly = partly or ([_of_findings(unsure)] if unsure else [])
-    stage = getattr(diagnosis, "first_stage", None)
+    places = (diagnosis, getattr(diagnosis, "measured", None))
+    stage = next((stage for place in places if (stage := getattr(place, "first_stage", None))), None)
     return Answer(tuple(confident), tuple(partly), stage)
 
 

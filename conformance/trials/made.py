@@ -34,6 +34,17 @@ EFFECT = 1e-7
 """A layer whose outputs differ by less than this part of the largest from the right ones has no fault worth finding."""
 
 
+GRADIENTS, STATES = "gradients", "states"
+"""The modules of `parts` with wrong gradients, and with what only a second call shows."""
+
+OFTENER = 6
+"""Any other module is drawn so many times as often as the latter."""
+
+
+LEAST = 1e-3
+"""Of the largest number of all arrays, what one array's are measured by at least."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A wrong layer, and what is wrong with it.
@@ -78,12 +89,16 @@ class Trial:
 
 @cache
 def families() -> dict[str, Parts]:
-    """All families, in "forward" and in "backward": name -> what draws one of its faults."""
-    found: dict[str, Parts] = {"forward": {}, "backward": {}}
-    for module in members(parts):
-        if hasattr(module, "parts"):
-            found["backward" if module.__name__.endswith(".gradients") else "forward"].update(module.parts())
-    return found
+    """Module of `parts` -> its families: name -> what draws one of its faults."""
+    found = {module.__name__.rpartition(".")[2]: module for module in members(parts) if hasattr(module, "parts")}
+    return {name: module.parts() for name, module in sorted(found.items())}
+
+
+@cache
+def modules(gradients: bool) -> tuple[str, ...]:
+    """What is drawn first, each as often: the modules of `parts`, but that of states rarely."""
+    forward = [name for name in families() if name not in (GRADIENTS, STATES)]
+    return (GRADIENTS,) if gradients else (*forward * OFTENER, STATES)
 
 
 def make(seed: int, number: int, faults: int = 1, gradients: bool = False) -> Trial:
@@ -127,26 +142,14 @@ def of_id(id: str) -> Trial:
 
 
 def _drawn(dice: Dice, faults: int, gradients: bool) -> tuple[Fault, ...]:
-    there = families()["backward" if gradients else "forward"]
     chosen: list[Fault] = []
     while len(chosen) < faults:
-        kind = dice.one_of(kinds(gradients))
-        family = dice.one_of([name for name in there if _kind(name) == kind])
-        fault = there[family](dice)
+        there = families()[dice.one_of(modules(gradients))]
+        fault = there[dice.one_of(list(there))](dice)
         if any(fault.family == other.family for other in chosen) or (faults > 1 and fault.kind == STATE):
             continue
         chosen.append(fault)
     return tuple(chosen)
-
-
-def _kind(family: str) -> str:
-    """Families that differ only in their point are drawn together: the first word of the name."""
-    return family.partition(":")[0]
-
-
-@cache
-def kinds(gradients: bool) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(_kind, families()["backward" if gradients else "forward"])))
 
 
 def arrays_of(faults: tuple[Fault, ...], problem: Problem, *, gradients: bool, calls: int = 0) -> dict[str, NDArray]:
@@ -159,8 +162,13 @@ def arrays_of(faults: tuple[Fault, ...], problem: Problem, *, gradients: bool, c
 
 
 def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
-    """The largest difference of two results, by the largest number of its array in `b`; a NaN equals a NaN."""
-    worst = 0.0
+    """The largest difference of two results, by the largest number of its array in `b`; a NaN equals a NaN.
+
+    An array next to nothing beside the others, such as the gradient of the keys' bias, whose numbers are what rounding
+    left of 0, counts by a thousandth of the largest of all.
+    """
+    worst, sizes = 0.0, {name: np.abs(array[np.isfinite(array)]).max(initial=0.0) for name, array in b.items()}
+    least = LEAST * max(sizes.values(), default=0.0)
     for name, array in b.items():
         if not array.size:
             continue
@@ -168,7 +176,7 @@ def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
             apart = np.abs(a[name] - array)
         same = (a[name] == array) | (np.isnan(a[name]) & np.isnan(array))
         apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
-        worst = max(worst, float(apart.max() / (np.abs(array[np.isfinite(array)]).max(initial=0.0) or 1.0)))
+        worst = max(worst, float(apart.max() / (max(sizes[name], least) or 1.0)))
     return worst
 
 

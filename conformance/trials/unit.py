@@ -31,6 +31,7 @@ from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
+from mha_core.errors import one_line
 from mha_core.weights import Weights
 
 ZOO, REWRITTEN, RIGHT = "zoo", "rewritten", "right"
@@ -171,17 +172,18 @@ _runs: dict[str, Runs] = {}
 """In the worker: dtype -> the runs of the zoo's bugs, which are the same for every subject."""
 
 
-def tried(id: str, runs: Runs | None = None) -> tuple[Outcome, Diagnosis]:
+def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tuple[Outcome, Diagnosis]:
     """Diagnose what an id means, and judge it.
 
     Args:
         id: what to try.
         runs: of the zoo in an earlier diagnosis, in the same dtype.
+        experiments: whether the layer is asked more than the cases.
     """
     truth, subject = found_by(id)
     cases = [case for case in all_cases() if not case.expensive]
     began, worked = time.perf_counter(), time.thread_time()
-    diagnosis = diagnose(subject, cases, runs=runs, experiments=True)
+    diagnosis = diagnose(subject, cases, runs=runs, experiments=experiments)
     busy, seconds = time.thread_time() - worked, time.perf_counter() - began
     kind = truth.faults[0].kind if isinstance(truth, Trial) else truth.kind
     verdict = judged(truth, subject, diagnosis)
@@ -206,9 +208,10 @@ def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
 
 @dataclass(frozen=True)
 class TrialUnit(Unit):
-    """Some ids; the answer of each is its Outcome."""
+    """Some ids, diagnosed with or without experiments; the answer of each is its Outcome."""
 
     ids: tuple[str, ...]
+    experiments: bool = True
 
     @property
     def home(self) -> Home:
@@ -220,12 +223,15 @@ class TrialUnit(Unit):
     def run(self, start: int) -> Iterator[Outcome]:
         for id in self.ids[start:]:
             dtype = id.rpartition(":")[2] if id.startswith(RIGHT) else "float64"
-            yield tried(id, _runs.setdefault(dtype, Runs()))[0]
+            try:
+                yield tried(id, _runs.setdefault(dtype, Runs()), experiments=self.experiments)[0]
+            except Exception as error:  # a diagnosis that fails is a figure too, and the others go on
+                yield Outcome(id, "", "", None, failed=one_line(error))
 
     def lost(self, item: int, reason: str) -> Outcome:
         return Outcome(self.ids[item], "", "", None, failed=reason)
 
 
-def units_of(ids: Sequence[str]) -> list[TrialUnit]:
+def units_of(ids: Sequence[str], *, experiments: bool = True) -> list[TrialUnit]:
     """The ids in units, in their order."""
-    return [TrialUnit(tuple(ids[start : start + TOGETHER])) for start in range(0, len(ids), TOGETHER)]
+    return [TrialUnit(tuple(ids[start : start + TOGETHER]), experiments) for start in range(0, len(ids), TOGETHER)]

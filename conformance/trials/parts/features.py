@@ -18,28 +18,30 @@ Ways = dict[str, Callable[[NDArray, View], NDArray]]
 
 def parts() -> Parts:
     return {
-        "dropout": partial(_at, points=("factor",), ways=_dropout),
+        "dropout": partial(_at, kind="dropout", points=("factor",), ways=_dropout),
         "dropout elsewhere": _dropout_elsewhere,
-        "past": partial(_at, points=("past_k", "past_v"), ways=_past),
-        "past joined": partial(_at, points=("k", "v"), ways=_joined, needs=("past",)),
-        "given scale": partial(_at, points=("scale",), ways=_scale, needs=("scale",)),
-        "softcap": partial(_at, points=("softcap",), ways=_softcap),
-        "softcap function": partial(_at, points=("capped",), ways=_capped),
+        "past": partial(_at, kind="past", points=("past_k", "past_v"), ways=_past),
+        "past joined": partial(_at, kind="past", points=("k", "v"), ways=_joined, needs=("past",)),
+        "given scale": partial(_at, kind="scale", points=("scale",), ways=_scale, needs=("scale",)),
+        "softcap": partial(_at, kind="softcap", points=("softcap",), ways=_softcap),
+        "softcap function": partial(_at, kind="softcap", points=("capped",), ways=_capped),
         "softcap where there is none": _capped_without,
-        "additive score": partial(_at, points=("hidden",), ways=_hidden),
-        "additive score inside": partial(_at, points=("inside",), ways=_inside),
-        "additive score parameters": partial(_at, points=("a_w", "c_w"), ways=_matrices),
-        "mask bias": partial(_at, points=("bias",), ways=_bias),
-        "groups": partial(_at, points=("k_heads", "v_heads"), ways=_groups, needs=("grouped",)),
-        "score of vectors": partial(_at, points=("q", "k"), ways=_vectors),
+        "additive score": partial(_at, kind="additive score", points=("hidden",), ways=_hidden),
+        "additive score inside": partial(_at, kind="additive score", points=("inside",), ways=_inside),
+        "additive score parameters": partial(_at, kind="additive score", points=("a_w", "c_w"), ways=_matrices),
+        "mask bias": partial(_at, kind="mask's bias", points=("bias",), ways=_bias),
+        "groups": partial(_at, kind="groups", points=("k_heads", "v_heads"), ways=_groups, needs=("grouped",)),
+        "score of vectors": partial(_at, kind="vectors", points=("q", "k"), ways=_vectors),
     }
 
 
-def _at(dice: Dice, points: tuple[str, ...], ways: Callable[[Dice], Ways], needs: tuple[str, ...] = ()) -> Fault:
+def _at(
+    dice: Dice, points: tuple[str, ...], ways: Callable[[Dice], Ways], kind: str, needs: tuple[str, ...] = ()
+) -> Fault:
     point, options = dice.one_of(points), ways(dice)
     words = dice.one_of(list(options))
     also = ("scores",) if point in ("k_heads",) else ()
-    return Fault("feature", ((point, Own(words, options[words])),), also=also, needs=(*needs_of(point), *needs))
+    return Fault(kind, ((point, Own(words, options[words])),), also=also, needs=(*needs_of(point), *needs))
 
 
 def _dropout(dice: Dice) -> Ways:
@@ -75,7 +77,7 @@ def _dropout_elsewhere(dice: Dice) -> Fault:
         return kept / np.where(total == 0.0, 1.0, total)
 
     words, function = dice.one_of((("dropout ignored", without), ("normalised again after dropout", renormalised)))
-    return Fault("feature", (("kept", Own(words, function)),), needs=("dropout",))
+    return Fault("dropout", (("kept", Own(words, function)),), needs=("dropout",))
 
 
 def _past(dice: Dice) -> Ways:
@@ -149,7 +151,7 @@ def _capped_without(dice: Dice) -> Fault:
     def capped(scores: NDArray, view: View) -> NDArray:
         return cap * np.tanh(scores / cap) if view.config.softcap is None else scores
 
-    return Fault("feature", (("scores", Own(f"capped at {cap:g} where no softcap is given", capped)),))
+    return Fault("softcap", (("scores", Own(f"capped at {cap:g} where no softcap is given", capped)),))
 
 
 def _hidden(dice: Dice) -> Ways:

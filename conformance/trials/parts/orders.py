@@ -37,6 +37,8 @@ AXES = {
 }
 """Point -> the axes that are put in another order there."""
 
+PLURALS = {"query": "queries", "joined": "joined channels"}
+
 
 def parts() -> Parts:
     found: Parts = {}
@@ -49,7 +51,7 @@ def parts() -> Parts:
 
 
 def _everywhere(dice: Dice, point: str, role: str) -> Fault:
-    return Fault(f"order of {role}s", ((point, order(dice, role)),), needs=needs_of(point))
+    return Fault(f"order of {PLURALS.get(role, role + 's')}", ((point, order(dice, role)),), needs=needs_of(point))
 
 
 def _in_places(dice: Dice, point: str) -> Fault:

@@ -35,6 +35,7 @@ class TrialsOptions:
     zoo: bool
     rewritten: bool
     right: bool
+    experiments: bool
     trial: str | None
     json_path: Path | None
     workers: int | None
@@ -68,6 +69,11 @@ class TrialsOptions:
 @click.option("--zoo", is_flag=True, help="Each bug of the zoo, of which only the output shows.")
 @click.option("--rewritten", is_flag=True, help="The known bugs in other people's style, in a checkout's tests.")
 @click.option("--right", is_flag=True, help="Right layers, of which nothing may be said.")
+@click.option(
+    "--experiments/--no-experiments",
+    default=True,
+    help="Whether a layer is asked more than the cases, as in mha diagnose.",
+)
 @click.option("--trial", metavar="ID", help="One, as a report names it: its truth beside the diagnosis.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write the figures to this file.")
 @worker_options
@@ -92,7 +98,7 @@ def trials(asked: TrialsOptions) -> None:
     console, errors = Console(), Console(stderr=True)
     try:
         if asked.trial is not None:
-            sys.exit(DIFFERENT if _one(console, asked.trial) else EQUAL)
+            sys.exit(DIFFERENT if _one(console, asked.trial, asked.experiments) else EQUAL)
         ids = asked.ids()
         settings = asked.apart.settings()
     except SpecError as error:
@@ -105,9 +111,12 @@ def trials(asked: TrialsOptions) -> None:
 
         def seen() -> Iterator[Outcome]:
             if asked.apart.in_this_process:
-                found = (outcome for unit in units_of(ids) for outcome in unit.run(0))
+                found = (outcome for unit in units_of(ids, experiments=asked.experiments) for outcome in unit.run(0))
             else:
-                found = (outcome for _, _, outcome in run_units(units_of(ids), executor, settings))
+                found = (
+                    outcome
+                    for _, _, outcome in run_units(units_of(ids, experiments=asked.experiments), executor, settings)
+                )
             for outcome in found:
                 advance(outcome)
                 yield outcome
@@ -134,13 +143,13 @@ def _of_outcome(outcome: Outcome) -> str:
     return outcome.id
 
 
-def _one(console: Console, id: str) -> bool:
+def _one(console: Console, id: str, experiments: bool) -> bool:
     """Print the truth of one trial and its diagnosis; whether something was claimed wrongly."""
     from conformance.diagnosis.text import describe
     from conformance.trials.report import SHARES
     from conformance.trials.unit import tried
 
-    outcome, diagnosis = tried(id)
+    outcome, diagnosis = tried(id, experiments=experiments)
     assert outcome.verdict is not None
     judged = ", ".join(f"{name} {'yes' if getattr(outcome.verdict, name) else 'no'}" for name in SHARES)
     lines = [
