@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.orders import RULES as RULES
-from conformance.experiments.changes.orders import Indices, Order, SizedRule, orders_for, table_of
+from conformance.experiments.changes.rules.orders import RULES as RULES
+from conformance.experiments.changes.rules.orders import Indices, Order, SizedRule, orders_for, table_of
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
 

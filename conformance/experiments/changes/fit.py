@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import axis_changes, orders_read
+from conformance.experiments.changes.elements.limits import limit_changes
+from conformance.experiments.changes.elements.values import value_changes
 from conformance.experiments.changes.expressions import Expression, expressions_of
-from conformance.experiments.changes.limits import limit_changes
 from conformance.experiments.changes.mixes import mix_changes
 from conformance.experiments.changes.sample import Change, Sample, Setting
-from conformance.experiments.changes.values import value_changes
 from conformance.experiments.changes.where import part_changes
 from conformance.zoo.bug import DoesNotApply
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import taken
 from conformance.experiments.changes.expressions import Expression, expressions_of
-from conformance.experiments.changes.orders import RULES
+from conformance.experiments.changes.rules.orders import RULES
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
 

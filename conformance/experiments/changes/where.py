@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.changes.expressions import SIZES
-from conformance.experiments.changes.places import Flags, Place, Relation, places_seen, relations_seen
+from conformance.experiments.changes.rules.places import Flags, Place, Relation, places_seen, relations_seen
 from conformance.experiments.changes.sample import Change, Sample, Setting
 
 MOST_RULES = 5

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.changes.elements.values import Elementwise, change_of, read_numbers, sigmoid, with_number
 from conformance.experiments.changes.numbers import neat
 from conformance.experiments.changes.sample import Change, Sample
-from conformance.experiments.changes.values import Elementwise, change_of, read_numbers, sigmoid, with_number
 
 
 def limit_changes(samples: Sequence[Sample]) -> Iterator[Change]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.orders import SIZES
+from conformance.experiments.changes.rules.orders import SIZES
 from conformance.experiments.changes.sample import Setting
 
 Flags = NDArray[np.bool_]

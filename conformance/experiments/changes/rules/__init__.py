@@ -1,0 +1,1 @@
+"""Rules: orders of an axis and sets of its indices, each for every length."""
