@@ -34,6 +34,8 @@ class Probe:
             wrong claim.
         gradients: whether gradients are compared instead of outputs. Such a probe is asked only of subjects with some.
         unknown: what is not known of a subject that refuses all of its problems, in words.
+        everywhere: whether its candidates are tried at every probe that shows something: for steps that no probe can
+            make harmless to those before it.
     """
 
     id: str
@@ -43,3 +45,4 @@ class Probe:
     propose: Callable[[View], Iterable[Bug | tuple[Bug, ...]]] = field(default=nothing)
     gradients: bool = False
     unknown: str = ""
+    everywhere: bool = False

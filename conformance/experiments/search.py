@@ -212,7 +212,7 @@ class Search:
         order = sorted(range(len(problems)), key=lambda index: all(before[index]))
         view = View(self.lab, self.variants, base, problems, probe.gradients)
         tried: set[str] = {bug.id for bug in base}
-        for proposed in (*self.zoo, *probe.propose(view)):
+        for proposed in (*self.zoo, *self._proposed(probe, view)):
             bugs = proposed if isinstance(proposed, tuple) else (proposed,)
             name = "+".join(bug.id for bug in bugs)
             if name in tried or (probe.gradients and any(bug.forward for bug in bugs)):
@@ -229,6 +229,14 @@ class Search:
                     break
             if right > explained:
                 yield model, right
+
+    def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
+        """What the probe proposes, and what those propose whose candidates are tried everywhere."""
+        yield from probe.propose(view)
+        if not probe.gradients:
+            for other in all_probes():
+                if other.everywhere and other.propose is not probe.propose:
+                    yield from other.propose(view)
 
     def _distinct(self, models: Sequence[Model]) -> list[Model]:
         """The models, those of fewer bugs and of bugs on file first; each set of bugs once."""

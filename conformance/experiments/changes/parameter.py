@@ -1,0 +1,71 @@
+"""Parameter: the number of a family of arrays that gives the measured ones, by Gauss-Newton from the best of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS = 40
+"""Most steps of Gauss-Newton."""
+
+
+def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough: float) -> float | None:
+    """The number at which a vector is 0.
+
+    Args:
+        distance: the number -> a vector; NaN where it is not defined.
+        starts: numbers to begin from.
+        enough: the root is taken if no element is larger there.
+
+    >>> round(solve(lambda c: np.array([c * c - 2.0, c - 2.0**0.5]), (0.5, 1.0, 3.0), 1e-9), 9)
+    1.414213562
+    """
+    with np.errstate(all="ignore"):
+        sizes = [(_size(distance(start)), start) for start in starts]
+        for size, start in sorted(sizes, key=lambda one: one[0])[:3]:
+            found = _descended(distance, start, size) if np.isfinite(size) else None
+            if found is not None and np.abs(distance(found)).max(initial=0.0) <= enough:
+                return found
+    return None
+
+
+def _size(vector: NDArray) -> float:
+    size = float(np.sqrt(np.mean(vector * vector))) if vector.size else 0.0
+    return size if np.isfinite(size) else np.inf
+
+
+def _descended(distance: Callable[[float], NDArray], number: float, size: float) -> float:
+    for _ in range(STEPS):
+        here = distance(number)
+        width = 1e-7 * max(abs(number), 1e-6)
+        slope = (distance(number + width) - distance(number - width)) / (2.0 * width)
+        square = float(slope @ slope)
+        if not square or not np.isfinite(square):
+            return number
+        step = -float(slope @ here) / square
+        for _ in range(30):
+            after = _size(distance(number + step))
+            if after < size:
+                break
+            step /= 2.0
+        else:
+            return number
+        number, size = number + step, after
+        if abs(step) <= 1e-16 * abs(number):
+            return number
+    return number
+
+
+def snapped(number: float, relative: float, digits: int = 6) -> float:
+    """The number of fewest decimal digits within a relative error; itself if there is none of so few.
+
+    >>> snapped(0.30000000000004, 1e-10), snapped(0.3000001, 1e-10)
+    (0.3, 0.3000001)
+    """
+    for count in range(1, digits + 1):
+        short = float(f"{number:.{count}g}")
+        if abs(short - number) <= relative * abs(number):
+            return short
+    return number

@@ -1,0 +1,180 @@
+"""Families of softmaxes: with a number that was chosen, or forgotten: see `softmaxes`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.experiments.changes.softmaxes import Array, Family, Scored
+
+SMALL = (1e-9, 1e-7, 1e-5, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SIGNED = (*SMALL, -0.01, -0.03, -0.1, -0.3)
+POWERS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0, -0.5, -1.0)
+BOUNDS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+
+
+def _q_exponential(s: Scored, q: float) -> Array:
+    x = s.scores - s.highest
+    return s.normalised(np.maximum(1.0 + (1.0 - q) * x, 0.0) ** (1.0 / (1.0 - q)))
+
+
+def _own(s: Scored) -> Array:
+    return np.eye(s.scores.shape[-2], s.scores.shape[-1])
+
+
+FAMILIES = (
+    Family("temperature", "The softmax is of scores times {}.", lambda s, c: s.softmax(c * s.scores), POWERS),
+    Family(
+        "plus-raw",
+        "The sum of exponentials that is divided by has {} added.",
+        lambda s, c: s.weights * s.raw_sum / (s.raw_sum + c),
+        SIGNED,
+    ),
+    Family(
+        "plus-stable",
+        "The sum of exponentials (less the maximum) that is divided by has {} added.",
+        lambda s, c: s.weights * s.stable_sum / (s.stable_sum + c),
+        SIGNED,
+    ),
+    Family(
+        "plus-count",
+        "The sum of exponentials that is divided by has {} added for each key.",
+        lambda s, c: s.weights * s.stable_sum / (s.stable_sum + c * s.count),
+        SIGNED,
+    ),
+    Family(
+        "at-least",
+        "The sum of exponentials that is divided by is at least {}.",
+        lambda s, c: s.weights * s.stable_sum / np.maximum(s.stable_sum, c),
+        (1.2, 1.5, 2.0, 3.0, 4.0),
+    ),
+    Family(
+        "to-the-raw",
+        "Exponentials are divided by the power {} of their sum.",
+        lambda s, c: s.raw / s.raw_sum**c,
+        POWERS,
+    ),
+    Family(
+        "to-the-stable",
+        "Exponentials less the maximum are divided by the power {} of their sum.",
+        lambda s, c: s.stable / s.stable_sum**c,
+        POWERS,
+    ),
+    Family("power", "Weights are raised to the power {}.", lambda s, c: s.weights**c, POWERS),
+    Family(
+        "norm",
+        "Exponentials are divided by their norm of order {}.",
+        lambda s, c: s.stable / (s.stable**c).sum(axis=-1, keepdims=True) ** (1.0 / c),
+        (0.5, 1.5, 2.0, 3.0, 4.0, 8.0),
+    ),
+    Family("plus", "Weights have {} added.", lambda s, c: s.weights + c, SIGNED),
+    Family(
+        "smoothed",
+        "A share {} of each weight is spread evenly.",
+        lambda s, c: (1.0 - c) * s.weights + c / s.count,
+        SIGNED,
+    ),
+    Family("smoothed-more", "Weights have {} / keys added.", lambda s, c: s.weights + c / s.count, SIGNED),
+    Family(
+        "mixed-with-own",
+        "A share {} of each weight goes to key i.",
+        lambda s, c: (1.0 - c) * s.weights + c * _own(s),
+        SIGNED,
+    ),
+    Family("plus-own", "Key i has {} added to its weight.", lambda s, c: s.weights + c * _own(s), SIGNED),
+    Family(
+        "scores-clipped",
+        "Scores are bounded by -{0} and {0}.",
+        lambda s, c: s.softmax(np.clip(s.scores, -abs(c), abs(c))),
+        BOUNDS,
+    ),
+    Family(
+        "scores-at-most",
+        "Scores are at most {}.",
+        lambda s, c: s.softmax(np.minimum(s.scores, c)),
+        (*BOUNDS, 0.0, -0.1, -1.0),
+    ),
+    Family(
+        "scores-at-least",
+        "Scores are at least {}.",
+        lambda s, c: s.softmax(np.maximum(s.scores, c)),
+        (*(-b for b in BOUNDS), 0.0, 0.3),
+    ),
+    Family(
+        "below-maximum",
+        "Scores are at least the maximum less {}.",
+        lambda s, c: s.softmax(np.maximum(s.scores, s.highest - c)),
+        BOUNDS,
+    ),
+    Family(
+        "weights-at-most",
+        "Weights are at most {}.",
+        lambda s, c: np.minimum(s.weights, c),
+        (0.9, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15),
+    ),
+    Family(
+        "weights-at-least",
+        "Weights are at least {}.",
+        lambda s, c: np.maximum(s.weights, c),
+        (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3),
+    ),
+    Family(
+        "weights-at-most-normalised",
+        "Weights are at most {}, and divided by their sum again.",
+        lambda s, c: s.normalised(np.minimum(s.weights, c)),
+        (0.9, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15),
+    ),
+    Family(
+        "weights-at-least-normalised",
+        "Weights are at least {}, and divided by their sum again.",
+        lambda s, c: s.normalised(np.maximum(s.weights, c)),
+        (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3),
+    ),
+    Family(
+        "softly-capped",
+        "The softmax is of {0} tanh(score / {0}).",
+        lambda s, c: s.softmax(c * np.tanh(s.scores / c)),
+        BOUNDS[4:],
+    ),
+    Family(
+        "q-exponential",
+        "exp is replaced by the q-exponential with q = {}.",
+        _q_exponential,
+        (0.2, 0.5, 0.8, 1.2, 1.5, 2.5),
+    ),
+    Family(
+        "sigmoid-less",
+        "Weights are sigmoid(score - {}).",
+        lambda s, c: 1.0 / (1.0 + np.exp(c - s.scores)),
+        (*SIGNED, 2.0, -1.0, -3.0),
+    ),
+    Family(
+        "leaky",
+        "Negative scores are multiplied by {} before the softmax.",
+        lambda s, c: s.softmax(np.where(s.scores < 0.0, c * s.scores, s.scores)),
+        (0.01, 0.1, 0.2, 0.5, -0.5, 2.0),
+    ),
+    Family(
+        "signed-power",
+        "The softmax is of sign(score) |score|^{}.",
+        lambda s, c: s.softmax(np.sign(s.scores) * np.abs(s.scores) ** c),
+        POWERS[:-2],
+    ),
+    Family(
+        "relu-normalised-plus",
+        "Weights are relu(score) over its sum plus {}.",
+        lambda s, c: np.maximum(s.scores, 0.0) / (np.maximum(s.scores, 0.0).sum(axis=-1, keepdims=True) + c),
+        SMALL,
+    ),
+    Family(
+        "less",
+        "Weights have {} taken off, and none is below 0.",
+        lambda s, c: np.maximum(s.weights - c, 0.0),
+        (1e-3, 0.01, 0.05, 0.1),
+    ),
+    Family(
+        "less-normalised",
+        "Weights have {} taken off, none is below 0, and they are divided by their sum again.",
+        lambda s, c: s.normalised(np.maximum(s.weights - c, 0.0)),
+        (1e-3, 0.01, 0.05, 0.1),
+    ),
+)
