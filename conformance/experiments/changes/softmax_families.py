@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from conformance.experiments.changes.softmaxes import Array, Family, Scored
+from conformance.experiments.changes.softmaxes import Array, Family, Form, Scored
 
 SMALL = (1e-9, 1e-7, 1e-5, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SIGNED = (*SMALL, -0.01, -0.03, -0.1, -0.3)
@@ -20,6 +22,38 @@ def _q_exponential(s: Scored, q: float) -> Array:
 def _own(s: Scored) -> Array:
     return np.eye(s.scores.shape[-2], s.scores.shape[-1])
 
+
+def _less(shift: Callable[[Scored], Array]) -> Callable[[Scored], Array]:
+    def make(s: Scored) -> Array:
+        return s.normalised(np.exp(s.open - shift(s)))
+
+    return make
+
+
+def _open_mean(s: Scored) -> Array:
+    return np.where(s.allowed, s.scores, 0.0).sum(axis=-1, keepdims=True) / s.count
+
+
+SHIFTS = tuple(
+    Form(f"less-{name}", f"{words} is subtracted before the exponential, not the maximum of the row.", _less(shift))
+    for name, words, shift in (
+        ("nothing", "Nothing", lambda s: np.zeros_like(s.highest)),
+        ("maximum-of-all", "The maximum of the whole tensor", lambda s: s.open.max()),
+        ("maximum-of-heads", "The maximum over the heads too", lambda s: s.highest.max(axis=1, keepdims=True)),
+        ("maximum-of-queries", "The maximum over the queries too", lambda s: s.highest.max(axis=2, keepdims=True)),
+        ("maximum-of-a-head", "The maximum of each head", lambda s: s.highest.max(axis=(0, 2), keepdims=True)),
+        ("maximum-of-an-item", "The maximum of each item", lambda s: s.highest.max(axis=(1, 2), keepdims=True)),
+        ("maximum-or-0", "The maximum, or 0 if that is larger,", lambda s: np.maximum(s.highest, 0.0)),
+        ("largest-magnitude", "The largest magnitude", lambda s: np.abs(s.scores).max(axis=-1, keepdims=True)),
+        ("minimum", "The minimum", lambda s: s.scores.min(axis=-1, keepdims=True)),
+        ("mean", "The mean", _open_mean),
+        ("first", "The first key's score", lambda s: s.scores[..., :1]),
+        ("last", "The last key's score", lambda s: s.scores[..., -1:]),
+        ("maximum-of-column", "The maximum over the queries", lambda s: s.open.max(axis=2, keepdims=True)),
+        ("maximum-of-first-row", "The maximum of the first query", lambda s: s.highest[:, :, :1]),
+    )
+)
+"""Other numbers than the maximum subtracted: they show only where exp overflows, or loses everything."""
 
 FAMILIES = (
     Family("temperature", "The softmax is of scores times {}.", lambda s, c: s.softmax(c * s.scores), POWERS),

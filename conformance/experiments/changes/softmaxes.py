@@ -126,10 +126,13 @@ def _sparse(s: Scored, power: int) -> Array:
     return s.normalised(np.maximum(x - low, 0.0) ** power)
 
 
-def _over(axes: tuple[int, ...], *, of_row: bool) -> Callable[[Scored], Array]:
+def _over(axes: tuple[int, ...], maximum: str) -> Callable[[Scored], Array]:
     def make(s: Scored) -> Array:
-        highest = s.highest if of_row else s.open.max(axis=axes, keepdims=True, initial=-np.inf)
-        exponentials = np.exp(s.open - np.where(np.isneginf(highest), 0.0, highest))
+        if maximum == "their own":
+            highest = s.open.max(axis=axes, keepdims=True, initial=-np.inf)
+            exponentials = np.exp(s.open - np.where(np.isneginf(highest), 0.0, highest))
+        else:
+            exponentials = s.stable if maximum == "the row's" else s.raw
         return exponentials / exponentials.sum(axis=axes, keepdims=True)
 
     return make
@@ -170,14 +173,18 @@ _NAMES = {0: "items", 1: "heads", 2: "queries", 3: "keys"}
 
 AXES = tuple(
     Form(
-        f"over-{'-and-'.join(_NAMES[axis] for axis in axes)}{'-less-maximum-of-row' if of_row else ''}",
-        f"The softmax runs over the {' and '.join(_NAMES[axis] for axis in axes)}"
-        f"{', after the maximum of each row of keys was subtracted' if of_row else ''}.",
-        _over(axes, of_row=of_row),
+        f"over-{'-and-'.join(_NAMES[axis] for axis in axes)}{name}",
+        f"The softmax runs over the {' and '.join(_NAMES[axis] for axis in axes)}{words}.",
+        _over(axes, maximum),
     )
-    for axes in ((0,), (1,), (2,), (2, 3), (1, 3), (0, 3), (1, 2), (0, 1), (0, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3))
-    for of_row in (False, True)
+    for axes in ((1,), (2,), (0,), (2, 3), (1, 3), (0, 3), (1, 2), (0, 1), (0, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3))
+    for maximum, name, words in (
+        ("their own", "", ""),
+        ("the row's", "-less-maximum-of-row", ", less the maximum of each row of keys"),
+        ("none", "-less-nothing", ", and no maximum is subtracted"),
+    )
 )
+"""The sum of the exponentials runs over other axes."""
 
 
 def _sigmoid(x: Array) -> Array:
@@ -239,6 +246,7 @@ def _entropy(s: Scored) -> Array:
 
 
 OTHERS = (
+    Form("weights", "Weights are those of the softmax.", lambda s: s.weights),
     *(form for name, (words, function) in _FUNCTIONS.items() for form in _each(name, words, function)),
     Form("stable-alone", "exp(score - maximum) is not divided by its sum.", lambda s: s.stable),
     Form(

@@ -113,6 +113,14 @@ def _undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDAr
 # What gives them --------------------------------------------------------------------------------------
 
 
+def matching(samples: Sequence[Weighed], forms: Iterable[Form]) -> Iterator[Form]:
+    """Each form that gives all samples."""
+    for form in forms:
+        with np.errstate(all="ignore"):
+            if all(one.is_given_by(one.scored.kept(form.make(one.scored))) for one in samples):
+                yield form
+
+
 def matching_forms(samples: Sequence[Weighed], forms: Sequence[Form]) -> Iterator[tuple[Form, Expression]]:
     """Each form that gives all samples times a number, and that number."""
     for form in forms:
@@ -177,7 +185,7 @@ def named(numbers: Sequence[tuple[float, Setting]], samples: Sequence[Weighed]) 
     short = snapped(first, max(1e-9, 1e4 * unit))
     if all(abs(one - first) <= max(1e-9, 1e4 * unit) * abs(first) for one, _ in numbers):
         # Equal at all sizes: so it depends on none that differ between the samples.
-        return [Expression(f"{short:.9g}", lambda setting: short)]
+        return [Expression(f"{short:.9g}", lambda setting: short)] if abs(short) > 1e-9 else []
     return found
 
 

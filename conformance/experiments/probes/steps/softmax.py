@@ -17,7 +17,7 @@ from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Setting
-from conformance.experiments.changes.softmax_families import FAMILIES
+from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS
 from conformance.experiments.changes.softmaxes import AXES, OTHERS, Family, Form, Scored
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
@@ -48,7 +48,9 @@ def propose(view: View) -> Iterator[Bug]:
 
 def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
     found: list[Bug] = []
-    for form, expression in reading.matching_forms(samples, (*AXES, *OTHERS)):
+    for form in reading.matching(samples, (*AXES, *SHIFTS)):
+        found.append(softmax_bug(form.name, form.make, form.words))
+    for form, expression in reading.matching_forms(samples, OTHERS):
         found += _form(form, expression)
     for family, expression in reading.matching_families(samples, FAMILIES):
         found += _member(family, expression)
@@ -216,9 +218,8 @@ TO_INTEGER: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
 def _rounded(samples: Sequence[reading.Weighed]) -> Iterator[Bug]:
     forms = [form for levels in LEVELS for form in _multiples(levels)]
     forms += [form for dtype in FORMATS for form in _narrow(dtype)]
-    for form in forms:
-        if all(one.is_given_by(one.scored.kept(form.make(one.scored))) for one in samples):
-            yield softmax_bug(form.name, form.make, form.words)
+    for form in reading.matching(samples, forms):
+        yield softmax_bug(form.name, form.make, form.words)
 
 
 def _multiples(n: int) -> Iterator[Form]:
