@@ -131,14 +131,14 @@ PROBES = (
     Probe(
         "queries",
         "All channels and heads of the keys alike, so only the queries can show: their heads and inputs.",
-        r"\log a_{ij} - \log a_{ik} = c\, (\textstyle\sum_c q_{ic}) (\bar k_j - \bar k_k)",
+        r"\log a_{ij} - \log a_{ik} = c\, (\sum_c q_{ic}) (\bar k_j - \bar k_k)",
         _queries_alone,
         _of_queries,
     ),
     Probe(
         "keys",
         "All channels and heads of the queries alike, so only the keys can show.",
-        r"\log a_{ij} - \log a_{ik} = c\, \bar q_i \textstyle\sum_c (k_{jc} - k_{kc})",
+        r"\log a_{ij} - \log a_{ik} = c\, \bar q_i \sum_c (k_{jc} - k_{kc})",
         _keys_alone,
         _of_keys,
     ),
