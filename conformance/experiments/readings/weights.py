@@ -27,8 +27,10 @@ Answer = Callable[[Problem], "NDArray | None"]
 """Problem -> the output, of a subject or of a model of it; None if there is none."""
 
 
-def read_weights(answer: Answer, problem: Problem) -> NDArray | None:
+def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None) -> NDArray | None:
     """(B, H, Lq, Lk): the weights (after dropout, if there is a keep-mask); None if an answer was refused.
+
+    With `of_item` only that item's values are not 0: all items' weights on the values of this one.
 
     >>> from conformance.experiments.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -39,7 +41,7 @@ def read_weights(answer: Answer, problem: Problem) -> NDArray | None:
     """
     fixed = getattr(answer, "fixed", None)
     if fixed is not None:
-        return _solved(answer, problem, fixed)
+        return _solved(answer, problem, fixed) if of_item is None else None
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
     width = config.value_head_dim
@@ -49,7 +51,8 @@ def read_weights(answer: Answer, problem: Problem) -> NDArray | None:
     for head, key in product(range(0, config.num_heads, together), range(0, sizes.key_len, width)):
         heads = range(head, min(head + together, config.num_heads))
         keys = range(key, min(key + width, sizes.key_len))
-        output = answer(_passing(problem, heads, keys, width))
+        passing = _passing(problem, heads, keys, width)
+        output = answer(passing if of_item is None else _alone(passing, of_item))
         if output is None:
             return None
         stride = width if config.projections else config.value_head_dim
@@ -118,6 +121,17 @@ def _solved(answer: Answer, problem: Problem, weights: Weights) -> NDArray | Non
         solved = np.linalg.lstsq(basis, (output - without).reshape(-1, config.output_dim).T, rcond=None)[0]
         found[..., key] = solved.reshape(config.num_heads, sizes.batch, sizes.query_len).swapaxes(0, 1)
     return found
+
+
+@lru_cache(maxsize=2048)
+def _alone(problem: Problem, item: int) -> Problem:
+    """The problem with the values of one item alone; those of the others are 0."""
+    inputs = problem.inputs
+    chosen = np.arange(problem.sizes.batch) == item
+    alone = {"values": inputs.values * chosen.reshape(-1, *(1,) * (inputs.values.ndim - 1))}
+    if inputs.past_values is not None:
+        alone["past_values"] = inputs.past_values * chosen[:, None, None, None]
+    return changed(problem, **alone)
 
 
 def read_scores(answer: Answer, problem: Problem) -> NDArray | None:

@@ -1,4 +1,15 @@
-"""Probes of one step after another, on calls of one item."""
+"""Probes of one step after another; those of several items first show what items do to each other."""
 
-ORDER = ("arithmetic", "one_key", "equal_scores", "masks", "scores", "softmax", "biases", "masked_scores")
+ORDER = (
+    "arithmetic",
+    "one_key",
+    "equal_scores",
+    "items",
+    "masks",
+    "scores",
+    "softmax",
+    "scored_items",
+    "biases",
+    "masked_scores",
+)
 """The order in which the modules run."""
