@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.experiments.designs import CONFIGS, generic
-from conformance.experiments.search import Measured, measure
+from conformance.experiments.search import Measured, measure, select_probes
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select
 from mha_core import AttentionConfig, AttentionInputs, Trace
@@ -71,6 +71,9 @@ WRONG = {
 }
 
 
+OF_ITEMS = select_probes(("items-of-equal-scores", "items", "batches"), alone=True)
+
+
 def agrees(wrong: tuple[Bug, ...], found: Measured) -> bool:
     """Whether the first model gives the wrong layer's output on problems of other sizes and numbers."""
     subject, model = OutputsOnly(*wrong), OutputsOnly(*found.models[0])
@@ -84,7 +87,7 @@ def agrees(wrong: tuple[Bug, ...], found: Measured) -> bool:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_items_do_to_each_other_is_measured(name: str) -> None:
-    found = measure(OutputsOnly(WRONG[name]))
+    found = measure(OutputsOnly(WRONG[name]), probes=OF_ITEMS)
 
     assert found.models[0]
     assert not found.unexplained
@@ -94,7 +97,7 @@ def test_what_items_do_to_each_other_is_measured(name: str) -> None:
 def test_a_fault_of_items_beside_another_is_found_too() -> None:
     wrong = (*select(("scale-query-dim",)), WRONG["values-leak"])
 
-    found = measure(OutputsOnly(*wrong))
+    found = measure(OutputsOnly(*wrong), probes=select_probes(("batches",)))
 
     assert "scale-query-dim" in {bug.id for model in found.models for bug in model}
     assert not found.unexplained
@@ -103,7 +106,7 @@ def test_a_fault_of_items_beside_another_is_found_too() -> None:
 
 @pytest.mark.parametrize("id", ["merge-batch-of-heads"])
 def test_bugs_on_file_are_named(id: str) -> None:
-    found = measure(OutputsOnly(*select((id,))))
+    found = measure(OutputsOnly(*select((id,))), probes=OF_ITEMS)
 
     assert id in {bug.id for model in found.models for bug in model}
 
