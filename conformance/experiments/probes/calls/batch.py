@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.batches import of_scores
+from conformance.experiments.candidates.calls.batches import of_scores
 from conformance.experiments.designs import changed, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe

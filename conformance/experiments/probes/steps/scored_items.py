@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.batches import of_scores
+from conformance.experiments.candidates.calls.batches import of_scores
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.items import MATRICES, Matrix, mixed
+from conformance.experiments.candidates.calls.items import MATRICES, Matrix, mixed
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.readings.responses import own_and_other, read_mixture

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.conditions import AXIS, Condition, Seen, only_where
+from conformance.experiments.candidates.calls.conditions import AXIS, Condition, Seen, only_where
 from conformance.experiments.changes.axes import RULES, Rule, taken
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Setting

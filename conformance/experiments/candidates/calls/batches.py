@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.experiments.candidates.conditions import consistent, of_places, of_sizes
-from conformance.experiments.candidates.items import all_of_items
-from conformance.experiments.candidates.mixtures import mixtures
-from conformance.experiments.candidates.places import (
+from conformance.experiments.candidates.calls.conditions import consistent, of_places, of_sizes
+from conformance.experiments.candidates.calls.items import all_of_items
+from conformance.experiments.candidates.calls.mixtures import mixtures
+from conformance.experiments.candidates.calls.places import (
     factors_where,
     filed_where,
     reordered,
