@@ -23,40 +23,41 @@ from conformance.zoo.bug import Bug
 Candidate = Bug | tuple[Bug, ...]
 Propose = Callable[[View, Iterable[Problem]], Iterator[Candidate]]
 
-EVERYWHERE = (*INPUTS, *WEIGHTS, *PROJECTIONS, *HEADS, SIMILARITY)
+EVERYWHERE = (SIMILARITY, *INPUTS, *WEIGHTS, *PROJECTIONS, *HEADS)
 """From the inputs to the scores of a dot product without biases."""
 
 
-FACTORS = (SIMILARITY, *WEIGHTS, *HEADS)
-"""Places where factors are tried: one on the inputs is one on the weight, one on the projection one on the heads."""
-
-
 def linear_at(places: Sequence[Place]) -> list[Family]:
-    """Factors first, then the others of each place."""
-    factors = [factor(place) for place in FACTORS if place in places]
+    """Factors first, then the others of each place.
+
+    A factor on the inputs is one on the weight, one on the projection one on the heads.
+    """
+    factors = [factor(place) for place in places if place not in (*INPUTS, *PROJECTIONS)]
     return [*factors, *(family for place in places for family in linear(place))]
 
 
-def whole_first(view: View, problems: Sequence[Problem], isolated: Propose) -> Iterator[Candidate]:
+def whole_first(
+    view: View, problems: Sequence[Problem], isolated: Propose, places: Sequence[Place] = EVERYWHERE
+) -> Iterator[Candidate]:
     """What explains problems in which everything can show; only if there is none, what may be wrong in this probe's.
 
     A probe in which much is alike does not tell apart what these do: then its candidates would hide the right one.
     """
     differing = targets(view, problems)
     found = False
-    for candidate in _that_fit(differing):
+    for candidate in _that_fit(differing, places):
         found = True
         yield candidate
     if not found:
         yield from isolated(view, view.problems)
 
 
-def _that_fit(differing: Sequence[Target]) -> Iterator[Candidate]:
+def _that_fit(differing: Sequence[Target], places: Sequence[Place]) -> Iterator[Candidate]:
     if differing:
-        for bug in reordered(EVERYWHERE):
+        for bug in reordered(places):
             if all(target.is_given_by(bug) for target in differing):
                 yield bug
-        yield from measured_numbers(differing, linear_at(EVERYWHERE))
+        yield from measured_numbers(differing, linear_at(places))
 
 
 def measured_factors(places: Iterable[Place]) -> Propose:

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.expressions import SIZES, expressions_of
+from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.proposals.families import Family, Number
 from conformance.experiments.proposals.places import setting_of
@@ -162,25 +162,20 @@ def solve(target: Target, families: Sequence[Family], start: NDArray) -> NDArray
 
 def named(numbers: Sequence[tuple[float, Setting]], unit: float) -> Iterator[tuple[str, Number]]:
     """What numbers measured at several sizes may be: (words, the number as a function of the State)."""
-    settings = [setting for _, setting in numbers]
-    constant = [name for name, size in SIZES.items() if len(settings) > 1 and len(set(map(size, settings))) == 1]
     for words, (base, has) in BASES.items():
-        if not all(has(setting.config) for setting in settings):
-            continue
-        rounded = [(_round(number / base(setting.config), unit), setting) for number, setting in numbers]
-        for expression in expressions_of(rounded, unit=10 * unit):
-            if not any(name in expression.words for name in constant):
+        if all(has(setting.config) for _, setting in numbers):
+            over = [(_round(number / base(setting.config), unit), setting) for number, setting in numbers]
+            for expression in expressions_of(over, unit=10 * unit):
+                if words and not expression.words.replace(".", "").lstrip("-").isdigit():
+                    continue  # a form of sizes, times one of the config: one too many
                 told = " * ".join(part for part in (expression.words, words) if part and part != "1") or "1"
                 yield told, _product(expression.at, base)
 
 
 def _round(number: float, unit: float) -> float:
-    """The number in few digits, if it is that within its error."""
-    for digits in range(7):
-        short = round(number, digits)
-        if abs(short - number) <= max(1e-9, 1e3 * unit) * max(abs(number), 1e-3):
-            return short
-    return number
+    """The number as an integer, if it is that within its error; 0 above all, of which every error is too large."""
+    whole = float(round(number))
+    return whole if abs(number - whole) <= max(1e-9, 1e3 * unit) else number
 
 
 Base = Callable[[AttentionConfig], float]
@@ -198,11 +193,19 @@ def _cap(power: float) -> Base:
     return lambda config: float(config.softcap or 1.0) ** power
 
 
+def _hidden(power: float) -> Base:
+    return lambda config: float(config.score_dim or 1.0) ** power
+
+
 BASES: dict[str, tuple[Base, Callable[[AttentionConfig], bool]]] = {
     "": (lambda config: 1.0, lambda config: True),
     **{
         words.format("scale"): (_scale(power), lambda config: bool(config.scale))
         for words, power in (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+    },
+    **{
+        words.format("score_dim"): (_hidden(power), lambda config: config.score_dim is not None)
+        for words, power in (("1 / sqrt({})", -0.5), ("1 / {}", -1.0), ("sqrt({})", 0.5))
     },
     **{
         words.format("softcap"): (_cap(power), lambda config: config.softcap is not None)

@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.sample import Change, Setting
-from conformance.experiments.measured import on_parameter, on_step
+from conformance.experiments.measured import around, on_parameter, on_step, with_mask
 from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core.reference.state import State
+from mha_core.call.masks import additive_bias
+from mha_core.reference.state import State, Step
+
+BIAS = "mask.bias"
+
+
+def always(state: State) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,9 @@ class Place:
         name: what the array is called in a sentence, as a plural.
         fix: what to do where it is wrong.
         own: those of the axes where changes are tried; a change along others is one of another place as well.
-        parameter: the parameter that is changed instead of the step's result.
+        parameter: the parameter that is changed instead of the step's result; BIAS is the mask's additive bias.
+        when: whether it is wrong in a layer; what other layers do has been seen by then.
+        label: what is before its name in ids, where `when` is given.
     """
 
     step: str
@@ -34,17 +43,25 @@ class Place:
     fix: str
     own: tuple[str, ...]
     parameter: str = ""
+    when: Callable[[State], bool] = always
+    label: str = ""
 
     @property
     def slug(self) -> str:
-        return (self.parameter or self.step).replace(".", "-").replace("_", "-")
+        return self.label + (self.parameter or self.step).replace(".", "-").replace("_", "-")
 
     def bug(self, slug: str, change: Callable[[State, NDArray], NDArray], words: str) -> Bug:
         """The bug of another array here; `words` follow "NAME are "."""
-        sentence = f"{self.name} are {words}."
+        slug, sentence = f"{self.slug}-{slug}", f"{self.name} are {words}."
+
+        def where(state: State, array: NDArray) -> NDArray:
+            return change(state, array) if self.when(state) else array
+
+        if self.parameter == BIAS:
+            return around(self.step, slug, _biased(where), sentence, self.fix)
         if self.parameter:
-            return on_parameter(self.step, self.parameter, f"{self.slug}-{slug}", change, sentence, self.fix)
-        return on_step(self.step, f"{self.slug}-{slug}", change, sentence, self.fix)
+            return on_parameter(self.step, self.parameter, slug, where, sentence, self.fix)
+        return on_step(self.step, slug, where, sentence, self.fix)
 
     def changed(self, change: Change) -> Bug:
         """The bug of one of the changes of an array."""
@@ -55,6 +72,21 @@ class Place:
             return change.apply(array, self.axes, setting_of(state))
 
         return self.bug(change.slug, applied, f"the definition's {change.words}")
+
+
+def _biased(change: Callable[[State, NDArray], NDArray]) -> Callable[[State, Step], NDArray]:
+    """The step run with another additive bias, which is given to `change` with all four axes; if there is one."""
+
+    def changed(state: State, beneath: Step) -> NDArray:
+        mask = state.inputs.mask
+        if mask.bias is None:
+            found: NDArray = beneath(state)
+            return found
+        whole = np.broadcast_to(additive_bias(mask), state["capped"].shape)
+        found = beneath(with_mask(state, bias=change(state, whole)))
+        return found
+
+    return changed
 
 
 def setting_of(state: State) -> Setting:
@@ -98,6 +130,7 @@ HEADS = tuple(
 UNSCALED = Place("unscaled", SCORED, "Scores before the scale", OF_SCORES, SCORED[1:])
 SIMILARITY = Place("similarity", SCORED, "Scores", OF_SCORES, SCORED[1:])
 CAPPED = Place("capped", SCORED, "Scores after the softcap", OF_CAP, SCORED[1:])
+ADDED = Place("scores", SCORED, "The numbers of the additive bias, as they are added,", OF_SUM, SCORED[1:], BIAS)
 SCORES = Place("scores", SCORED, "Scores with the additive bias", OF_SUM, SCORED[1:])
 HIDDEN = Place("additive_hidden", (*SCORED, "hidden"), "Hidden units of the additive score", OF_ADDITIVE, ("hidden",))
 ADDITIVE = tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from conformance.experiments.designs import CONFIGS
 from conformance.experiments.readings.queries import keys_shown, queries_shown, read_keys, read_queries
 from conformance.zoo.bug import Bug
 from mha_core import Trace, reference
-from tests.conformance.experiments.wrong import fresh_problems, is_right, measured_of, sentences, wrong_at
+from mha_core.call.masks import additive_bias
+from tests.conformance.experiments.wrong import FRESH, fresh_problems, is_right, measured_of, sentences, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -63,3 +66,21 @@ def test_queries_and_keys_are_read() -> None:
         np.testing.assert_allclose(queries, run(queries_shown(config)).queries, atol=1e-12)
         repeats = config.num_heads // config.num_kv_heads
         np.testing.assert_allclose(keys, np.repeat(run(keys_shown(config)).keys, repeats, axis=1), atol=1e-12)
+
+
+AROUND: dict[str, Bug] = {
+    "scale-given-squared": wrong_at(
+        "similarity", lambda s, a: a if s.config.scale is None else s["unscaled"] * s.config.scale**2
+    ),
+    "bias-halved": wrong_at(
+        "scores", lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + 0.5 * additive_bias(s.inputs.mask)
+    ),
+    "query-bias-tripled": wrong_at("q_proj", lambda s, a: a + 2.0 * s.parameters.get("q_proj.bias", 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_around_the_scores_is_measured(name: str) -> None:
+    configs = (*FRESH, *(replace(config, scale=0.77) for config in FRESH))
+    bug = AROUND[name]
+    assert is_right(measured_of(bug, zoo=()), (bug,), fresh_problems(configs))

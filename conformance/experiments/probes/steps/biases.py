@@ -1,7 +1,266 @@
-"""What is added to or bounds the scores: the additive bias, the softcap, other score functions, a given scale."""
+r"""Around the scores: biases of projections, a given scale, other score functions, the softcap, the additive bias.
+
+Each is met alone, the scores of a plain layer being known by then:
+
+    s_ij = c \tanh(\sigma q_i^\top k_j / c) + B_ij
+"""
 
 from __future__ import annotations
 
-from conformance.experiments.probe import Probe
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
-PROBES: tuple[Probe, ...] = ()
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import NO_BIASES, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.experiments.probes.steps.scores import LENGTHS
+from conformance.experiments.proposals.anything import Candidate, Propose, anything_at, linear_at, measured_numbers
+from conformance.experiments.proposals.families import Family, factor
+from conformance.experiments.proposals.places import (
+    ADDED,
+    ADDITIVE,
+    BIASES,
+    CAPPED,
+    HEADS,
+    HIDDEN,
+    PROJECTIONS,
+    SIMILARITY,
+    Place,
+)
+from conformance.experiments.proposals.target import targets
+from conformance.experiments.proposals.variants import additive_scores, softcaps, sums
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig, AttentionMask
+from mha_core.errors import SpecError
+from mha_core.reference.state import State
+
+SCALES = (0.31, 1.7, 0.83, 0.55)
+CAPS = (0.8, 1.3, 0.6, 1.7)
+HIDDEN_SIZES = (5, 4, 3, 6)
+WITH_BIASES: dict[str, float] = {}
+
+
+@lru_cache(maxsize=256)
+def _call(config: AttentionConfig, query_len: int, key_len: int, without_biases: bool, bias: str = "") -> Problem:
+    mask = _mask(config, query_len, key_len, bias)
+    weights = NO_BIASES if without_biases else WITH_BIASES
+    return generic(config, query_len=query_len, key_len=key_len, weights=weights, mask=mask)
+
+
+def _mask(config: AttentionConfig, query_len: int, key_len: int, bias: str) -> AttentionMask:
+    shapes = {
+        "whole": (1, config.num_heads, query_len, key_len),
+        "by-head": (config.num_heads, 1, 1),
+        "matrix": (query_len, key_len),
+        "heads": (config.num_heads, query_len, key_len),
+        "keys": (1, 1, 1, key_len),
+    }
+    if not bias:
+        return AttentionMask()
+    shape = shapes[bias]
+    numbers = np.random.default_rng(len(shape) + sum(shape)).normal(size=shape)
+    return AttentionMask(bias=np.where(np.abs(numbers) < 0.2, 0.0, numbers))
+
+
+def _calls(
+    lab: Lab, *, without_biases: bool = True, bias: str = "", square: bool = False, **fields: Any
+) -> list[Problem]:
+    """A call of each layer with other fields of its config, each a choice for each layer."""
+    found = []
+    for place, config in enumerate(lab.configs):
+        query_len, key_len = LENGTHS[place % len(LENGTHS)]
+        chosen = {name: choice[place % len(choice)] for name, choice in fields.items()}
+        try:
+            changed = replace(config, **chosen)
+        except SpecError:
+            continue
+        query_len = key_len if square else query_len
+        found.append(_call(changed, query_len, key_len, without_biases, bias))
+    return found
+
+
+# Candidates -----------------------------------------------------------------------------------------
+
+
+def _where(place: Place, label: str, when: Any, name: str) -> Place:
+    return replace(place, label=label, when=when, name=f"{name} {place.name[0].lower()}{place.name[1:]}")
+
+
+def _in_layers(label: str, when: Any, name: str) -> Propose:
+    """Anything at the scores of some layers, factors first."""
+    return anything_at([_where(SIMILARITY, label, when, name), _where(CAPPED, label, when, name)])
+
+
+def _with_bugs(bugs: Iterable[Bug], propose: Propose) -> Any:
+    known = tuple(bugs)
+
+    def proposed(view: View) -> Iterator[Candidate]:
+        yield from known
+        yield from propose(view, view.problems)
+
+    return proposed
+
+
+def _numbers_at(*families: Family) -> Propose:
+    return lambda view, problems: measured_numbers(targets(view, problems), families, pairs=False)
+
+
+def _both(*proposals: Propose) -> Propose:
+    def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
+        for one in proposals:
+            yield from one(view, problems)
+
+    return propose
+
+
+def _has_scale(state: State) -> bool:
+    return state.config.scale is not None
+
+
+def _has_cap(state: State) -> bool:
+    return state.config.softcap is not None
+
+
+def _is_dot(state: State) -> bool:
+    return state.config.score == "dot"
+
+
+def _is_additive(state: State) -> bool:
+    return state.config.score == "additive"
+
+
+AFTER_CAP = _where(CAPPED, "softcap-", _has_cap, "With a softcap,")
+BEFORE_CAP = _where(SIMILARITY, "softcap-", _has_cap, "With a softcap,")
+OTHER_CAP = Family(
+    AFTER_CAP,
+    "other-c",
+    lambda state, array, c: c * np.tanh(state["similarity"] / c),
+    "c * tanh(score / c) with c = {}",
+    neutral=None,
+    starts=(1.0, 3.0, 0.4),
+)
+INSIDE_CAP = Family(
+    AFTER_CAP,
+    "inside",
+    lambda state, array, a: state.config.softcap * np.tanh(a * state["similarity"]),
+    "c * tanh({} * score)",
+    neutral=None,
+    starts=(1.0, 0.3),
+)
+OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, SIMILARITY)
+
+
+def _of_softcap(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
+    families = [OTHER_CAP, INSIDE_CAP, factor(BEFORE_CAP), *linear_at([AFTER_CAP])]
+    yield from measured_numbers(targets(view, problems), families)
+
+
+def _problems(*calls: Any) -> Any:
+    """Problems of several calls of `_calls`, one after another."""
+
+    def problems(lab: Lab) -> Sequence[Problem]:
+        return [problem for options in calls for problem in _calls(lab, **options)]
+
+    return problems
+
+
+PROBES = (
+    Probe(
+        "projection-biases",
+        "Queries and keys with biases, no mask: that of the keys cancels in a softmax, that of the queries shows.",
+        r"\log a_{ij} - \log a_{ik} = c\, (W_q x_i + b_q)^\top (k_j - k_k)",
+        _problems({"without_biases": False}),
+        _with_bugs((), anything_at(OF_BIASES)),
+    ),
+    Probe(
+        "given-scale",
+        "A scale that is given, another one in each layer.",
+        r"s_{ij} = \sigma\, q_i^\top k_j",
+        _problems({"scale": SCALES}),
+        _with_bugs((), _in_layers("given-scale-", _has_scale, "With a given scale,")),
+        unknown="A given scale: the subject takes none.",
+    ),
+    Probe(
+        "dot-score",
+        "The plain dot product.",
+        r"s_{ij} = q_i^\top k_j",
+        _problems({"score": ("dot",), "scale": (None,)}),
+        _with_bugs((), _in_layers("dot-", _is_dot, "With score='dot',")),
+        unknown="score='dot': the subject does not take it.",
+    ),
+    Probe(
+        "softcap",
+        "A softcap near the scores, another one in each layer.",
+        r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)",
+        _problems({"softcap": CAPS}),
+        _with_bugs(softcaps(), _of_softcap),
+        unknown="A softcap: the subject takes none.",
+    ),
+    Probe(
+        "softcap-with-scale",
+        "A softcap and a given scale.",
+        r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)",
+        _problems({"softcap": CAPS, "scale": SCALES}),
+        _with_bugs(softcaps(), _of_softcap),
+    ),
+    Probe(
+        "key-biases",
+        "A softcap and biases: scores are no longer linear in keys, so the keys' bias shows.",
+        r"s_{ij} = c \tanh(\sigma q_i^\top (W_k x_j + b_k) / c)",
+        _problems({"without_biases": False, "softcap": CAPS}),
+        _with_bugs((), anything_at(OF_BIASES)),
+        unknown="The bias of keys: without a softcap it changes no output.",
+    ),
+    Probe(
+        "additive-score",
+        "The additive score, without biases; hidden layers of another width than heads, and of the same.",
+        r"s_{ij} = w^\top \tanh(A q_i + C k_j)",
+        _problems(
+            {"score": ("additive",), "scale": (None,), "score_dim": HIDDEN_SIZES},
+            {"score": ("additive",), "scale": (None,)},
+        ),
+        _with_bugs(
+            additive_scores(),
+            _both(
+                _in_layers("additive-", _is_additive, "With score='additive',"),
+                anything_at((*ADDITIVE, HIDDEN)),
+            ),
+        ),
+        unknown="score='additive': the subject does not take it.",
+    ),
+    Probe(
+        "score-bias",
+        "An additive bias of all heads, queries and keys; no biases of projections.",
+        r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
+        _problems({"bias": "whole"}),
+        _with_bugs(sums(), anything_at((ADDED,))),
+        unknown="An additive bias: the subject takes none.",
+    ),
+    Probe(
+        "score-bias-square",
+        "An additive bias of as many queries as keys.",
+        r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
+        _problems({"bias": "whole", "square": True}),
+        _with_bugs(sums(), anything_at((ADDED,))),
+    ),
+    Probe(
+        "score-bias-broadcast",
+        "An additive bias of fewer axes, or of length 1: (Lq, Lk), (H, Lq, Lk), (1, 1, 1, Lk).",
+        r"B_{ij},\ B_{hij},\ B_j",
+        _problems({"bias": "matrix"}, {"bias": "heads"}, {"bias": "keys"}),
+        _with_bugs(sums(), anything_at((ADDED,))),
+    ),
+    Probe(
+        "score-bias-with-scale",
+        "An additive bias, a given scale and a softcap.",
+        r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c) + B_{ij}",
+        _problems({"bias": "whole", "scale": SCALES}, {"bias": "whole", "softcap": CAPS}),
+        _with_bugs(sums(), anything_at((ADDED,))),
+    ),
+)
