@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.designs import NO_BIASES, generic
-from conformance.experiments.lab import Lab
-from conformance.experiments.probe import Probe
-from conformance.experiments.probes.steps.scores import LENGTHS
-from conformance.experiments.proposals.anything import Candidate, Propose, anything_at, linear_at, measured_numbers
-from conformance.experiments.proposals.families import Family, factor
-from conformance.experiments.proposals.places import (
+from conformance.experiments.candidates.scores.anything import (
+    Candidate,
+    Propose,
+    anything_at,
+    linear_at,
+    measured_numbers,
+)
+from conformance.experiments.candidates.scores.families import Family, factor
+from conformance.experiments.candidates.scores.places import (
     ADDED,
     ADDITIVE,
     BIASES,
@@ -32,8 +34,12 @@ from conformance.experiments.proposals.places import (
     SIMILARITY,
     Place,
 )
-from conformance.experiments.proposals.target import targets
-from conformance.experiments.proposals.variants import additive_scores, softcaps, sums
+from conformance.experiments.candidates.scores.target import targets
+from conformance.experiments.candidates.scores.variants import additive_scores, softcaps, sums
+from conformance.experiments.designs import NO_BIASES, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.experiments.probes.steps.scores import LENGTHS
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask

@@ -15,11 +15,17 @@ from functools import lru_cache
 import numpy as np
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.scores.anything import (
+    EVERYWHERE,
+    Candidate,
+    anything_at,
+    measured_factors,
+    whole_first,
+)
+from conformance.experiments.candidates.scores.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.proposals.anything import EVERYWHERE, Candidate, anything_at, measured_factors, whole_first
-from conformance.experiments.proposals.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS
 from conformance.experiments.view import View
 from mha_core import AttentionConfig
 

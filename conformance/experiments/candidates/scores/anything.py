@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from conformance.cases.problem import Problem
-from conformance.experiments.proposals.families import Family, factor, linear
-from conformance.experiments.proposals.numbers import measured_numbers
-from conformance.experiments.proposals.places import (
+from conformance.experiments.candidates.scores.families import Family, factor, linear
+from conformance.experiments.candidates.scores.numbers import measured_numbers
+from conformance.experiments.candidates.scores.places import (
     HEADS,
     INPUTS,
     PROJECTIONS,
@@ -16,7 +16,7 @@ from conformance.experiments.proposals.places import (
     Place,
     reordered,
 )
-from conformance.experiments.proposals.target import Target, targets
+from conformance.experiments.candidates.scores.target import Target, targets
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.values import FUNCTIONS
+from conformance.experiments.candidates.scores.places import OF_ADDITIVE, OF_CAP, OF_SUM
+from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.experiments.measured import around
-from conformance.experiments.proposals.places import OF_ADDITIVE, OF_CAP, OF_SUM
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.call.masks import additive_bias
 from mha_core.reference.forward import cap

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.candidates.scores.places import Place
 from conformance.experiments.changes.axes import RULES, taken
 from conformance.experiments.changes.sample import Setting
-from conformance.experiments.proposals.places import Place
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 

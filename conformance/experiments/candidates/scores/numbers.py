@@ -13,11 +13,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.candidates.scores.families import Family, Number
+from conformance.experiments.candidates.scores.places import setting_of
+from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Setting
-from conformance.experiments.proposals.families import Family, Number
-from conformance.experiments.proposals.places import setting_of
-from conformance.experiments.proposals.target import Target
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
 
