@@ -18,6 +18,7 @@ from conformance.trials.layer import View
 from conformance.trials.points import POINTS
 from conformance.trials.problems import draw_problem
 from conformance.trials.subject import hooks_of, run_view
+from mha_core import AttentionConfig
 
 CANDIDATES = (
     *("q", "k", "v", "raw", "scaled", "capped", "scores", "total", "weights", "kept", "heads", "merged", "output"),
@@ -32,13 +33,18 @@ AGREE = 1e-9
 """Relative difference up to which they are."""
 
 
-def further_stages(fault: Fault) -> frozenset[str]:
-    """Stages of other points at which the same change, or what undoes it, gives the same outputs in all problems."""
+def further_stages(fault: Fault, config: AttentionConfig | None = None) -> frozenset[str]:
+    """Stages of other points at which the same change, or what undoes it, gives the same outputs in all problems.
+
+    Args:
+        fault: what is wrong.
+        config: the only one that the layer takes, if there is one.
+    """
     if len(fault.changes) != 1 or fault.is_backward:
         return frozenset()
     point, change = fault.changes[0]
     found: set[str] = set()
-    problems = _problems(fault.needs)
+    problems = _problems(fault.needs, config)
     outputs = [_output(fault, problem) for problem in problems]
     for other in CANDIDATES:
         if POINTS[other].stage in fault.stages | found or other == point:
@@ -67,10 +73,10 @@ def _output(fault: Fault, problem: Problem) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _problems(needs: tuple[str, ...]) -> tuple[Problem, ...]:
+def _problems(needs: tuple[str, ...], config: AttentionConfig | None) -> tuple[Problem, ...]:
     needs = needs if "additive" in needs else ("not additive", *needs)
     dice = Dice("equivalent", *needs)
-    return tuple(draw_problem(dice, needs) for _ in range(PROBLEMS))
+    return tuple(draw_problem(dice, needs, config) for _ in range(PROBLEMS))
 
 
 def same_at(point: str, change: Change) -> frozenset[str]:

@@ -208,8 +208,9 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
 def fresh_problems(truth: Trial | Truth) -> Iterator[Problem]:
     """Problems of this truth's own: every other one has what the faults need to act."""
     dice = Dice("fresh", truth.id)
+    config = truth.limits.config if isinstance(truth, Trial) else None
     for number in range(MOST):
-        yield draw_problem(dice, truth.needs if number % 2 == 0 else ())
+        yield draw_problem(dice, truth.needs if number % 2 == 0 else (), config)
 
 
 def _arrays(subject: Any, problem: Problem, gradients: bool) -> dict[str, NDArray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 
@@ -17,7 +17,7 @@ from conformance.cases.table import all_cases
 from conformance.discovery import members
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import expected
-from conformance.subjects.ask import ask
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.trials import parts
 from conformance.trials.equivalent import further_stages
 from conformance.trials.faults import BACKWARD, Dice, Fault
@@ -25,10 +25,10 @@ from conformance.trials.layer import View
 from conformance.trials.parts.states import STATE
 from conformance.trials.parts.words import Parts
 from conformance.trials.problems import draw_problem
-from conformance.trials.subject import FaultySubject, hooks_of, run_view
+from conformance.trials.subject import FaultySubject, Limits, hooks_of, run_view
 from mha_core import STAGES, SpecError
 
-ID = re.compile(r"(\d{1,18})-(\d{1,18})(?:x([123]))?(g)?", re.ASCII)
+ID = re.compile(r"(\d{1,18})-(\d{1,18})(?:x([123]))?(g)?(r)?", re.ASCII)
 
 EFFECT = 1e-7
 """A layer whose outputs differ by less than this part of the largest from the right ones has no fault worth finding."""
@@ -50,14 +50,16 @@ class Trial:
     """A wrong layer, and what is wrong with it.
 
     Attributes:
-        id: SEED-NUMBER, then "x2" or "x3" for two or three faults, then "g" for wrong gradients.
+        id: SEED-NUMBER, then "x2" or "x3" for two or three faults, "g" for wrong gradients, "r" for a restricted layer.
         faults: what is wrong.
         stages: the stages at which calling it the first wrong one is right.
+        limits: what the layer takes.
     """
 
     id: str
     faults: tuple[Fault, ...]
     stages: frozenset[str]
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def gradients(self) -> bool:
@@ -76,7 +78,8 @@ class Trial:
 
     @property
     def words(self) -> str:
-        return "\n".join(fault.words for fault in self.faults)
+        limits = [f"(it takes only: {self.limits.words})"] if self.limits.words else []
+        return "\n".join([*(fault.words for fault in self.faults), *limits])
 
     @property
     def roundoff(self) -> float:
@@ -84,7 +87,7 @@ class Trial:
 
     def subject(self, *, stages: bool = False) -> FaultySubject:
         """The layer as a subject, which shows its output; its gradients too if it is about them."""
-        return FaultySubject(self.faults, stages=stages, gradients=self.gradients, name=f"trial {self.id}")
+        return FaultySubject(self.faults, stages, self.gradients, self.limits, name=f"trial {self.id}")
 
 
 @cache
@@ -101,13 +104,14 @@ def modules(gradients: bool) -> tuple[str, ...]:
     return (GRADIENTS,) if gradients else (*forward * OFTENER, STATES)
 
 
-def make(seed: int, number: int, faults: int = 1, gradients: bool = False) -> Trial:
+def make(seed: int, number: int, faults: int = 1, gradients: bool = False, restricted: bool = False) -> Trial:
     """One trial: the same one for the same arguments.
 
     Args:
         seed, number: which one.
         faults: how many faults it has, 1 to 3, of different families.
         gradients: whether they are wrong gradients of a layer whose output is right.
+        restricted: whether the layer takes only some configs, sizes or masks, raises on odd inputs, or is slow.
 
     Raises:
         SpecError: a number is out of range.
@@ -119,12 +123,13 @@ def make(seed: int, number: int, faults: int = 1, gradients: bool = False) -> Tr
         raise SpecError(
             f"a trial has a seed and a number from 0 on, and 1 to 3 faults. Got {seed}, {number}, {faults}."
         )
-    id = f"{seed}-{number}" + (f"x{faults}" if faults > 1 else "") + ("g" if gradients else "")
+    id = f"{seed}-{number}" + (f"x{faults}" if faults > 1 else "") + "g" * gradients + "r" * restricted
     dice = Dice("trial", id)
     while True:
         drawn = _drawn(dice, faults, gradients)
-        if _all_act(drawn) and _shows(drawn):
-            return Trial(id, drawn, _first_stages(drawn))
+        limits = draw_limits(dice) if restricted else Limits()
+        if _all_act(drawn) and _shows(drawn, limits):
+            return Trial(id, drawn, _first_stages(drawn, limits), limits)
 
 
 def of_id(id: str) -> Trial:
@@ -136,9 +141,9 @@ def of_id(id: str) -> Trial:
     found = ID.fullmatch(id)
     if found is None:
         raise SpecError(
-            f"a trial is SEED-NUMBER, then x2 or x3 for more faults, g for gradients: 1-17, 1-17x2. Got {id!r}."
+            f"a trial is SEED-NUMBER, then x2 or x3 for more faults, g for gradients, r for limits: 1-17x2. Got {id!r}."
         )
-    return make(int(found[1]), int(found[2]), int(found[3] or 1), gradients=bool(found[4]))
+    return make(int(found[1]), int(found[2]), int(found[3] or 1), gradients=bool(found[4]), restricted=bool(found[5]))
 
 
 def _drawn(dice: Dice, faults: int, gradients: bool) -> tuple[Fault, ...]:
@@ -204,11 +209,28 @@ def _all_act(faults: tuple[Fault, ...]) -> bool:
     return True
 
 
-def _shows(faults: tuple[Fault, ...]) -> bool:
+def draw_limits(dice: Dice) -> Limits:
+    """What a restricted layer takes."""
+    kind = dice.number(0, 5)
+    if kind == 0:
+        return Limits(config=dice.one_of([case.config for case in all_cases() if not case.expensive]))
+    if kind == 1:
+        return Limits(batches=(2,), query_lens=(5,) if dice.chance(0.5) else None, key_lens=(7,))
+    if kind == 2:
+        kept = [name for name in ("lens", "allowed", "bias", "causal", "window", "past", "dropout") if dice.chance(0.4)]
+        return Limits(masks=tuple(kept))
+    if kind == 3:
+        return Limits(odd=("zeros", "one key", "huge"))
+    if kind == 4:
+        return Limits(seconds=0.005)
+    return Limits(key_lens=(4, 5, 6, 7, 8), masks=("lens", "causal"), odd=("zeros",))
+
+
+def _shows(faults: tuple[Fault, ...], limits: Limits) -> bool:
     """Whether the suite's cases show it: a layer that is right in all of them is nothing to find."""
     if any(fault.kind == STATE for fault in faults):
         return True  # a repeated call does
-    subject = FaultySubject(faults, gradients=faults[0].is_backward)
+    subject = FaultySubject(faults, gradients=faults[0].is_backward, limits=replace(limits, seconds=0.0))
     return any(_differs(subject, case) for case in all_cases() if not case.expensive)
 
 
@@ -218,10 +240,12 @@ def _differs(subject: FaultySubject, case: Case) -> bool:
         compare(ask(subject, wanted.problem), wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
     except ParityError:
         return True
+    except (CannotExpress, SubjectFailed):
+        return False
     return False
 
 
-def _first_stages(faults: tuple[Fault, ...]) -> frozenset[str]:
+def _first_stages(faults: tuple[Fault, ...], limits: Limits) -> frozenset[str]:
     order = (*STAGES, BACKWARD)
-    each = [fault.stages | further_stages(fault) for fault in faults]
+    each = [fault.stages | further_stages(fault, limits.config) for fault in faults]
     return frozenset(min(chosen, key=order.index) for chosen in product(*each))

@@ -38,8 +38,8 @@ FEATURES = {
 """Feature -> the share of problems that have it, unless it is asked for."""
 
 
-def draw_problem(dice: Dice, needs: tuple[str, ...] = ()) -> Problem:
-    """One problem, which has what is asked for.
+def draw_problem(dice: Dice, needs: tuple[str, ...] = (), config: AttentionConfig | None = None) -> Problem:
+    """One problem, which has what is asked for; of this config, where one is given, as far as it allows.
 
     >>> problem = draw_problem(Dice("example"), ("lens", "past"))
     >>> problem.inputs.mask.valid_lens is not None, problem.inputs.past_keys is not None
@@ -49,7 +49,10 @@ def draw_problem(dice: Dice, needs: tuple[str, ...] = ()) -> Problem:
     has["grouped"] &= "not grouped" not in needs
     has["additive"] &= "not additive" not in needs
     has["past"] &= "as many queries" not in needs
-    config = _config(dice, has, needs)
+    if config is None:
+        config = _config(dice, has, needs)
+    else:
+        has["dropout"] = config.dropout > 0.0
     rng = np.random.default_rng(dice.seed())
     batch, query_len = dice.number(2, 4), dice.number(3, 7)
     key_len = dice.number(18, 30) if has["long"] else dice.number(4, 9)

@@ -16,7 +16,7 @@ from mha_core.errors import shown
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
 
-GROUPS = ("singles", "pairs", "triples", "gradients", "zoo", "rewritten", RIGHT)
+GROUPS = ("singles", "pairs", "triples", "gradients", "restricted", "zoo", "rewritten", RIGHT)
 
 SHOWN = 10
 """Trials that are listed of each way of going wrong; the JSON report has all."""

@@ -67,6 +67,20 @@ class Limits:
         lacking = [] if self.masks is None else [name for name in sources(inputs) if name not in self.masks]
         return f"no {', '.join(lacking)}" if lacking else None
 
+    @property
+    def words(self) -> str:
+        """All of it in a line; empty where there is no limit."""
+        said = {
+            "one config": self.config is not None,
+            f"batches of {self.batches}": self.batches is not None,
+            f"query lengths of {self.query_lens}": self.query_lens is not None,
+            f"key lengths of {self.key_lens}": self.key_lens is not None,
+            f"nothing but {self.masks}": self.masks is not None,
+            f"{1000 * self.seconds:g} ms a call": bool(self.seconds),
+            f"errors at {self.odd}": bool(self.odd),
+        }
+        return "; ".join(words for words, there in said.items() if there)
+
     def check(self, view: View) -> None:
         """Raise ValueError at odd inputs."""
         given = (view.q, view.k, view.v)

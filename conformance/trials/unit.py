@@ -1,6 +1,6 @@
 """What can be tried, each by its id, and the trying of it as work for a worker process.
 
-1-17, 1-17x2, 1-17g     drawn layers, as in `made`
+1-17, 1-17x2, 1-17g     drawn layers, as in `made`; 1-17r takes only some calls
 zoo:ID                  the reference with a bug of the zoo, of which only the output shows (or the gradients)
 rewritten:NUMBER        a known bug written anew into another layer, from the tests of this repository
 right:NAME:DTYPE        a right layer: a formulation of `conformance.calibration`
@@ -84,6 +84,8 @@ class Outcome:
         """What it counts among: singles, pairs, triples, gradients, or what its id begins with."""
         if ":" in self.id:
             return self.id.partition(":")[0]
+        if self.id.endswith("r"):
+            return "restricted"
         return "gradients" if self.id.endswith("g") else {"x2": "pairs", "x3": "triples"}.get(self.id[-2:], "singles")
 
 

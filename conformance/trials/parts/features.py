@@ -40,8 +40,12 @@ def _at(
 ) -> Fault:
     point, options = dice.one_of(points), ways(dice)
     words = dice.one_of(list(options))
-    also = ("scores",) if point in ("k_heads",) else ()
+    also = {"k_heads": ("keys",), "v_heads": ("values",)}.get(point, ()) if words in OF_KV_HEADS else ()
     return Fault(kind, ((point, Own(words, options[words])),), also=also, needs=(*needs_of(point), *needs))
+
+
+OF_KV_HEADS = ("the first kv head for all", "the last kv head for all", "the next kv head", "kv heads in reverse")
+"""Groups read wrongly as if the keys or values themselves had other heads, which nobody can tell apart."""
 
 
 def _dropout(dice: Dice) -> Ways:

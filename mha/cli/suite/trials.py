@@ -31,6 +31,7 @@ class TrialsOptions:
     pairs: int
     triples: int
     gradients: int
+    restricted: int
     seed: int
     zoo: bool
     rewritten: bool
@@ -49,11 +50,11 @@ class TrialsOptions:
         """What is to be tried. Raises SpecError where the bugs written anew are asked for and not there."""
         from conformance.trials.unit import ids_of_rewritten, ids_of_right, ids_of_zoo
 
-        asked = (self.singles, self.pairs, self.triples, self.gradients, self.zoo, self.rewritten, self.right)
-        numbers = {"": self.singles if any(asked) else SINGLES, "x2": self.pairs, "x3": self.triples}
-        numbers["g"] = self.gradients
+        numbered = {"": self.singles, "x2": self.pairs, "x3": self.triples, "g": self.gradients, "r": self.restricted}
+        if not any((*numbered.values(), self.zoo, self.rewritten, self.right)):
+            numbered[""] = SINGLES
         return [
-            *(f"{self.seed}-{number}{ending}" for ending, count in numbers.items() for number in range(count)),
+            *(f"{self.seed}-{number}{ending}" for ending, count in numbered.items() for number in range(count)),
             *(ids_of_zoo() if self.zoo else ()),
             *(ids_of_rewritten() if self.rewritten else ()),
             *(ids_of_right() if self.right else ()),
@@ -65,6 +66,7 @@ class TrialsOptions:
 @click.option("--pairs", type=click.IntRange(min=0), default=0, help="So many with two.")
 @click.option("--triples", type=click.IntRange(min=0), default=0, help="So many with three.")
 @click.option("--gradients", type=click.IntRange(min=0), default=0, help="So many with a wrong gradient.")
+@click.option("--restricted", type=click.IntRange(min=0), default=0, help="So many with one that take only some calls.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the faults.")
 @click.option("--zoo", is_flag=True, help="Each bug of the zoo, of which only the output shows.")
 @click.option("--rewritten", is_flag=True, help="The known bugs in other people's style, in a checkout's tests.")

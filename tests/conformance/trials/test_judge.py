@@ -9,9 +9,10 @@ import pytest
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
 from conformance.trials.changes import Factor
-from conformance.trials.faults import Fault
+from conformance.trials.faults import Dice, Fault
 from conformance.trials.judge import alike, judge
-from conformance.trials.made import Trial, of_id
+from conformance.trials.made import Trial
+from conformance.trials.parts import states
 from conformance.zoo.bug import Bug
 from mha_core.reference import forward
 
@@ -113,7 +114,8 @@ def test_findings_count_as_claims():
 
 
 def test_of_a_layer_whose_calls_differ_that_has_to_be_said():
-    state = next(one for one in (of_id(f"1-{n}") for n in range(200)) if one.stateful)
+    state = trial(next(iter(states.parts().values()))(Dice("state")), stages={"output"})
+    assert state.stateful
     said = with_findings(Finding("output", "a second call differs from the first", True))
     assert judge(state, state.subject(), said).described
     assert judge(state, state.subject(), found((times(0.9),))).wrong

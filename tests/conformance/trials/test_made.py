@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from conformance.trials.changes import Factor
 from conformance.trials.equivalent import same_at
 from conformance.trials.faults import Dice
+from conformance.trials.judge import fresh_problems
 from conformance.trials.made import arrays_of, distance, families, make, of_id
 from conformance.trials.problems import draw_problem
 from mha_core import SpecError
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
 
 def test_a_trial_is_made_again_by_its_id():
-    for id in ("3-1", "3-1x2", "3-1x3", "3-1g", "3-2x2g"):
+    for id in ("3-1", "3-1x2", "3-1x3", "3-1g", "3-2x2g", "3-1r", "3-4r"):
         first, again = of_id(id), of_id(id)
         assert first.id == again.id == id
         assert first.words == again.words
@@ -64,3 +67,16 @@ def test_there_are_many_families():
 )
 def test_where_a_factor_does_the_same(point, stages):
     assert same_at(point, Factor("0.9", lambda view: 0.9)) == stages
+
+
+def test_a_restricted_layer_takes_less_and_still_shows_its_fault():
+    limited = [of_id(f"3-{number}r") for number in range(8)]
+    assert all(trial.limits.words in trial.words for trial in limited)
+    assert len({trial.limits.words for trial in limited}) > 2
+
+
+def test_a_layer_of_one_config_is_judged_by_problems_of_this_config():
+    trial = next(one for one in (of_id(f"3-{number}r") for number in range(60)) if one.limits.config is not None)
+    problems = list(islice(fresh_problems(trial), 6))
+    assert {problem.config for problem in problems} == {trial.limits.config}
+    assert all(trial.subject().supports(problem.config, problem.inputs) is None for problem in problems)
