@@ -5,6 +5,7 @@ orders are then compared as integers. A factor, a monotone function or another a
 
     exact   m[i] = e[j]            scaled   m[i] parallel to e[j]
     ranked  rank(m)[i] = rank(e)[j]         sorted   sort(m[i]) = sort(e[j])
+    alike   of all e[j], m[i] correlates best with this one
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from conformance.zoo.bug import DoesNotApply
 Rule = Callable[[int], Indices]
 """Length n -> the index that each of n places reads; -1 reads a 0. It raises DoesNotApply for other lengths."""
 
-HOWS = ("exact", "scaled", "ranked", "sorted")
+HOWS = ("exact", "scaled", "ranked", "alike", "sorted")
+
+ALIKE = 0.5
+"""The least correlation of slices that are alike."""
 
 
 def axis_changes(axes: tuple[str, ...]) -> Iterator[Change]:
@@ -102,6 +106,8 @@ def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], ND
         m, e = np.sort(m, axis=1), np.sort(e, axis=1)
     m_known, e_known = ~np.isnan(m), ~np.isnan(e)
     zero = (~m_known | (np.abs(m) <= sample.tolerance)).all(axis=1)
+    if how == "alike":
+        return _alike(m, e), zero
     if how != "scaled":
         tolerance = 0.5 if how == "ranked" else sample.tolerance
         with np.errstate(all="ignore"):
@@ -114,6 +120,21 @@ def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], ND
     off &= m_known[:, None] & e_known[None]
     # A slice of one number is parallel to every other, and 0 to all: neither tells an index.
     return ~off.any(axis=2) & np.isfinite(ratio) & (e_known.sum(axis=1) > 1), zero
+
+
+def _alike(m: NDArray, e: NDArray) -> NDArray[np.bool_]:
+    """(n, n): for each row of m the rows of e with which it correlates best."""
+
+    def centred(x: NDArray) -> NDArray:
+        x = np.where(np.isnan(x), 0.0, x)
+        x = x - x.mean(axis=1, keepdims=True)
+        return x / np.maximum(np.sqrt((x * x).sum(axis=1, keepdims=True)), 1e-300)
+
+    if m.shape[1] < 3:
+        return np.eye(len(m), dtype=bool)
+    correlation = np.abs(centred(m) @ centred(e).T)
+    best = correlation.max(axis=1, keepdims=True)
+    return (correlation > best - 1e-9) & (best > ALIKE)
 
 
 def _ranks(array: NDArray) -> NDArray:

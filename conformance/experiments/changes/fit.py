@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.elements.limits import limit_changes
+from conformance.experiments.changes.elements.profiles import profile_changes
+from conformance.experiments.changes.elements.roundings import rounding_changes
 from conformance.experiments.changes.elements.values import value_changes
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.mixes import mix_changes
 from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.changes.shapes import shape_changes
+from conformance.experiments.changes.together import two_changes
 from conformance.experiments.changes.where import part_changes
 from conformance.zoo.bug import DoesNotApply
 
@@ -25,15 +29,35 @@ def fit(samples: Sequence[Sample]) -> list[Change]:
     """
     if not any(sample.differs for sample in samples):
         return []
+    # Those that differ first: nearly all candidates are dropped there.
+    samples = sorted(samples, key=lambda sample: not sample.differs)
+    with np.errstate(all="ignore"):
+        return (
+            one_change(samples)
+            or _verified(two_changes(samples, singles, one_change), samples)
+            or _verified(_as_seen(samples), samples)
+        )
+
+
+def _as_seen(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Orders and factors without a rule, which hold for the lengths and indices that were seen."""
+    yield from orders_read(samples, by_rule=False)
+    yield from profile_changes(samples, by_rule=False)
+
+
+def one_change(samples: Sequence[Sample]) -> list[Change]:
+    """The changes of whole arrays or of one part that give all measured ones; the simplest first."""
     found = singles(samples)
     if not found or not all(sample.differs for sample in samples):
         found += _verified(part_changes(samples, singles), samples)
-    return found or _verified(orders_read(samples, by_rule=False), samples)
+    return found
 
 
 def singles(samples: Sequence[Sample]) -> list[Change]:
     """The changes of whole arrays that give all measured ones; the simplest first."""
-    return _verified(_candidates(samples), samples)
+    nothing = _verified((change for change in factors(samples) if change.slug == "times-0"), samples)
+    # Whatever reads only zeros gives zeros too.
+    return nothing or _verified(_candidates(samples), samples)
 
 
 def _verified(candidates: Iterable[Change], samples: Sequence[Sample]) -> list[Change]:
@@ -66,6 +90,9 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from value_changes(samples)
     yield from limit_changes(samples)
     yield from mix_changes(samples)
+    yield from profile_changes(samples)
+    yield from shape_changes(samples)
+    yield from rounding_changes(samples)
 
 
 def factors(samples: Sequence[Sample]) -> Iterator[Change]:

@@ -112,3 +112,19 @@ class Change:
     slug: str
     words: str
     apply: Callable[[NDArray, tuple[str, ...], Setting], NDArray]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "apply", _quiet(self.apply))
+
+
+Apply = Callable[[NDArray, tuple[str, ...], Setting], NDArray]
+
+
+def _quiet(apply: Apply) -> Apply:
+    """The same without NumPy's warnings: a change may be tried on numbers for which it has no meaning."""
+
+    def quietly(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        with np.errstate(all="ignore"):
+            return apply(array, axes, setting)
+
+    return quietly

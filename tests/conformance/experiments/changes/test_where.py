@@ -29,7 +29,7 @@ MADE = {
     "times 0.5, at key 2 only": at(half, lambda b, h, i, j, n, s: j == 2),
     "replaced by 0, at the last key only": at(lambda x, s: 0.0 * x, lambda b, h, i, j, n, s: j == n[3] - 1),
     "times 0.5, at the 3th last key only": at(half, lambda b, h, i, j, n, s: j == n[3] - 3),
-    "negated, at odd heads only": at(lambda x, s: -x, lambda b, h, i, j, n, s: h % 2 == 1),
+    "times -0.5, at odd heads only": at(lambda x, s: -x / 2, lambda b, h, i, j, n, s: h % 2 == 1),
     "through tanh, at even queries only": at(lambda x, s: np.tanh(x), lambda b, h, i, j, n, s: i % 2 == 0),
     "times 0.5, at keys from 6 on only": at(half, lambda b, h, i, j, n, s: j >= 6),
     "times 0.5, at key = query only": at(half, lambda b, h, i, j, n, s: i == j),
