@@ -70,7 +70,7 @@ def weighed(view: View, problems: Iterable[Problem]) -> list[Weighed]:
         if made is None or measured is None or expected is None:
             continue
         setting = Setting(problem.config, problem.sizes)
-        back = _undone(expected, made["weights"], setting)
+        back = undone(expected, made["weights"], setting)
         if back is not None:
             scored = Scored.right(made["scores"], problem.allowed(), setting)
             found.append(Weighed(Sample(back(measured), made["weights"], AXES, setting, unit), scored))
@@ -88,7 +88,7 @@ def readable(view: View) -> list[Problem]:
     return [problem for _, _, problem in sorted(ranked, key=lambda one: one[:2])][:MOST_SAMPLES]
 
 
-def _undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
+def undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
     """What turns weights as they are read into those of the model, whose later steps may move or multiply them."""
     if np.allclose(read, weights, rtol=1e-6, atol=1e-9, equal_nan=True):
         return lambda array: array
