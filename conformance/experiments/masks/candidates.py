@@ -8,13 +8,13 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.masks.combined import combined_bugs
-from conformance.experiments.masks.exclusion import added, exclusion_bugs, filled
-from conformance.experiments.masks.lengths import length_bugs, plus
+from conformance.experiments.masks.exclusion import exclusion_bugs
+from conformance.experiments.masks.lengths import length_bugs
 from conformance.experiments.masks.patterns import pattern_bugs
-from conformance.experiments.masks.places import places_on
-from conformance.experiments.masks.positions import causal_bugs, diagonal, offset_bugs, sides, window_bugs
-from conformance.experiments.masks.sources import SOURCES, only_where, with_zeroed_padding
-from conformance.experiments.readings.masks import distances, log_ratios, prefix, read_allowed
+from conformance.experiments.masks.places import INDICES, Place, on_axis
+from conformance.experiments.masks.positions import causal_bugs, offset_bugs, window_bugs
+from conformance.experiments.masks.reading import read_exclusion, read_off
+from conformance.experiments.masks.sources import SOURCES, given, only_where, with_zeroed_padding
 from conformance.experiments.readings.weights import read_weights
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -40,12 +40,12 @@ def proposals(view: View, sources: Sequence[str]) -> Iterator[Bug]:
     likely = list(_likely(view, wrong, sources))
     yield from likely
     if not any(fits(view.lab, view.variants, wrong, (*view.model, bug)) for bug in likely):
-        yield from _rarer(likely)
+        yield from rarer(view, wrong, likely)
 
 
 def _likely(view: View, wrong: Problem, sources: Sequence[str]) -> Iterator[Bug]:
     for source in sources:
-        yield from _read_off(view, wrong, source)
+        yield from read_off(view, wrong, source)
         if source in OWN:
             yield from _of_items(OWN[source](), wrong)
     yield from read_exclusion(view, wrong)
@@ -61,67 +61,27 @@ def _of_items(bugs: Sequence[Bug], problem: Problem) -> Iterator[Bug]:
     return (bug for bug in bugs if problem.sizes.batch > 1 or "item" not in bug.id)
 
 
-def _rarer(likely: Sequence[Bug]) -> Iterator[Bug]:
-    simple = [bug for bug in likely if set(bug.forward) == {"allowed"}]
-    for bug in simple:
-        yield with_zeroed_padding(bug)
-    for axis in ("head", "query"):
-        for name, (words, where) in places_on(axis).items():
-            for bug in likely:
-                if len(bug.forward) == 1:
-                    yield only_where(bug, name, words, where)
-
-
-# Read off -----------------------------------------------------------------------------------------
-
-
-def _read_off(view: View, wrong: Problem, source: str) -> Iterator[Bug]:
-    """Numbers larger than those that are tried anyway."""
-    measured = read_allowed(view.got, wrong)
-    if measured is None or not measured.any():
-        return
+def rarer(view: View, wrong: Problem, likely: Sequence[Bug]) -> Iterator[Bug]:
+    """The bugs in a layer that zeroes padding all the same; and in those heads or queries whose weights are wrong."""
     mask = wrong.inputs.mask
-    if source == "valid_lens" and mask.valid_lens is not None:
-        counts = prefix(measured)
-        if counts is not None:
-            lens = np.asarray(mask.valid_lens)
-            off = np.unique(counts - (lens[:, None, None] if lens.ndim == 1 else lens[:, None, :]))
-            if len(off) == 1 and off[0]:
-                yield plus(int(off[0]))
-    if isinstance(mask.query_offset, int) and source in ("causal", "window"):
-        inside, outside = distances(measured, mask.query_offset)
-        if not inside or inside & outside:
-            return
-        if source == "causal" and max(inside):
-            yield diagonal(max(inside))
-        if source == "window" and mask.window is not None and None not in mask.window:
-            left, right = (side or 0 for side in mask.window)
-            yield sides(-min(inside) - left, max(inside) - right)
+    if any(source in PADDED for source in given(mask)):
+        yield from (with_zeroed_padding(bug) for bug in likely if set(bug.forward) == {"allowed"})
+    single = [bug for bug in likely if len(bug.forward) == 1]
+    for name, (words, where) in wrong_places(view, wrong):
+        yield from (only_where(bug, name, words, where) for bug in single)
 
 
-def read_exclusion(view: View, problem: Problem) -> Iterator[Bug]:
-    """The constant that excluded scores have, or that is added to them, from the weights that they still have."""
-    weights, model = read_weights(view.got, problem), view.made_all(problem)
-    if weights is None or model is None:
-        return
-    allowed = problem.allowed()
-    found = log_ratios(weights, allowed)
-    scores = np.asarray(model["scores"])
-    open_mean = np.where(allowed, scores, 0.0).sum(axis=-1, keepdims=True)
-    with np.errstate(all="ignore"):
-        open_mean = open_mean / allowed.sum(axis=-1, keepdims=True)
-    for number in (_constant(found + open_mean), _constant(found + open_mean - scores)):
-        if number is not None:
-            yield from filled(number)
-            yield from added(number)
-
-
-def _constant(array: np.ndarray) -> float | None:
-    """The number that all finite entries are, to 6 digits; None if they differ or there is none."""
-    known = array[np.isfinite(array)]
-    if not known.size:
-        return None
-    middle = float(np.median(known))
-    if np.ptp(known) > 1e-6 * max(1.0, abs(middle)):
-        return None
-    return float(f"{middle:.10g}") if abs(middle) > 1e-9 else 0.0
+def wrong_places(view: View, problem: Problem) -> list[tuple[str, Place]]:
+    """The sets of heads, and of queries, that are those whose weights differ from the model's, if not all do."""
+    got, made = read_weights(view.got, problem), read_weights(view.made, problem)
+    if got is None or made is None:
+        return []
+    differ = ~np.isclose(got, made, rtol=1e-6, atol=1e-9, equal_nan=True)
+    found = []
+    for axis, place in (("head", 1), ("query", 2)):
+        wrong = differ.any(axis=tuple(one for one in range(4) if one != place))
+        if wrong.any() and not wrong.all():
+            for name, (indices_words, indices) in INDICES.items():
+                if np.array_equal(indices(np.arange(len(wrong)), len(wrong)), wrong):
+                    found.append((f"{name}-{axis}", (indices_words.format(axis), on_axis(axis, indices))))
+    return found

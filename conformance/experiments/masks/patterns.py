@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import axis_changes
+from conformance.experiments.changes.sample import Change as SampleChange
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.masks.places import DIAGONALS, places_on
 from conformance.experiments.masks.sources import Change, on_source
@@ -101,8 +102,8 @@ def _patterns() -> Iterator[Pattern]:
             yield f"ignored-for-{name}", f"is ignored for {words}", _with(where, np.logical_or)
             yield f"inverted-for-{name}", f"is read the wrong way round for {words}", _with(where, np.logical_xor)
             yield f"nothing-for-{name}", f"keeps every key out for {words}", _without(where)
-    for change in axis_changes(FOUR):
-        yield change.slug, f"is used {change.words}", _of_axis(change.apply)
+    for slug, words, apply in order_changes():
+        yield slug, f"is used {words}", _of_axis(apply)
     yield "counted", "is read as the number of keys to let in, from the first", _as_count
     yield "counted-from-last", "is read as the number of keys to let in, up to the last", _as_last_count
     lengths = (("key", 3), ("query", 2))
@@ -169,8 +170,18 @@ def _without(where: Callable[[State], NDArray]) -> Change:
     return lambda state, array: array & ~where(state)
 
 
-def _of_axis(apply: Callable[[NDArray, tuple[str, ...], Setting], NDArray]) -> Change:
-    return lambda state, array: apply(array, FOUR, Setting(state.config, state.sizes)).astype(np.bool_)
+@cache
+def order_changes() -> tuple[tuple[str, str, Callable[[NDArray, Setting], NDArray]], ...]:
+    """Another order of one of the four axes: (slug, words, the change of an array of numbers)."""
+
+    def on_four(change: SampleChange) -> Callable[[NDArray, Setting], NDArray]:
+        return lambda array, setting: change.apply(array, FOUR, setting)
+
+    return tuple((change.slug, change.words, on_four(change)) for change in axis_changes(FOUR))
+
+
+def _of_axis(apply: Callable[[NDArray, Setting], NDArray]) -> Change:
+    return lambda state, array: apply(array, Setting(state.config, state.sizes)).astype(np.bool_)
 
 
 @cache

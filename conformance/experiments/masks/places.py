@@ -45,7 +45,9 @@ def ahead(state: State) -> NDArray:
     return np.arange(state.sizes.key_len) - position(state)
 
 
-def _on(axis: str, indices: IndexSet) -> Callable[[State], NDArray]:
+def on_axis(axis: str, indices: IndexSet) -> Callable[[State], NDArray]:
+    """The set of some indices of one axis: "item", "head", "query" or "key"."""
+
     def where(state: State) -> NDArray:
         shape = state.sizes.batch, state.config.num_heads, state.sizes.query_len, state.sizes.key_len
         n = shape[AXES[axis]]
@@ -58,7 +60,9 @@ def _on(axis: str, indices: IndexSet) -> Callable[[State], NDArray]:
 
 def places_on(axis: str) -> dict[str, Place]:
     """Name -> the set on one axis: "item", "head", "query" or "key"."""
-    return {f"{name}-{axis}": (words.format(axis), _on(axis, indices)) for name, (words, indices) in INDICES.items()}
+    return {
+        f"{name}-{axis}": (words.format(axis), on_axis(axis, indices)) for name, (words, indices) in INDICES.items()
+    }
 
 
 DIAGONALS: Mapping[str, Place] = {
