@@ -4,7 +4,7 @@ Slices of the measured array are compared with those of the expected one, which 
 orders are then compared as integers. A factor, a monotone function or another axis' order may be on top of it:
 
     exact   m[i] = e[j]            scaled   m[i] parallel to e[j]
-    ranked  rank(m)[i] = rank(e)[j]         sorted   sort(m[i]) = sort(e[j])
+    ranked  rank(m)[i] = rank(e)[j]         subset   every number of m[i] but 0 is one of e[j]
     alike   of all e[j], m[i] correlates best with this one
 """
 
@@ -23,7 +23,7 @@ from conformance.zoo.bug import DoesNotApply
 Rule = Callable[[int], Indices]
 """Length n -> the index that each of n places reads; -1 reads a 0. It raises DoesNotApply for other lengths."""
 
-HOWS = ("exact", "scaled", "ranked", "alike", "sorted")
+HOWS = ("exact", "scaled", "ranked", "alike", "subset")
 
 ALIKE = 0.5
 """The least correlation of slices that are alike."""
@@ -102,12 +102,12 @@ def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], ND
     n = measured.shape[axis]
     m = np.moveaxis(measured, axis, 0).reshape(n, -1)
     e = np.moveaxis(expected, axis, 0).reshape(n, -1)
-    if how == "sorted":
-        m, e = np.sort(m, axis=1), np.sort(e, axis=1)
     m_known, e_known = ~np.isnan(m), ~np.isnan(e)
     zero = (~m_known | (np.abs(m) <= sample.tolerance)).all(axis=1)
     if how == "alike":
         return _alike(m, e), zero
+    if how == "subset":
+        return _subset(m, e, sample.tolerance), zero
     if how != "scaled":
         tolerance = 0.5 if how == "ranked" else sample.tolerance
         with np.errstate(all="ignore"):
@@ -120,6 +120,18 @@ def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], ND
     off &= m_known[:, None] & e_known[None]
     # A slice of one number is parallel to every other, and 0 to all: neither tells an index.
     return ~off.any(axis=2) & np.isfinite(ratio) & (e_known.sum(axis=1) > 1), zero
+
+
+def _subset(m: NDArray, e: NDArray, tolerance: float) -> NDArray[np.bool_]:
+    """(n, n): whether all numbers of a row of m, but 0, are among those of a row of e."""
+    found = np.ones((len(m), len(e)), bool)
+    given = np.where(np.isnan(m), 0.0, m)
+    for j, row in enumerate(e):
+        ordered = np.sort(np.append(row[~np.isnan(row)], (0.0, 0.0)))
+        place = np.clip(np.searchsorted(ordered, given), 1, len(ordered) - 1)
+        off = np.minimum(np.abs(ordered[place] - given), np.abs(ordered[place - 1] - given))
+        found[:, j] = (off <= tolerance).all(axis=1)
+    return found
 
 
 def _alike(m: NDArray, e: NDArray) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from conformance.experiments.changes.elements.values import value_changes
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.mixes import mix_changes
 from conformance.experiments.changes.sample import Change, Sample, Setting
-from conformance.experiments.changes.shapes import shape_changes
+from conformance.experiments.changes.shapes import shape_changes, split_changes
 from conformance.experiments.changes.together import two_changes
 from conformance.experiments.changes.where import part_changes
 from conformance.zoo.bug import DoesNotApply
@@ -34,6 +34,7 @@ def fit(samples: Sequence[Sample]) -> list[Change]:
     with np.errstate(all="ignore"):
         return (
             one_change(samples)
+            or _verified(split_changes(samples, one_change), samples)
             or _verified(two_changes(samples, singles, one_change), samples)
             or _verified(_as_seen(samples), samples)
         )
@@ -91,7 +92,7 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from limit_changes(samples)
     yield from mix_changes(samples)
     yield from profile_changes(samples)
-    yield from shape_changes(samples)
+    yield from shape_changes(samples[0].axes)
     yield from rounding_changes(samples)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 
@@ -27,11 +28,10 @@ BY_ANOTHER: dict[str, tuple[str, Order2]] = {
 }
 
 
-def shape_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+def shape_changes(axes: tuple[str, ...]) -> Iterator[Change]:
     """Every change of axes that may be meant; the caller verifies."""
-    axes = samples[0].axes
     yield from _transposed(axes)
-    yield from _cut_otherwise(samples)
+    yield from _cut_otherwise(axes)
     for (i, first), (j, second) in permutations(enumerate(axes), 2):
         a, b = i - len(axes), j - len(axes)
         for slug, (words, rule) in BY_ANOTHER.items():
@@ -40,6 +40,64 @@ def shape_changes(samples: Sequence[Sample]) -> Iterator[Change]:
                 f"with its {first} axis {words.format(b=second)}",
                 partial(_by_another, a, b, rule),
             )
+
+
+HEADS: dict[str, tuple[str, Callable[[Setting], tuple[int, int]]]] = {
+    "head": ("head channel", lambda s: (s.config.num_heads, s.config.value_head_dim)),
+    "kv head": ("head channel", lambda s: (s.config.num_kv_heads, s.config.value_head_dim)),
+    "query head": ("head channel", lambda s: (s.config.num_heads, s.config.head_dim)),
+    "key head": ("head channel", lambda s: (s.config.num_kv_heads, s.config.head_dim)),
+}
+"""An axis of heads -> the axis beside it in merged channels, and the lengths of both."""
+
+
+def split_changes(samples: Sequence[Sample], inner: Callable[[Sequence[Sample]], list[Change]]) -> Iterator[Change]:
+    """What `inner` finds where an axis of all heads' channels is split into heads and their channels."""
+    axes = samples[0].axes
+    done: set[tuple[object, ...]] = set()
+    for position, name in enumerate(axes):
+        axis = position - len(axes)
+        if name in HEADS or "head channel" in axes:
+            continue
+        for heads, (channels, lengths) in HEADS.items():
+            shapes = tuple(lengths(sample.setting) for sample in samples)
+            if (position, *shapes) in done or any(
+                a * b != sample.expected.shape[axis] for (a, b), sample in zip(shapes, samples, strict=True)
+            ):
+                continue
+            done.add((position, *shapes))
+            if all(1 in pair for pair in shapes):
+                continue
+            split = [
+                replace(
+                    sample,
+                    measured=_split(sample.measured, axis, *shape),
+                    expected=_split(sample.expected, axis, *shape),
+                    axes=(*axes[:position], heads, channels, *axes[position + 1 :]),
+                )
+                for sample, shape in zip(samples, shapes, strict=True)
+            ]
+            for change in inner(split):
+                yield _merged(change, axis, heads, channels, lengths)
+
+
+def _split(array: NDArray, axis: int, heads: int, channels: int) -> NDArray:
+    position = array.ndim + axis
+    return array.reshape(*array.shape[:position], heads, channels, *array.shape[position + 1 :])
+
+
+def _merged(
+    change: Change, axis: int, heads: str, channels: str, lengths: Callable[[Setting], tuple[int, int]]
+) -> Change:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        first, second = lengths(setting)
+        if array.shape[axis] != first * second:
+            raise DoesNotApply(f"{array.shape[axis]} channels are not {first} heads of {second}")
+        position = array.ndim + axis
+        split = (*axes[:position], heads, channels, *axes[position + 1 :])
+        return change.apply(_split(array, axis, first, second), split, setting).reshape(array.shape)
+
+    return Change(f"split-{change.slug}", change.words, apply)
 
 
 def _transposed(axes: tuple[str, ...]) -> Iterator[Change]:
@@ -58,9 +116,8 @@ def _swapped(a: int, b: int, array: NDArray, axes: tuple[str, ...], setting: Set
     return array.swapaxes(a, b)
 
 
-def _cut_otherwise(samples: Sequence[Sample]) -> Iterator[Change]:
+def _cut_otherwise(axes: tuple[str, ...]) -> Iterator[Change]:
     """The elements in the order of other axes: an array that was reshaped where it should have been transposed."""
-    axes = samples[0].axes
     count = len(axes)
     orders = [order for order in permutations(range(count)) if order != tuple(range(count))] if count <= 4 else []
     for order in orders or _exchanges(count):

@@ -7,24 +7,25 @@ most elements share; a change of a part in the slices where nothing else differs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.axes import orders_read
+from conformance.experiments.changes.axes import axis_changes, orders_read
+from conformance.experiments.changes.elements.profiles import mode, profile_changes
+from conformance.experiments.changes.elements.values import FUNCTIONS, change_of
 from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.changes.shapes import shape_changes
 from conformance.experiments.changes.where import part_changes
 from conformance.zoo.bug import DoesNotApply
 
 Finder = Callable[[Sequence[Sample]], list[Change]]
 
-MOST_FIRSTS = 6
+MOST_FIRSTS = 8
 """First changes that are followed by a second."""
-
-LEAST_SHARE = 0.3
-"""The share of the elements that must have one ratio for it to be tried as a factor of all."""
 
 
 def two_changes(samples: Sequence[Sample], singles: Finder, rest: Finder) -> Iterator[Change]:
@@ -59,10 +60,45 @@ def then(first: Change, second: Change) -> Change:
     return Change(f"{first.slug}-then-{second.slug}", f"{first.words}, then {second.words}", apply)
 
 
+EXPLAINED = 0.25
+"""The least share of elements that a change without a number must give for it to be tried as the first of two."""
+
+
 def _firsts(samples: Sequence[Sample]) -> Iterator[Change]:
-    for how in ("scaled", "ranked", "alike", "sorted"):
+    for how in ("scaled", "ranked", "alike", "subset"):
         yield from islice(orders_read(samples, how), 3)
     yield from _common(samples)
+    yield from islice(profile_changes(samples, roughly=True), 3)
+    yield from _explaining(samples)
+
+
+def _explaining(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Changes without a number that give many elements of the largest sample."""
+    largest = max((sample for sample in samples if sample.differs), key=lambda sample: sample.known.sum())
+    told = largest.known & (np.abs(largest.measured) > largest.tolerance)
+    if told.sum() < 4:
+        return
+    found: list[tuple[float, Change]] = []
+    for change in plain_changes(largest.axes):
+        try:
+            made = change.apply(largest.expected, largest.axes, largest.setting)
+        except DoesNotApply:
+            continue
+        if made.shape == largest.measured.shape:
+            share = float((~largest.off(made) & told).sum() / told.sum())
+            if share >= EXPLAINED:
+                found.append((share, change))
+    least = float((~largest.differing & told).sum() / told.sum())
+    for share, change in sorted(found, key=lambda one: -one[0])[:3]:
+        if share > least:
+            yield change
+
+
+@lru_cache(maxsize=64)
+def plain_changes(axes: tuple[str, ...]) -> tuple[Change, ...]:
+    """The changes without a number: orders, other shapes, functions."""
+    functions = (change_of(name, words, function) for name, (words, function) in FUNCTIONS.items())
+    return (*axis_changes(axes), *shape_changes(axes), *functions)
 
 
 def _common(samples: Sequence[Sample]) -> Iterator[Change]:
@@ -73,7 +109,7 @@ def _common(samples: Sequence[Sample]) -> Iterator[Change]:
             x, y = sample.expected[sample.known], sample.measured[sample.known]
             with np.errstate(all="ignore"):
                 read = y / x if way == "times" else y - x
-            number = _mode(read[np.isfinite(read)])
+            number = mode(read[np.isfinite(read)])
             if number is None:
                 break
             numbers.append((number, sample.setting))
@@ -89,18 +125,6 @@ def _all(way: str, number: Callable[[Setting], float]) -> Callable[[NDArray, tup
         return array * number(setting) if way == "times" else array + number(setting)
 
     return apply
-
-
-def _mode(numbers: NDArray) -> float | None:
-    """The number that at least LEAST_SHARE of them are, within 1e-8; None if there is none."""
-    if len(numbers) < 4:
-        return None
-    ordered = np.sort(numbers)
-    width = max(2, int(np.ceil(LEAST_SHARE * len(ordered))))
-    spread = ordered[width - 1 :] - ordered[: len(ordered) - width + 1]
-    place = int(spread.argmin())
-    middle = float(ordered[place + width // 2])
-    return middle if spread[place] <= 1e-8 * max(abs(middle), 1e-3) else None
 
 
 def _of_parts(samples: Sequence[Sample], singles: Finder, rest: Finder) -> Iterator[Change]:

@@ -19,6 +19,9 @@ from conformance.experiments.changes.sample import Change, Sample, Setting
 MOST_RULES = 5
 """Rules of one axis that are kept, of those that are right for every sample."""
 
+COVERING = 3
+"""Rules of one axis that hold more than what differs; of those the smallest."""
+
 MOST_PARTS = 8
 
 
@@ -39,6 +42,7 @@ def parts_of(samples: Sequence[Sample]) -> list[list[Part]]:
     differing = [sample for sample in samples if sample.differs]
     axes = samples[0].axes
     choices: list[list[_Flagged]] = []
+    covering: list[list[_Flagged]] = []
     for position, name in enumerate(axes):
         axis = position - len(axes)
         seen = [(_projected(s.differing, axis), _projected(s.known, axis), s.setting) for s in differing]
@@ -46,6 +50,9 @@ def parts_of(samples: Sequence[Sample]) -> list[list[Part]]:
             continue
         if rules := places_seen(seen):
             choices.append([_along(name, axis, place) for place in rules[:MOST_RULES]])
+        elif rules := places_seen(seen, cover=True)[:COVERING]:
+            # Not every element of the part need differ: those under a threshold, say.
+            covering.append([_along(name, axis, place) for place in rules])
     pair = list(_pairs(differing, axes))
     sets = [list(product(*choices))] if choices else []
     if pair:
@@ -54,6 +61,8 @@ def parts_of(samples: Sequence[Sample]) -> list[list[Part]]:
         sets = [[(one,) for one in pair] + [tuple(chosen) for chosen in shorter], *sets]
     if len(choices) > 1:
         sets += [list(product(*choices[:k], *choices[k + 1 :])) for k in range(len(choices))]
+    if covering:
+        sets.append(list(product(*choices, *covering)))
     return [found for chosen in sets if (found := _same(chosen[: 4 * MOST_PARTS], differing))]
 
 
@@ -141,6 +150,14 @@ def conditions_of(samples: Sequence[Sample]) -> Iterator[Part]:
     if not right or not wrong:
         return
     # Those of the call first: a layer's own are the same in all of its calls.
+    axes = samples[0].axes
+    for position, axis in enumerate(axes):
+        k = position - len(axes)
+        lengths = [(s.expected.shape[k], s.differs, s.setting) for s in samples]
+        seen = [(np.full(n, differs), np.ones(n, bool), setting) for n, differs, setting in lengths]
+        for place in places_seen(seen)[:2]:
+            slug, words, flags = _along(axis, k, place)
+            yield Part(slug, words, flags)
     names = sorted(SIZES, key=lambda name: not name.endswith(("length", "batch size")))
     for name, other in product(names, names):
         size, than = SIZES[name], SIZES[other]

@@ -62,23 +62,25 @@ DISTANCES: tuple[Form, ...] = (
 WAYS = ("times", "plus")
 
 
-def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True) -> Iterator[Change]:
+def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True, roughly: bool = False) -> Iterator[Change]:
     """Every profile that may be meant; the caller verifies.
 
     Args:
         samples: at least one differs.
         by_rule: functions of the index; else the numbers as they were read, for the indices seen alone.
+        roughly: most elements of an index have its factor or summand, but not all.
     """
     axes = samples[0].axes
     for way in WAYS:
         rests = [_rest(sample, way) for sample in samples]
         for position, name in enumerate(axes):
             axis = position - len(axes)
-            read = [_constant_but(rest, sample, (axis,), way) for rest, sample in zip(rests, samples, strict=True)]
+            constant = _common_but if roughly else _constant_but
+            read = [constant(rest, sample, (axis,), way) for rest, sample in zip(rests, samples, strict=True)]
             if all(one is not None for one in read):
                 found = [one for one in read if one is not None]
                 yield from _of_index(samples, found, way, name, axis) if by_rule else _as_seen(found, way, name, axis)
-        if not by_rule:
+        if not by_rule or roughly:
             continue
         for (i, first), (j, second) in permutations(enumerate(axes), 2):
             a, b = i - len(axes), j - len(axes)
@@ -109,6 +111,37 @@ def _constant_but(rest: NDArray, sample: Sample, axes: tuple[int, ...], way: str
         if not (high - low <= 2.0 * tolerance)[some].all() or not some.any():
             return None
         return np.where(some, 0.5 * (low + high), np.nan)
+
+
+def _common_but(rest: NDArray, sample: Sample, axes: tuple[int, ...], way: str) -> NDArray | None:
+    """What most elements have in common at each index of an axis; None if there is no such number."""
+    (axis,) = axes
+    if rest.shape[axis] < 2:
+        return None
+    found = []
+    for row in np.moveaxis(rest, axis, 0).reshape(rest.shape[axis], -1):
+        known = row[np.isfinite(row)]
+        number = mode(known[known != 0.0] if way == "times" else known)
+        if number is None:
+            return None
+        found.append(number)
+    return np.array(found)
+
+
+LEAST_SHARE = 0.3
+"""The share of the elements that must have one ratio for it to be tried as a factor of all."""
+
+
+def mode(numbers: NDArray) -> float | None:
+    """The number that at least LEAST_SHARE of them are, within 1e-8; None if there is none."""
+    if len(numbers) < 4:
+        return None
+    ordered = np.sort(numbers)
+    width = max(2, int(np.ceil(LEAST_SHARE * len(ordered))))
+    spread = ordered[width - 1 :] - ordered[: len(ordered) - width + 1]
+    place = int(spread.argmin())
+    middle = float(ordered[place + width // 2])
+    return middle if spread[place] <= 1e-8 * max(abs(middle), 1e-3) else None
 
 
 def _of_index(samples: Sequence[Sample], read: Sequence[NDArray], way: str, name: str, axis: int) -> Iterator[Change]:

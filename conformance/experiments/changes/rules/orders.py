@@ -118,11 +118,11 @@ WITHIN = ("reversed", "halves-exchanged", "neighbours-exchanged", "rolled-+1", "
 
 def _sizes_within(n: int, setting: Setting) -> Iterator[tuple[str, Callable[[Setting], int]]]:
     """The sizes and numbers that may be the length of a block of an axis of length n, or a step on it."""
+    for number in range(2, min(n, 9)):
+        yield str(number), lambda setting, number=number: number  # type: ignore[misc]
     for name, size in SIZES.items():
         if 1 < size(setting) < n:
             yield name, size
-    for number in range(2, min(n, 9)):
-        yield str(number), lambda setting, number=number: number  # type: ignore[misc]
 
 
 def orders_for(n: int, setting: Setting) -> Iterator[Order]:

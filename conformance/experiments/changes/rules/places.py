@@ -82,7 +82,7 @@ def places_for(n: int) -> Iterator[Place]:
         yield _of(f"last-{k}", f"the last {k} {{many}}", lambda i, n, k=k: i >= n - k)  # type: ignore[misc]
         yield _of(f"but-last-{k}", f"all {{many}} but the last {k}", lambda i, n, k=k: i < n - k)  # type: ignore[misc]
         yield _of(f"but-{k - 1}", f"all {{many}} but {k - 1}", lambda i, n, k=k: i != k - 1)  # type: ignore[misc]
-    for name in (*SIZES, *map(str, range(2, min(n, 17)))):
+    for name in (*map(str, range(2, min(n, 17))), *SIZES):
         yield from _by_size(name)
 
 
@@ -122,15 +122,27 @@ Seen = tuple[Flags, Flags, Setting]
 """Of one sample: flags of the indices, which of them were measured, and its setting."""
 
 
-def places_seen(seen: Sequence[Seen]) -> list[Place]:
-    """The rules that give these flags in every sample, wherever they are known."""
+def places_seen(seen: Sequence[Seen], *, cover: bool = False) -> list[Place]:
+    """The rules that give these flags in every sample, wherever they are known.
+
+    Args:
+        seen: what was flagged of each sample.
+        cover: rules that flag these and others, but not all; the smallest first.
+    """
     most = max(len(flags) for flags, _, _ in seen)
     right: Flags | None = None
+    more: NDArray | None = None
     places: tuple[Place, ...] = ()
     for flags, known, setting in seen:
         places, table = _table(len(flags), most, setting)
-        fits = ~((table ^ flags) & known).any(axis=1)
+        off = (flags & ~table) if cover else (table ^ flags)
+        fits = ~(off & known).any(axis=1)
         right = fits if right is None else right & fits
+        more = table.mean(axis=1) if more is None else more + table.mean(axis=1)
+    if cover and right is not None and more is not None:
+        right &= more < len(seen)
+        order = np.argsort(more, kind="stable")
+        return [places[index] for index in order if right[index] and _says_more(places[index], seen)]
     if right is None:
         return []
     return [place for place in (places[index] for index in np.flatnonzero(right)) if _says_more(place, seen)]

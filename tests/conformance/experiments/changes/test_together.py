@@ -33,6 +33,11 @@ def exchanged(x, a, b):
     return x[..., order]
 
 
+def cut_twice(x, s):
+    cut = x.reshape(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).swapaxes(1, 2)
+    return odd_heads(cut, lambda y: 2.0 * y)
+
+
 MADE = {
     "read in the order of the axes (item, query, head, key) and not transposed": lambda x, s: np.ascontiguousarray(
         x.swapaxes(1, 2)
@@ -52,6 +57,13 @@ MADE = {
         but_key_0(x), lambda y: 2 * y
     ),
     "times 0.9, then clipped at +-0.9": lambda x, s: 0.9 * np.clip(x, -1.0, 1.0),
+    "times 0.9^head index, then with negative numbers replaced by 0 (ReLU)": lambda x, s: np.maximum(
+        x * 0.9 ** np.arange(x.shape[1]).reshape(1, -1, 1, 1), 0.0
+    ),
+    "with its head axis shifted by +1, 0 at the end, then with its key axis in reverse order": lambda x, s: (
+        np.concatenate([x[:, 1:, :, ::-1], 0.0 * x[:, :1]], axis=1)
+    ),
+    "cut into axes (item, query, head, key) as if it were in that order, then times 2, at odd heads only": cut_twice,
     "with its key axis in reverse order, then times 1 / sqrt(head_dim)": lambda x, s: (
         x[..., ::-1] / s.config.head_dim**0.5
     ),
@@ -63,3 +75,12 @@ def test_two_changes_are_found_again(words):
     found = first_found(MADE[words]).words
     # An order and a factor is also a mix of which one part is absent.
     assert found in (words, words.replace(", then times", ", times"))
+
+
+def test_an_axis_of_merged_heads_is_split():
+    def made(x, s):
+        heads = x.reshape(*x.shape[:2], s.config.num_heads, s.config.head_dim)
+        return (heads * np.arange(1.0, s.config.num_heads + 1.0)[:, None]).reshape(x.shape)
+
+    found = first_found(made, ("item", "query", "merged channel"))
+    assert found.words in ("times (head index + 1)", "times (query head index + 1)")
