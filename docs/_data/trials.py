@@ -1,0 +1,42 @@
+"""Keeps of a report of `mha trials` what its page shows: `python docs/_data/trials.py REPORT.json` writes trials.json.
+
+The report is that of the command which stands on the page; several, made with parts of its options, are put together.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from conformance.trials.judge import Verdict
+from conformance.trials.report import to_json
+from conformance.trials.unit import Outcome
+
+HERE = Path(__file__).parent
+KEPT = HERE / "trials.json"
+
+
+def outcome_of(data: dict[str, Any]) -> Outcome:
+    """What `report.to_json` wrote of an outcome."""
+    verdict = data["verdict"]
+    return Outcome(**{**data, "verdict": None if verdict is None else Verdict(**verdict)})
+
+
+def together(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all their outcomes, each id once, and those outcomes that were claimed wrongly."""
+    found = {data["id"]: outcome_of(data) for report in reports for data in report["outcomes"]}
+    whole = to_json(list(found.values()), seed=reports[0]["seed"], environment=reports[0]["environment"])
+    whole["outcomes"] = [data for data in whole["outcomes"] if data["verdict"] is None or data["verdict"]["wrong"]]
+    return whole
+
+
+def main(paths: list[str]) -> None:
+    """Write what is kept of these reports."""
+    reports = [json.loads(Path(path).read_text("utf-8")) for path in paths]
+    KEPT.write_text(json.dumps(together(reports), indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""`trials`: how often the diagnosis was right, as `docs/_data/trials.py` kept it from the last published run.
+
+```{trials} groups
+```
+```{trials} singles
+```
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from _data import trials as kept
+from _ext.common import Computed
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+GROUPS = {
+    "singles": "layers with one fault",
+    "pairs": "with two",
+    "triples": "with three",
+    "gradients": "with a wrong gradient",
+    "restricted": "with one, that take only some calls",
+    "zoo": "bugs of the zoo",
+    "rewritten": "known bugs written anew",
+    "right": "right layers",
+}
+"""Group -> what it is called."""
+
+SHARES = {"differs": "seen", "stage": "right first stage", "described": "right description", "wrong": "wrong claims"}
+
+
+def table(of: str) -> str:
+    """The table of all groups, or that of the kinds of fault of one group."""
+    groups = json.loads(kept.KEPT.read_text("utf-8"))["groups"]
+    rows = {GROUPS[name]: found for name, found in groups.items()} if of == "groups" else groups[of]["kinds"]
+    heading = "| | tried | " + " | ".join(SHARES.values()) + " | median | worst |"
+    lines = [heading, "|---|" + "---:|" * (len(SHARES) + 3)]
+    return "\n".join([*lines, *(_row(label, found) for label, found in rows.items())])
+
+
+def _row(label: str, found: dict[str, Any]) -> str:
+    """One line; shares of what was tried.
+
+    >>> counts = {"tried": 8, "differs": 8, "stage": 4, "described": 3, "wrong": 0, "median": 1.25, "worst": 9.0}
+    >>> _row("mask", counts)
+    '| mask | 8 | 100.0 % | 50.0 % | 37.5 % | 0.0 % | 1.2 s | 9.0 s |'
+    """
+    shares = [f"{100.0 * found[name] / found['tried']:.1f} %" for name in SHARES]
+    times = [f"{found[name]:.1f} s" for name in ("median", "worst")]
+    return f"| {' | '.join([label, str(found['tried']), *shares, *times])} |"
+
+
+class Trials(Computed):
+    """The directive."""
+
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        """The table."""
+        return table(self.arguments[0])
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directive."""
+    app.add_directive("trials", Trials)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
