@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conformance.cases.case import Case
-from conformance.diagnosis.evidence import Evidence, is_of_float32
+from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
+from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.measured import is_measured
 from conformance.experiments.search import Measured, Model, measure
@@ -105,7 +106,9 @@ def diagnose(
     )
     if not failing:
         return found
-    inside = "float32" if subject.dtype == "float64" and is_of_float32(observations) else None
+    inside = narrower([one.arrays["output"] for one in observations], subject.dtype)
+    if inside is not None and subject.dtype == "float64":
+        inside = "float32"  # what rounds to less is a bug on top of that
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     larger = bugs_of_large_blocks() if bugs is None else ()
     search = Search(observations, Evidence(runs or Runs(), subject.dtype, inside))

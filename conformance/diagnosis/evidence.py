@@ -17,16 +17,13 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.expected import expected
-from conformance.judging.near import Nearness
+from conformance.judging.near import RELATIVE_INSIDE, SLACK_INSIDE, Nearness
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State
 from mha_core.stages import is_gradient
-
-SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
-"""Of the Nearness where a subject computes in float32 inside, as its wide defaults could hide small bugs."""
 
 FIRST_STAGE = 0.5
 """Credit for a case in which a hypothesis explains the first wrong stage but not the output."""
@@ -45,15 +42,6 @@ class Miss:
     case: str
     array: str
     message: str
-
-
-def is_of_float32(observations: Sequence[Observation]) -> bool:
-    """Whether every output, given in float64, holds only float32 numbers, which can't be an accident."""
-    outputs = [one.arrays["output"] for one in observations]
-    with np.errstate(all="ignore"):
-        return any(np.count_nonzero(np.nan_to_num(output)) for output in outputs) and all(
-            np.array_equal(output, output.astype(np.float32).astype(np.float64), equal_nan=True) for output in outputs
-        )
 
 
 class Evidence:

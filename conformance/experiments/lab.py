@@ -15,7 +15,7 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
-from conformance.judging.near import Nearness
+from conformance.judging.near import RELATIVE_INSIDE, SLACK_INSIDE, Nearness
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from mha_core import AttentionConfig, Trace
 from mha_core.weights import Weights
@@ -40,6 +40,7 @@ class Lab:
 
     Attributes:
         precision: the arithmetic that its bounds are of; narrower than declared once that is seen.
+        inside: that dtype, or None.
         refused: why a question had no answer -> how often.
         questions: how many were asked.
     """
@@ -48,6 +49,7 @@ class Lab:
     seconds: float = SECONDS
     configs: tuple[AttentionConfig, ...] = ()
     precision: Precision = field(init=False)
+    inside: str | None = None
     refused: dict[str, int] = field(default_factory=dict)
     questions: int = 0
     spent: float = 0.0
@@ -92,7 +94,13 @@ class Lab:
 
     @property
     def nearness(self) -> Nearness:
-        return Nearness(self.unit)
+        # Where it computes in a narrower dtype inside, wide defaults could hide small bugs.
+        return Nearness(self.unit) if self.inside is None else Nearness(self.unit, SLACK_INSIDE, RELATIVE_INSIDE)
+
+    def narrow_to(self, dtype: str) -> None:
+        """From here on the bounds are those of a narrower dtype, of which its outputs are numbers."""
+        self.inside = dtype
+        self.precision = Precision.of(dtype)
 
     @property
     def out_of_time(self) -> bool:

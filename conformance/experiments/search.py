@@ -15,6 +15,7 @@ from conformance.cases.problem import Problem
 from conformance.cases.select import select_by_id
 from conformance.discovery import members
 from conformance.experiments import probes as folder
+from conformance.experiments.behaviour import Behaviour, observe
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import is_measured
 from conformance.experiments.probe import Probe
@@ -64,11 +65,13 @@ class Measured:
         models: what explains every probe but those that are not `explained`; several, if no probe tells them apart.
         outcomes: of each probe that applies to the subject, in their order.
         lab: whom was asked what.
+        behaviour: whether it is a function, and of which precision. If it is none, no probe was run.
     """
 
     models: tuple[Model, ...]
     outcomes: tuple[Outcome, ...]
     lab: Lab
+    behaviour: Behaviour = field(default_factory=Behaviour)
 
     @property
     def unexplained(self) -> tuple[Outcome, ...]:
@@ -133,7 +136,13 @@ class Search:
             start: models from which to start: what is known already.
         """
         beam: list[Model] = list(start)
-        outcomes = []
+        outcomes: list[Outcome] = []
+        self.progress("asking the same again")
+        behaviour = observe(self.lab)
+        if not behaviour.is_function:
+            return Measured(tuple(beam), (), self.lab, behaviour)
+        if behaviour.output is not None:
+            beam += [(*model, behaviour.output) for model in beam]
         for probe in all_probes() if chosen is None else chosen:
             if probe.gradients and self.lab.hides_gradients:
                 continue
@@ -151,7 +160,7 @@ class Search:
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
             outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added)))
-        return Measured(tuple(beam), tuple(outcomes), self.lab)
+        return Measured(tuple(beam), tuple(outcomes), self.lab, behaviour)
 
     def _answered(self, probe: Probe) -> tuple[Problem, ...]:
         def is_answered(problem: Problem) -> bool:

@@ -16,7 +16,10 @@ SHOWN = 3
 
 def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
     """Paragraphs about what the subject was asked besides the cases, and what that leaves open."""
-    paragraphs = [_agreement(measured)]
+    remarks = " ".join(measured.behaviour.remarks)
+    if not measured.behaviour.is_function:
+        return [f"Experiments: {remarks}"]
+    paragraphs = [*([remarks] if remarks else []), _agreement(measured)]
     if measured.silent and (details or not any(measured.models)):
         unknown = "\n".join(f"  {outcome.probe.id}: {outcome.probe.unknown}" for outcome in measured.silent)
         paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")

@@ -13,6 +13,9 @@ SLACK = 100.0
 RELATIVE = 1000.0
 """Roundoffs of the array's largest number that are allowed besides."""
 
+SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
+"""In place of these where a subject computes in a narrower dtype inside: the defaults could hide small bugs."""
+
 
 @dataclass(frozen=True)
 class Nearness:

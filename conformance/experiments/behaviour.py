@@ -1,0 +1,261 @@
+"""Behaviour: whether a subject is a function at all, and in which precision it computes; asked before any probe.
+
+Numbers can be measured only if equal questions have equal answers. So one problem is asked several times, the layer
+prepared anew each time; and one prepared layer is asked again, also after another problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.cases.problem import Problem
+from conformance.experiments.changes.parameter import snapped
+from conformance.experiments.designs import NO_BIASES, changed, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.measured import on_step
+from conformance.judging.near import Nearness
+from conformance.judging.repeats import can_be_asked_again
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
+from conformance.zoo.bug import Bug
+from mha_core import AttentionMask, reference
+from mha_core.dtypes import DTYPES, round_to
+
+TIMES = 3
+"""How often an equal question is asked."""
+
+RATE = 0.4
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What kind of thing the subject is.
+
+    Attributes:
+        inside: the dtype in which it computes, if that is narrower than the declared one; else None.
+        output: a bug by which the output alone is rounded, if only that is of a narrower dtype; else None.
+        spread: of the answers to equal questions: their standard deviation over their size; 0 if they are equal.
+        remarks: what was seen, in sentences.
+    """
+
+    inside: str | None = None
+    output: Bug | None = None
+    spread: float = 0.0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_function(self) -> bool:
+        """Whether equal questions to a layer prepared anew have equal answers: else nothing more can be measured."""
+        return self.spread == 0.0
+
+
+def observe(lab: Lab) -> Behaviour:
+    """Ask the first questions. If the outputs are of a narrower dtype, the lab's bounds are of that from here on."""
+    if not lab.configs or not can_be_asked_again(lab.subject):
+        return Behaviour()
+    problems = [generic(config) for config in lab.configs]
+    spread = _spread([lab.ask_again(problems[0]) for _ in range(TIMES)], lab)
+    if spread:
+        return Behaviour(
+            spread=spread,
+            remarks=(
+                f"It is no function: {TIMES} equal calls, each of a layer prepared anew, have different answers; their "
+                f"standard deviation is {spread:.3g} of their size. So nothing else can be measured.",
+            ),
+        )
+    remarks = [*_of_repeats(lab, problems[0]), *_of_chance(lab, problems[0])]
+    outputs = [output for output in map(lab.output, problems) if output is not None]
+    inside = narrower(outputs, lab.dtype)
+    if inside is None:
+        return Behaviour(remarks=tuple(remarks))
+    if not _adds_up(lab, inside):
+        lab.narrow_to(inside)
+        remarks.insert(
+            0,
+            f"Every output that it gives in {lab.dtype} is a {inside} number: it computes in {inside} inside. What was "
+            f"measured allows for the errors of that.",
+        )
+        return Behaviour(inside, remarks=tuple(remarks))
+    return Behaviour(output=_rounded_to(inside), remarks=tuple(remarks))
+
+
+# Precision --------------------------------------------------------------------------------------------------
+
+
+def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
+    """The narrowest dtype of which all outputs are numbers, if it is narrower than `dtype`; that is no accident.
+
+    >>> narrower([np.array([0.5, 1 / 3])], "float64"), narrower([np.array([1 / 3], "float32")], "float64")
+    (None, 'float32')
+    """
+    if not any(np.count_nonzero(np.nan_to_num(output)) for output in outputs):
+        return None
+    wider = DTYPES[: DTYPES.index(dtype) + 1]
+    for other in ("bfloat16", "float16", "float32"):
+        if other not in wider and all(is_held_by(output, other) for output in outputs):
+            return other
+    return None
+
+
+def is_held_by(array: NDArray, dtype: str) -> bool:
+    """Whether every number of an array is one of a dtype."""
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))
+
+
+def _adds_up(lab: Lab, dtype: str) -> bool:
+    """Whether the output alone is rounded: outputs are linear in the values, within half a unit of each output."""
+    problem = generic(lab.configs[0], weights=NO_BIASES)
+    first, second = problem.inputs.values, np.roll(problem.inputs.values, 1, axis=-2)
+    outputs = [lab.output(changed(problem, values=values)) for values in (first, second, first + second)]
+    if any(output is None for output in outputs):
+        return False
+    a, b, both = (np.asarray(output) for output in outputs)
+    unit = UNIT_ROUNDOFF[dtype]
+    with np.errstate(all="ignore"):
+        return bool(np.all(np.abs(a + b - both) <= 1.001 * unit * (np.abs(a) + np.abs(b) + np.abs(both))))
+
+
+def _rounded_to(dtype: str) -> Bug:
+    return on_step(
+        "output",
+        f"output-rounded-to-{dtype}",
+        lambda state, output: round_to(output, dtype).astype(np.float64),
+        f"The output is rounded to {dtype}.",
+        "Give the output in the dtype of the inputs, as it was computed.",
+    )
+
+
+# Repeats ----------------------------------------------------------------------------------------------------
+
+
+def _spread(answers: Sequence[object], lab: Lab) -> float:
+    """The standard deviation of equal questions' answers over their size; 0 if they are equal within rounding."""
+    outputs = [answer.output for answer in answers if answer is not None]  # type: ignore[attr-defined]
+    if len(outputs) < 2 or all(_alike(lab, outputs[0], other) for other in outputs[1:]):
+        return 0.0
+    stacked = np.nan_to_num(np.stack(outputs))
+    return float(stacked.std(axis=0).mean() / max(np.abs(stacked).mean(), 1e-300)) or np.inf
+
+
+def _alike(lab: Lab, array: NDArray, other: NDArray) -> bool:
+    """Whether two answers differ by no more than the order of sums explains."""
+    return Nearness(lab.unit).near(array, other, 0.0)
+
+
+def _of_chance(lab: Lab, problem: Problem) -> Iterator[str]:
+    """Dropout that draws its own mask where none is given."""
+    config = replace(problem.config, dropout=RATE)
+    with_rate = replace(problem, config=config)
+    spread = _spread([lab.ask_again(with_rate) for _ in range(TIMES)], lab)
+    if spread:
+        yield (
+            f"With a rate of dropout its answers are random though no keep-mask is given: their standard deviation is "
+            f"{spread:.3g} of their size. Dropout is active outside training."
+        )
+
+
+def _of_repeats(lab: Lab, problem: Problem) -> Iterator[str]:
+    """One prepared layer, asked again, and after another problem."""
+    other = _of_the_layer(problem, generic(problem.config, seed=1))
+    answers = _in_turn(lab, [problem, problem, problem, other, problem])
+    fresh = lab.output(other)
+    if len(answers) < 5 or fresh is None:
+        return
+    first, again, third, after, last = answers
+    if not _alike(lab, first, again):
+        yield _changing(first, again, third)
+    elif not _alike(lab, fresh, after):
+        yield f"It keeps something from call to call: {_kept(lab, problem, other, after)}."
+    elif not _alike(lab, first, last):
+        yield "It keeps something from call to call: after another problem the same one has another answer."
+    else:
+        yield from _of_shapes(lab, problem)
+
+
+def _of_the_layer(problem: Problem, other: Problem) -> Problem:
+    """The other call, of the same layer."""
+    return replace(problem, inputs=other.inputs)
+
+
+def _in_turn(lab: Lab, problems: Sequence[Problem]) -> list[NDArray]:
+    """The outputs of one prepared layer for several problems, up to the first that it fails at."""
+    found: list[NDArray] = []
+    try:
+        session = Session(lab.subject, lab.rounded(problems[0]))
+        for problem in problems:
+            lab.questions += 1
+            found.append(np.asarray(session.answer(lab.rounded(problem)).output, np.float64))
+    except (CannotExpress, SubjectFailed):
+        pass
+    return found
+
+
+def _changing(first: NDArray, again: NDArray, third: NDArray) -> str:
+    """By what a second and a third answer differ from the first."""
+    head = "A second call of the same layer with the same inputs differs from the first"
+    factors = [_factor(first, array) for array in (again, third)]
+    if None in factors:
+        return f"{head}, and a third {'does too' if np.array_equal(again, third) else 'from both'}."
+    second, other = (f"{factor:.6g}" for factor in factors if factor is not None)
+    return f"{head}: it is {second} times that, and the third {other} times."
+
+
+def _factor(first: NDArray, array: NDArray) -> float | None:
+    square = float(first.ravel() @ first.ravel())
+    number = snapped(float(first.ravel() @ array.ravel()) / square, 1e-9) if square else np.nan
+    return number if np.allclose(array, number * first, rtol=1e-9, atol=1e-12) else None
+
+
+def _kept(lab: Lab, before: Problem, problem: Problem, output: NDArray) -> str:
+    """What of the problem before gives the output; in words."""
+    for name, words in (("queries", "queries"), ("keys", "keys"), ("values", "values")):
+        mixed = replace(problem, inputs=replace(problem.inputs, **{name: getattr(before.inputs, name)}))
+        if _gives(lab, mixed, output):
+            return f"a second problem is answered with the {words} of the first"
+    if _gives(lab, before, output):
+        return "a second problem of equal sizes has the answer of the first"
+    factor = None if (fresh := lab.output(problem)) is None else _factor(fresh, output)
+    if factor is not None:
+        return f"after another problem an answer is {factor:.6g} times what it is in a layer prepared anew"
+    return "after another problem an answer differs from that of a layer prepared anew"
+
+
+def _gives(lab: Lab, problem: Problem, output: NDArray) -> bool:
+    """Whether the definition gives an output for a problem, nearly."""
+    asked = lab.rounded(problem)
+    made = np.asarray(reference.run(asked.config, asked.weights, asked.inputs).output)
+    return bool(np.allclose(made, output, rtol=1e-6, atol=1e-6 * float(np.abs(output).max(initial=0.0))))
+
+
+def _of_shapes(lab: Lab, problem: Problem) -> Iterator[str]:
+    """A mask, then another, then other lengths: what is kept of a first call may be its mask, or its sizes."""
+    config, sizes = problem.config, problem.sizes
+    shape = (1, 1, sizes.query_len, sizes.key_len)
+    masked: list[Callable[[], Problem]] = [
+        lambda: generic(config, seed=1, mask=AttentionMask(allowed=np.tri(*shape[2:], dtype=bool).reshape(shape))),
+        lambda: generic(config, seed=1, mask=AttentionMask(allowed=np.arange(sizes.key_len).reshape(1, 1, 1, -1) > 0)),
+        lambda: generic(config, seed=1),
+        lambda: generic(config, seed=1, query_len=sizes.query_len + 1, key_len=sizes.key_len + 2),
+    ]
+    words = ("a mask", "another mask", "no mask", "greater lengths")
+    problems = [_of_the_layer(problem, make()) for make in masked]
+    alone = [lab.output(one) for one in problems]
+    answers = _in_turn(lab, problems)
+    for place, fresh in enumerate(alone[: len(answers) + 1]):
+        if not place or fresh is None:
+            continue
+        what = f"a call with {words[place]} after one with {words[place - 1]}"
+        if place == len(answers) == len(problems) - 1:  # a layer that was prepared for some lengths may refuse others
+            return
+        if place == len(answers):
+            yield f"It keeps something from call to call: {what} fails, which it does not in a layer prepared anew."
+        elif fresh.shape != answers[place].shape or not _alike(lab, fresh, answers[place]):
+            yield f"It keeps something from call to call: {what} has another answer than in a layer prepared anew."
+        else:
+            continue
+        return
