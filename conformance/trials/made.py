@@ -128,7 +128,7 @@ def make(seed: int, number: int, faults: int = 1, gradients: bool = False, restr
     while True:
         drawn = _drawn(dice, faults, gradients)
         limits = draw_limits(dice) if restricted else Limits()
-        if _all_act(drawn) and _shows(drawn, limits):
+        if all_act(drawn) and shows(drawn, limits):
             return Trial(id, drawn, _first_stages(drawn, limits), limits)
 
 
@@ -191,7 +191,7 @@ def _problems(needs: tuple[str, ...], count: int, purpose: str) -> Iterator[Prob
         yield draw_problem(dice, needs)
 
 
-def _all_act(faults: tuple[Fault, ...]) -> bool:
+def all_act(faults: tuple[Fault, ...]) -> bool:
     """Whether each of the faults changes something beside the others, in problems that have what they need."""
     gradients = faults[0].is_backward
     together = tuple(dict.fromkeys(name for fault in faults for name in fault.needs))
@@ -226,7 +226,7 @@ def draw_limits(dice: Dice) -> Limits:
     return Limits(key_lens=(4, 5, 6, 7, 8), masks=("lens", "causal"), odd=("zeros",))
 
 
-def _shows(faults: tuple[Fault, ...], limits: Limits) -> bool:
+def shows(faults: tuple[Fault, ...], limits: Limits) -> bool:
     """Whether the suite's cases show it: a layer that is right in all of them is nothing to find."""
     if any(fault.kind == STATE for fault in faults):
         return True  # a repeated call does

@@ -6,12 +6,13 @@ from itertools import islice
 
 import pytest
 
-from conformance.trials.changes import Factor
+from conformance.trials.changes import Factor, Only
 from conformance.trials.equivalent import same_at
-from conformance.trials.faults import Dice
+from conformance.trials.faults import Dice, Fault
 from conformance.trials.judge import fresh_problems
-from conformance.trials.made import arrays_of, distance, families, make, of_id
+from conformance.trials.made import all_act, arrays_of, distance, families, make, of_id, shows
 from conformance.trials.problems import draw_problem
+from conformance.trials.subject import Limits
 from mha_core import SpecError
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
@@ -41,6 +42,27 @@ def test_faults_of_one_trial_are_different_and_each_acts():
     for number in range(6):
         trial = make(4, number, 3)
         assert len({fault.family for fault in trial.faults}) == 3
+        problems = [draw_problem(Dice("each", index), trial.needs) for index in range(20)]
+        for left_out in trial.faults:
+            others = tuple(fault for fault in trial.faults if fault is not left_out)
+            assert any(
+                distance(*(arrays_of(faults, problem, gradients=False) for faults in (trial.faults, others))) > 1e-7
+                for problem in problems
+            ), (trial.id, left_out.words)
+
+
+def hidden(where):
+    """A factor on the output, where the call is so."""
+    chosen = Only(Factor("2", lambda view: 2.0), "there", lambda array, point, view: where(view))
+    return (Fault("factor", (("output", chosen),)),)
+
+
+def test_what_no_case_shows_is_drawn_again():
+    assert shows(hidden(lambda view: view.Lk > 4), Limits())
+    assert not shows(hidden(lambda view: view.Lk > 5000), Limits())
+    assert not shows(hidden(lambda view: view.Lk > 4), Limits(key_lens=(1, 2)))
+    assert all_act(hidden(lambda view: view.Lk > 4))
+    assert not all_act(hidden(lambda view: view.Lk > 5000))
 
 
 @pytest.mark.parametrize("id", ["", "1", "1-2x4", "1-2x0", "-1-2", "1-2gg"])
