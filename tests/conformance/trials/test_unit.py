@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -66,6 +67,7 @@ def test_whatever_is_said_of_a_right_layer_is_wrong():
     truth, subject = found_by("right:plain:float32")
     assert judged(truth, subject, diagnosis(BUGS["scale-missing"])).wrong
     assert not judged(truth, subject, diagnosis()).wrong
+    assert judged(truth, subject, replace(diagnosis(), failing=("a",))).wrong
 
 
 def test_a_right_layer_is_tried():
