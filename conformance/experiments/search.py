@@ -9,7 +9,7 @@ BEAM models, and later probes choose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from conformance.cases.problem import Problem
 from conformance.cases.select import select_by_id
@@ -160,7 +160,13 @@ class Search:
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
             outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added)))
-        return Measured(tuple(beam), tuple(outcomes), self.lab, behaviour)
+        return Measured(tuple(beam), tuple(self._explained_later(one, beam) for one in outcomes), self.lab, behaviour)
+
+    def _explained_later(self, outcome: Outcome, beam: Sequence[Model]) -> Outcome:
+        """The outcome, explained if a bug that a later probe showed gives all answers of this one too."""
+        if outcome.explained or not any(self._fits_all(model, outcome.asked, outcome.probe) for model in beam):
+            return outcome
+        return replace(outcome, explained=True)
 
     def _answered(self, probe: Probe) -> tuple[Problem, ...]:
         def is_answered(problem: Problem) -> bool:

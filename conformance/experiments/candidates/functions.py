@@ -109,7 +109,7 @@ NORMS: dict[str, tuple[str, Function]] = {
 FORMATS = ("float32", "tf32", "bfloat16", "float16")
 
 
-def _narrowed(form: str) -> Function:
+def narrowed(form: str) -> Function:
     if form == "tf32":
         return to_tf32
     return lambda x: round_to(x, form).astype(np.float64)
@@ -124,7 +124,7 @@ def functions_otherwise() -> Iterator[Bug]:
         for slug, (words, function) in {**ACTIVATIONS, **NORMS}.items():
             yield function_on(step, slug, _applied(function), words)
         for form in FORMATS:
-            yield function_on(step, f"in-{form}", _applied(_narrowed(form)), f"numbers are rounded to {form}")
+            yield function_on(step, f"in-{form}", _applied(narrowed(form)), f"numbers are rounded to {form}")
     for slug, (words, along) in OVER_KEYS.items():
         for step in ("value_inputs", "v_proj", "new_values"):
             yield function_on(step, slug, _along(along, PLACES[step].axes.index("key")), words)

@@ -34,11 +34,11 @@ SINGLE: dict[str, Bug] = {
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_fault_that_is_not_on_file_is_measured(name: str) -> None:
     bug = SINGLE[name]
-    assert is_right(measured_of(bug, zoo=()), (bug,), fresh_problems())
+    assert is_right(measured_of(bug), (bug,), fresh_problems())
 
 
 def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
-    measured = measured_of(SINGLE["scale-of-widths"], zoo=())
+    measured = measured_of(SINGLE["scale-of-widths"])
     assert any(
         "sqrt(head_dim / key_dim): queries @ keys^T is multiplied by 0.378 where 0.5774 was expected" in sentence
         for sentence in sentences(measured)
@@ -47,7 +47,7 @@ def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
 
 def test_two_faults_at_once() -> None:
     bugs = (wrong_at("q_proj", lambda s, a: a * s.config.query_dim**-0.5), SINGLE["key-heads-rolled"])
-    assert is_right(measured_of(*bugs, zoo=()), bugs, fresh_problems())
+    assert is_right(measured_of(*bugs), bugs, fresh_problems())
 
 
 def test_a_right_layer_gets_no_finding() -> None:
@@ -83,4 +83,4 @@ AROUND: dict[str, Bug] = {
 def test_what_is_around_the_scores_is_measured(name: str) -> None:
     configs = (*FRESH, *(replace(config, scale=0.77) for config in FRESH))
     bug = AROUND[name]
-    assert is_right(measured_of(bug, zoo=()), (bug,), fresh_problems(configs))
+    assert is_right(measured_of(bug), (bug,), fresh_problems(configs))

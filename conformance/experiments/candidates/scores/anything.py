@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.families import Family, factor, linear
+from conformance.experiments.candidates.scores.functions import curves, functions_at, patterns
 from conformance.experiments.candidates.scores.numbers import measured_numbers
 from conformance.experiments.candidates.scores.places import (
     HEADS,
@@ -33,7 +34,8 @@ def linear_at(places: Sequence[Place]) -> list[Family]:
     A factor on the inputs is one on the weight, one on the projection one on the heads.
     """
     factors = [factor(place) for place in places if place not in (*INPUTS, *PROJECTIONS)]
-    return [*factors, *(family for place in places for family in linear(place))]
+    others = [family for place in places for family in linear(place)]
+    return [*factors, *others, *(patterns() if SIMILARITY in places else ()), *curves(tuple(places))]
 
 
 def whole_first(
@@ -54,7 +56,7 @@ def whole_first(
 
 def _that_fit(differing: Sequence[Target], places: Sequence[Place]) -> Iterator[Candidate]:
     if differing:
-        for bug in reordered(places):
+        for bug in (*reordered(places), *functions_at(tuple(places))):
             if all(target.is_given_by(bug) for target in differing):
                 yield bug
         yield from measured_numbers(differing, linear_at(places))
@@ -71,6 +73,7 @@ def anything_at(places: Sequence[Place]) -> Propose:
 
     def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
         yield from reordered(places)
+        yield from functions_at(tuple(places))
         yield from measured_numbers(targets(view, problems), linear_at(places))
 
     return propose

@@ -66,7 +66,7 @@ def plus(place: Place, slug: str, part: Part, words: str) -> Family:
     return Family(
         place,
         f"plus-{slug}",
-        lambda state, array, number: array + number * _fitting(part(state, array), array),
+        lambda state, array, number: array + number * fitting(part(state, array), array),
         f"the definition's plus {{}} times {words}",
     )
 
@@ -75,7 +75,7 @@ def mixed(place: Place, slug: str, part: Part, words: str) -> Family:
     """(1 - number) of the array, and so much of another."""
 
     def apply(state: State, array: NDArray, number: float) -> NDArray:
-        return array + number * (_fitting(part(state, array), array) - array)
+        return array + number * (fitting(part(state, array), array) - array)
 
     return Family(place, f"mixed-{slug}", apply, f"a mix of the definition's and of {{}} times {words}")
 
@@ -89,7 +89,7 @@ def times_where(place: Place, slug: str, mask: Part, words: str) -> Family:
     return Family(place, f"times-{slug}", apply, f"the definition's times {{}}{words}", neutral=1.0)
 
 
-def _fitting(part: NDArray, array: NDArray) -> NDArray:
+def fitting(part: NDArray, array: NDArray) -> NDArray:
     try:
         return np.broadcast_to(part, array.shape)
     except ValueError as error:

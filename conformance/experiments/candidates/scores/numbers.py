@@ -21,8 +21,11 @@ from conformance.experiments.changes.sample import Setting
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
 
-STEPS = 30
-PROMISING = 12
+LEFT = 1e-6
+"""Of the difference, what a family may leave before its number is looked for in every layer; 1 is all of it."""
+
+STEPS = 14
+PROMISING = 8
 """Families whose number is looked for in several steps, and pairs of families that are tried."""
 
 
@@ -34,7 +37,7 @@ def measured_numbers(
         return
     first = targets[0]
     screened = _screened(first, families)
-    singles = [(family,) for family in _singles(first, screened)]
+    singles = [(family,) for family in _singles(first, screened) or _promising(first, screened, families)]
     whole = list(_everywhere(targets, singles))
     yield from (bugs[0] for bugs in whole)
     if pairs and not whole:
@@ -59,15 +62,30 @@ def _screened(target: Target, families: Sequence[Family]) -> list[Screened]:
     return found
 
 
+def _rest(before: NDArray, screened: Sequence[Screened]) -> NDArray:
+    """The part of a difference that each family leaves, if scores are linear in its number."""
+    changes = np.array([change for _, change in screened]).reshape(len(screened), -1)
+    numbers = changes @ before / (changes * changes).sum(axis=1)
+    found: NDArray = np.linalg.norm(before - numbers[:, None] * changes, axis=1) / np.linalg.norm(before)
+    return found
+
+
 def _singles(target: Target, screened: Sequence[Screened]) -> list[Family]:
-    """Those that leave the least of the difference, if scores are linear in their number."""
+    """Those that leave nothing."""
     before = target.off()
-    if before is None:
+    if before is None or not screened:
         return []
-    left = [_left(before, change[None]) for _, change in screened]
-    exact = [family for (family, _), rest in zip(screened, left, strict=True) if rest < 1e-6]
-    order = np.argsort(left, kind="stable")
-    return exact or [screened[place][0] for place in order[:PROMISING]]
+    return [family for (family, _), rest in zip(screened, _rest(before, screened), strict=True) if rest < LEFT]
+
+
+def _promising(target: Target, screened: Sequence[Screened], families: Sequence[Family]) -> list[Family]:
+    """Those that leave the least, and those whose number is found only in several steps."""
+    before = target.off()
+    found = [family for family in families if family.starts]
+    if before is not None and screened:
+        rest = _rest(before, screened)
+        found += [screened[place][0] for place in np.argsort(rest, kind="stable")[:PROMISING] if rest[place] < 0.3]
+    return found
 
 
 def _left(before: NDArray, changes: NDArray) -> float:
@@ -148,14 +166,14 @@ def solve(target: Target, families: Sequence[Family], start: NDArray) -> NDArray
             columns.append((now - changed) / (moved[place] - numbers[place]))
         forward, *_ = np.linalg.lstsq(np.stack(columns, axis=1), now, rcond=None)
         size = np.linalg.norm(now)
-        for shorter in (1.0, 0.5, 0.25, 0.1, 0.01):
+        for shorter in (1.0, 0.5, 0.2, 0.05):
             after = off(numbers + shorter * forward)
             if after is not None and after.shape == now.shape and np.linalg.norm(after) < size:
                 numbers, now = numbers + shorter * forward, after
                 break
         else:
             break
-        if step > 5 and np.linalg.norm(now) > 0.5 * size and np.abs(now).max() > target.enough:
+        if step > 2 and np.linalg.norm(now) > 0.5 * size and np.abs(now).max() > target.enough:
             break
     return numbers if now is not None and np.abs(now).max(initial=0.0) <= target.enough else None
 

@@ -80,7 +80,7 @@ def _size_alone(lab: Lab) -> Sequence[Problem]:
             query_len=1,
             key_len=key_len,
             weights={**NO_BIASES, **_even(config, "q_proj"), **_even(config, "k_proj")},
-            queries=_rows(1, config.query_dim, 1.1, 1.1),
+            queries=_rows(1, config.query_dim, 0.4 + 0.2 * key_len, 0.4 + 0.2 * key_len),
             keys=_rows(key_len, config.key_dim, -0.6, 0.9),
         )
         for config, _, key_len in _calls(lab)
