@@ -34,6 +34,9 @@ BEAM = 12
 AT_ONCE = 3
 """Most bugs that one probe may add."""
 
+MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
+"""Most runs of candidates at one probe, and at all of them: it takes seconds, whatever the subject does."""
+
 PARTLY = 6
 """Most candidates that explain a part of a probe's problems and are extended by another bug."""
 
@@ -127,6 +130,9 @@ class Search:
     variants: Variants = field(default_factory=Variants)
     _own: dict[Problem, bool | None] = field(default_factory=dict)
     _forward_unexplained: bool = False
+    _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
+    _left: int = MOST_TRIED
+    _left_here: int = 0
 
     def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
         """Run the probes.
@@ -156,6 +162,8 @@ class Search:
                 self.progress(f"probe {probe.id}")
                 found = self._grown(probe, beam, problems)
                 self._forward_unexplained |= not found and not probe.gradients
+            if found:
+                self._passed.append((probe, problems))
             beam = found[:BEAM] or beam
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
@@ -198,23 +206,33 @@ class Search:
         return all(self._fits(model, problem, probe) for problem in problems)
 
     def _grown(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
-        """Models of the beam with one bug more that give every problem of this probe; or with two, or three."""
+        """Models of the beam with one bug more that give every problem of this probe; or with two, or three.
+
+        A bug that an earlier probe added may have been the wrong one of those that nothing told apart: so models from
+        before it are extended as well, by bugs that explain all the earlier probes too.
+        """
+        self._left_here = min(MOST_TRIED_HERE, self._left)
         bases = list(beam)
+        earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
-        for _ in range(AT_ONCE):
+        for size in range(AT_ONCE):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
-            for base in bases:
+            for base in (*bases, *(earlier if size == 0 else ())):
                 for bugs, right in self._extended(probe, base, problems):
-                    if right == arrays:
-                        whole.append(bugs)
-                    else:
+                    if right < arrays:
                         partly.append((right, bugs))
+                    elif base not in earlier or self._fits_passed(bugs):
+                        whole.append(bugs)
             if whole:
                 return self._distinct(whole)
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[:PARTLY]]
         return []
+
+    def _fits_passed(self, model: Model) -> bool:
+        """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""
+        return all(self._fits_all(model, problems, probe) for probe, problems in reversed(self._passed))
 
     def _extended(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[tuple[Model, int]]:
         """Each extension of a model that explains more of the problems' arrays than it, and how many it explains.
@@ -235,7 +253,10 @@ class Search:
             tried.add(name)
             model = (*base, *bugs)
             right, left = 0, sum(map(len, before))
+            if self._left_here <= 0:
+                return
             for index in order:
+                self._left_here, self._left = self._left_here - 1, self._left - 1
                 now = self._agreeing(model, problems[index], probe)
                 right, left = right + sum(now), left - len(now)
                 broken = any(old and not new for old, new in zip(before[index], now, strict=True))
@@ -254,11 +275,27 @@ class Search:
                     yield from other.propose(view)
 
     def _distinct(self, models: Sequence[Model]) -> list[Model]:
-        """The models, those of fewer bugs and of bugs on file first; each set of bugs once."""
+        """The models, each set of bugs once: those of few bugs, of bugs on file and of short numbers first.
+
+        What changes other steps comes before a further change of the same ones: later probes can tell steps apart.
+        """
         found: dict[frozenset[str], Model] = {}
         for model in models:
             found.setdefault(frozenset(bug.id for bug in model), model)
-        return sorted(found.values(), key=lambda model: (len(model), sum(map(is_measured, model))))
+        ranked = sorted(found.values(), key=_length)
+        turns: dict[tuple[object, ...], int] = {}
+        places: list[tuple[int, int, int]] = []
+        for model in ranked:
+            kind = len(model), *(bug.steps for bug in model)
+            turns[kind] = turns.get(kind, 0) + 1
+            places.append((len(model), turns[kind], len(places)))
+        return [ranked[place] for *_, place in sorted(places)]
+
+
+def _length(model: Model) -> tuple[int, int, int, str]:
+    """How long the description of a model is: its bugs, those that are not on file, the digits of their numbers."""
+    names = "+".join(bug.id for bug in model)
+    return len(model), sum(map(is_measured, model)), sum(character.isdigit() for character in names), names
 
 
 def measure(
