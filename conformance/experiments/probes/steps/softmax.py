@@ -25,7 +25,7 @@ from conformance.experiments.measured import around
 from conformance.experiments.probe import Probe
 from conformance.experiments.readings import softmax as reading
 from conformance.experiments.view import View
-from conformance.zoo.bug import Bug
+from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import AttentionConfig, reference
 from mha_core.dtypes import round_to
 from mha_core.reference.state import State, Step
@@ -152,7 +152,13 @@ def _left_out(view: View, samples: Sequence[reading.Weighed]) -> Iterator[Bug]:
 
 
 def _top_of(count: Expression) -> Callable[[Scored], NDArray[np.bool_]]:
-    return lambda s: _top(s, round(count.at(s.setting)))
+    def top(s: Scored) -> NDArray[np.bool_]:
+        number = count.at(s.setting)
+        if not np.isfinite(number):
+            raise DoesNotApply("one over a size of 0 is no number of keys")
+        return _top(s, round(number))
+
+    return top
 
 
 def _share(share: float) -> Callable[[Scored], NDArray[np.bool_]]:
