@@ -1,4 +1,4 @@
-r"""Masks with scores that differ: what excluded keys have instead of the weight 0, and the additive bias.
+r"""Masks with scores that differ: what excluded keys have instead of the weight 0.
 
 If a number c stands in place of excluded scores, or is added to them, excluded keys e keep a weight beside keys a:
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.masks.additive import bias_bugs, read_factor
 from conformance.experiments.masks.candidates import rarer
 from conformance.experiments.masks.exclusion import added, exclusion_bugs, filled
 from conformance.experiments.masks.reading import read_constants, read_exclusion
@@ -44,18 +43,6 @@ def _masked(lab: Lab) -> Sequence[Problem]:
             AttentionMask(allowed=pattern((1, config.num_heads, *SMALL), 7)),
         )
     ]
-
-
-def _with_biases(lab: Lab) -> Sequence[Problem]:
-    found = []
-    for place, config in enumerate(lab.configs):
-        rng = np.random.default_rng([place, 5])
-        bias = rng.normal(size=(1, config.num_heads, *SMALL))
-        found.append(generic(config, mask=AttentionMask(bias=bias)))
-        if place < 2:
-            found.append(generic(config, mask=AttentionMask(bias=rng.normal(size=SMALL))))
-            found.append(generic(config, query_len=4, key_len=4, mask=AttentionMask(bias=rng.normal(size=(4, 4)))))
-    return found
 
 
 def _with_masks_and_biases(lab: Lab) -> Sequence[Problem]:
@@ -158,11 +145,6 @@ def _constants(view: View) -> Iterator[Bug]:
         yield from rarer(view, wrong, likely)
 
 
-def _biases(view: View) -> Iterator[Bug]:
-    yield from read_factor(view)
-    yield from (bug for bug in bias_bugs() if "item" not in bug.id)
-
-
 PROBES = (
     Probe(
         "masked-scores",
@@ -170,14 +152,6 @@ PROBES = (
         r"\log a_{ie} - \log a_{ia} = c - s_{ia}",
         _masked,
         _excluded,
-    ),
-    Probe(
-        "additive-bias",
-        "An additive bias alone.",
-        r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + b_{ij} - b_{ik}",
-        _with_biases,
-        _biases,
-        unknown="whether an additive bias is added as it is given",
     ),
     Probe(
         "masked-scores-with-bias",
