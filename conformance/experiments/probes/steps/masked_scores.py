@@ -23,7 +23,7 @@ from conformance.experiments.masks.candidates import rarer
 from conformance.experiments.masks.exclusion import added, exclusion_bugs, filled
 from conformance.experiments.masks.reading import read_constants, read_exclusion
 from conformance.experiments.probe import Probe
-from conformance.experiments.probes.steps.masks import SMALL, WIDE, pattern
+from conformance.experiments.probes.steps.masks import MOST_CONFIGS, SMALL, WIDE, pattern
 from conformance.experiments.readings.weights import read_weights
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -36,7 +36,7 @@ LARGEST = (30.0, 3e3, 3e4, 3e6, 3e9, 3e12)
 def _masked(lab: Lab) -> Sequence[Problem]:
     return [
         generic(config, seed=1, mask=mask)
-        for config in lab.configs
+        for config in lab.configs[:MOST_CONFIGS]
         for mask in (
             AttentionMask(causal=True),
             AttentionMask(valid_lens=np.array([3])),
