@@ -61,6 +61,14 @@ DISTANCES: tuple[Form, ...] = (
 
 WAYS = ("times", "plus")
 
+FAR = 0.05
+"""Ratios are read where the expected number is at least this share of the largest one."""
+
+
+def _error(samples: Sequence[Sample]) -> float:
+    """The relative error of what is read off."""
+    return max(1e-8, 100.0 * max(sample.unit for sample in samples))
+
 
 def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True, roughly: bool = False) -> Iterator[Change]:
     """Every profile that may be meant; the caller verifies.
@@ -95,7 +103,7 @@ def _rest(sample: Sample, way: str) -> NDArray:
     with np.errstate(all="ignore"):
         if way == "plus":
             return sample.measured - sample.expected
-        far = np.abs(sample.expected) > 1e-3 * np.nanmax(np.abs(sample.expected))
+        far = np.abs(sample.expected) > FAR * np.nanmax(np.abs(sample.expected))
         return np.where(far, sample.measured / sample.expected, np.nan)
 
 
@@ -106,7 +114,7 @@ def _constant_but(rest: NDArray, sample: Sample, axes: tuple[int, ...], way: str
     low = np.where(known, rest, np.inf).min(axis=others)
     high = np.where(known, rest, -np.inf).max(axis=others)
     some = known.any(axis=others)
-    tolerance = sample.tolerance if way == "plus" else 1e6 * sample.unit * max(1.0, float(np.nanmax(np.abs(rest))))
+    tolerance = sample.tolerance if way == "plus" else 100.0 / FAR * sample.unit * float(np.nanmax(np.abs(rest)))
     with np.errstate(all="ignore"):
         if not (high - low <= 2.0 * tolerance)[some].all() or not some.any():
             return None
@@ -175,8 +183,8 @@ def _bent(
             power = words.startswith("{a} * {b}")
             first.append((math.exp(a) if power else float(a), sample.setting))
             slope.append((math.exp(b) if power else float(b), sample.setting))
-        for a in expressions_of(first, error=1e-8)[:2]:
-            for b in expressions_of(slope, error=1e-8)[:2]:
+        for a in expressions_of(first, error=_error(samples))[:2]:
+            for b in expressions_of(slope, error=_error(samples))[:2]:
                 said = words.format(a=a.words, b=b.words, i=f"{name} index").removeprefix("1 * ")
                 form = Form("", "", lambda i, n: i)
                 yield _change(way, f"{name}-{said}".replace(" ", ""), said, _at_two(axis, form, a, b, back))
@@ -239,10 +247,10 @@ def _constants(samples: Sequence[Sample], read: Sequence[NDArray], forms: Sequen
                 return []
             continue
         c = float(f @ y) / square
-        if np.abs(c * f - y).max() > 1e-8 * max(1e-300, float(np.abs(y).max())) + sample.tolerance:
+        if np.abs(c * f - y).max() > _error(samples) * max(1e-300, float(np.abs(y).max())) + sample.tolerance:
             return []
         numbers.append((c, sample.setting))
-    return expressions_of(numbers, error=1e-8)[:3]
+    return expressions_of(numbers, error=_error(samples))[:3]
 
 
 def _at_index(axis: int, form: Form, c: Expression) -> Callable[[tuple[int, ...], Setting], NDArray]:
