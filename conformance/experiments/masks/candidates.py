@@ -10,11 +10,12 @@ from conformance.cases.problem import Problem
 from conformance.experiments.masks.combined import combined_bugs
 from conformance.experiments.masks.exclusion import exclusion_bugs
 from conformance.experiments.masks.lengths import length_bugs
-from conformance.experiments.masks.patterns import pattern_bugs
+from conformance.experiments.masks.offsets import offset_bugs
+from conformance.experiments.masks.patterns import always_bugs, pattern_bugs
 from conformance.experiments.masks.places import INDICES, Place, on_axis
-from conformance.experiments.masks.positions import causal_bugs, offset_bugs, window_bugs
+from conformance.experiments.masks.positions import causal_bugs, window_bugs
 from conformance.experiments.masks.reading import read_exclusion, read_off
-from conformance.experiments.masks.sources import SOURCES, given, only_where, with_zeroed_padding
+from conformance.experiments.masks.sources import SIDES, SOURCES, given, only_where, with_zeroed_padding
 from conformance.experiments.readings.weights import read_weights
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -50,10 +51,12 @@ def _likely(view: View, wrong: Problem, sources: Sequence[str]) -> Iterator[Bug]
             yield from _of_items(OWN[source](), wrong)
     yield from read_exclusion(view, wrong)
     real = [source for source in sources if source in SOURCES]
+    real += SIDES if "window" in real else ()
     one_by_one = [list(_of_items(pattern_bugs(source), wrong)) for source in (*real, "all")]
     for same in zip(*one_by_one, strict=True):
         yield from same
     yield from exclusion_bugs()
+    yield from always_bugs()
 
 
 def _of_items(bugs: Sequence[Bug], problem: Problem) -> Iterator[Bug]:

@@ -62,6 +62,28 @@ def _neighbour(by: int, axis: int, total: np.ufunc, outside: bool) -> Change:
     return change
 
 
+def _shifted(by: int, axis: int) -> Change:
+    """Each index has what the one `by` before it has; those without one are let in."""
+
+    def change(state: State, array: NDArray) -> NDArray:
+        n = array.shape[axis]
+        form = [1] * 4
+        form[axis] = n
+        source = np.arange(n) - by
+        outside = ((source < 0) | (source >= n)).reshape(form)
+        return np.asarray(outside | np.roll(array, by, axis=axis))
+
+    return change
+
+
+def _repeated(state: State, array: NDArray) -> NDArray:
+    """Queries and keys exchanged at any sizes, each index taken modulo the other length."""
+    queries, keys = array.shape[-2:]
+    if not queries or not keys:
+        return array
+    return array[:, :, np.arange(keys)[None] % queries, np.arange(queries)[:, None] % keys]
+
+
 def _in_blocks(size: int, axis: int, total: np.ufunc) -> Change:
     """Blocks of `size` along an axis: each place has what any (or every one) of its block has."""
 
@@ -94,6 +116,14 @@ def _patterns() -> Iterator[Pattern]:
     yield "ignored", "is ignored", _plain(np.ones_like)
     yield "inverted", "is read the wrong way round", _plain(np.logical_not)
     yield "transposed", "has queries and keys exchanged", lambda state, array: transposed(array, array)
+    yield "transposed-repeated", "has queries and keys exchanged, and repeated from the start", _repeated
+    for axis_name, place in (("key", 3), ("query", 2)):
+        for by in (1, -1, 2, -2):
+            yield (
+                f"moved-{axis_name}-{by:+d}-open",
+                f"is that of the {axis_name} {abs(by)} {'before' if by > 0 else 'after'}, and open at the end",
+                _shifted(by, place),
+            )
     for name, (words, where) in _places():
         yield f"lets-in-{name}", f"lets in {words} always", _with(where, np.logical_or)
         yield f"keeps-out-{name}", f"keeps out {words} always", _without(where)
@@ -188,3 +218,46 @@ def _of_axis(apply: Callable[[NDArray, Setting], NDArray]) -> Change:
 def pattern_bugs(source: str) -> tuple[Bug, ...]:
     """Every pattern on a source (see `sources.SOURCES`), or on the combined mask: "all"."""
     return tuple(on_source(source, slug, change, words) for slug, words, change in patterns())
+
+
+@cache
+def always_bugs() -> tuple[Bug, ...]:
+    """What keeps keys out with a mask or without: places, and distances of index."""
+    found = [
+        on_source("always", f"keeps-out-{name}", _without(where), f"keeps out {words}")
+        for name, (words, where) in _places()
+    ]
+    for n in range(1, 6):
+        found.append(on_source("always", f"first-{n}-keys", _near(_key(n)), f"keeps out keys from number {n} on"))
+        found.append(on_source("always", f"at-most-{n}-ahead", _near(_ahead(n)), f"keeps out keys more than {n} ahead"))
+        found.append(on_source("always", f"within-{n}", _near(_within(n)), f"keeps out keys more than {n} away"))
+        found.append(
+            on_source("always", f"at-most-{n}-behind", _near(_behind(n)), f"keeps out keys more than {n} behind")
+        )
+    found.append(on_source("always", "future", _near(_ahead(0)), "keeps out keys after the query's index"))
+    found.append(on_source("always", "third-key", _near(lambda i, j: j % 3 < 2), "keeps out key 2, 5, 8, ..."))
+    return tuple(found)
+
+
+Rule = Callable[[NDArray, NDArray], NDArray]
+"""(i (Lq, 1), j (Lk,)) -> bool (Lq, Lk)."""
+
+
+def _near(rule: Rule) -> Change:
+    return lambda state, array: array & rule(np.arange(state.sizes.query_len)[:, None], np.arange(state.sizes.key_len))
+
+
+def _key(n: int) -> Rule:
+    return lambda i, j: j + 0 * i < n
+
+
+def _ahead(n: int) -> Rule:
+    return lambda i, j: j - i <= n
+
+
+def _behind(n: int) -> Rule:
+    return lambda i, j: i - j <= n
+
+
+def _within(n: int) -> Rule:
+    return lambda i, j: abs(j - i) <= n

@@ -1,4 +1,4 @@
-"""Masks by position taken wrongly: the diagonal of causal, the query offset, the sides of a window."""
+"""Masks by position taken wrongly: the diagonal of causal, and the sides of a window."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.axes import RULES, taken
 from conformance.experiments.masks.places import ahead, position
-from conformance.experiments.masks.sources import FIXES, array_of, is_given, on_source, with_array
+from conformance.experiments.masks.sources import FIXES, on_source
 from conformance.experiments.measured import around, with_mask
 from conformance.zoo.bug import Bug
 from mha_core.reference.state import State, Step
 
 MOST = 4
 """Most places by which a limit is taken to be off; larger ones are read off (see readings.masks)."""
-
-OFFSET_FIX = "Query i stands at position query_offset + i of its batch item, for causal and for window."
 
 Sides = tuple[int | None, int | None]
 
@@ -95,14 +92,6 @@ def _each(n: int) -> Callable[[State], NDArray]:
     return lambda state: ahead(state) % n == 0
 
 
-def _plus_each(n: int) -> Offset:
-    return lambda state, offset: offset + n
-
-
-def _plus_if_given(n: int) -> Offset:
-    return lambda state, offset: offset + n * (offset != 0)
-
-
 def _either(where: Callable[[State], NDArray]) -> Callable[[State, NDArray], NDArray]:
     return lambda state, array: array | where(state)
 
@@ -140,72 +129,6 @@ def _moved(by: Callable[[State], int]) -> Callable[[State, NDArray], NDArray]:
     return lambda state, array: np.broadcast_to(ahead(state) <= by(state), array.shape)
 
 
-# The offset ---------------------------------------------------------------------------------------
-
-Offset = Callable[[State, NDArray], NDArray]
-"""(state, offset () or (B,)) -> another."""
-
-
-def offset_bug(slug: str, words: str, rule: Offset, *, of: str = "") -> Bug:
-    """A bug by which query_offset is taken to be `rule(state, offset)`; `of` one source alone: "causal" or "window"."""
-
-    def changed(state: State, beneath: Step) -> NDArray:
-        mask = state.inputs.mask
-        if not mask.has_positions or (of and not is_given(mask, of)):
-            return beneath(state)
-        other = rule(state, np.asarray(mask.query_offset))
-        moved = with_mask(state, query_offset=other if other.ndim else int(other))
-        if of:
-            moved = with_array(state, of, array_of(moved, of))
-        result: NDArray = beneath(moved)
-        return result
-
-    source = f" for {'causal' if of == 'causal' else 'the window'} alone" if of else ""
-    slug = f"offset-{slug}" + (f"-for-{of}" if of else "")
-    return around("allowed", slug, changed, f"query_offset is taken as {words}{source}.", OFFSET_FIX)
-
-
-@cache
-def offset_bugs() -> tuple[Bug, ...]:
-    """Every way of taking query_offset wrongly."""
-    found = []
-    for slug, words, rule in _offsets():
-        found += [offset_bug(slug, words, rule, of=of) for of in ("", "causal", "window")]
-    return tuple(found)
-
-
-def _offsets() -> Iterator[tuple[str, str, Offset]]:
-    yield "ignored", "0", lambda s, offset: 0 * offset
-    yield "negated", "-query_offset", lambda s, offset: -offset
-    yield "doubled", "2 * query_offset", lambda s, offset: 2 * offset
-    for n in (1, -1, 2, -2):
-        yield f"plus{n:+d}", f"query_offset {'+' if n > 0 else '-'} {abs(n)}", _plus_each(n)
-        yield (
-            f"plus{n:+d}-if-given",
-            f"query_offset {'+' if n > 0 else '-'} {abs(n)} where it is not 0",
-            _plus_if_given(n),
-        )
-    yield "half", "query_offset // 2", lambda s, offset: offset // 2
-    yield "at-most-1", "at most 1", lambda s, offset: np.minimum(offset, 1)
-    yield "at-most-difference", "at most Lk - Lq", lambda s, o: np.minimum(o, s.sizes.key_len - s.sizes.query_len)
-    yield "difference", "Lk - Lq", lambda s, offset: 0 * offset + s.sizes.key_len - s.sizes.query_len
-    yield (
-        "difference-if-given",
-        "Lk - Lq where it is not 0",
-        lambda s, offset: np.where(offset != 0, s.sizes.key_len - s.sizes.query_len, 0),
-    )
-    yield "difference-on-top", "query_offset + Lk - Lq", lambda s, o: o + s.sizes.key_len - s.sizes.query_len
-    yield "from-the-end", "Lk - Lq - query_offset", lambda s, o: s.sizes.key_len - s.sizes.query_len - o
-    yield "longest", "that of the item where it is largest", lambda s, o: np.full_like(o, o.max(initial=-(2**31)))
-    yield "shortest", "that of the item where it is least", lambda s, o: np.full_like(o, o.min(initial=2**31))
-    for slug, (words, rule) in RULES.items():
-        yield f"item-{slug}", f"those of the items {words}", _of_items(rule)
-
-
-def _of_items(rule: Callable[[int], NDArray]) -> Offset:
-    return lambda state, offset: taken(offset, rule(len(offset)), 0).astype(np.int64) if offset.ndim else offset
-
-
 # The window ---------------------------------------------------------------------------------------
 
 
@@ -237,6 +160,13 @@ def _moved_side(side: int | None, by: int) -> int | None:
     return None if side is None else side + by
 
 
+def _clipped(left: int, right: int) -> Callable[[State, int | None, int | None], Sides]:
+    def rule(state: State, a: int | None, b: int | None) -> Sides:
+        return (a if a is None else max(a + left, 0)), (b if b is None else max(b + right, 0))
+
+    return rule
+
+
 def _half(side: int | None) -> int | None:
     return None if side is None else side // 2
 
@@ -260,6 +190,13 @@ def _windows() -> Iterator[Bug]:
         ((a, b) for a in range(-3, 4) for b in range(-3, 4) if (a, b) != (0, 0)), key=lambda ab: abs(ab[0]) + abs(ab[1])
     )
     yield from (sides(a, b) for a, b in near)
+    for by in (-1, -2, 1, 2):
+        for slug, words, rule in (
+            (f"left{by:+d}-at-least-0", f"(max({_plus('left', by)}, 0), right)", _clipped(by, 0)),
+            (f"right{by:+d}-at-least-0", f"(left, max({_plus('right', by)}, 0))", _clipped(0, by)),
+            (f"both{by:+d}-at-least-0", f"its sides {by:+d}, at least 0", _clipped(by, by)),
+        ):
+            yield window_bug(slug, words, rule)
     for slug, words, rule in (
         ("exchanged", "(right, left)", lambda s, a, b: (b, a)),
         ("left-twice", "(left, left)", lambda s, a, b: (a, a)),

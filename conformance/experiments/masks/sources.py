@@ -24,6 +24,9 @@ SOURCES: Mapping[str, str] = {
 }
 """Each source of a mask -> how a sentence calls it."""
 
+SIDES: Mapping[str, str] = {"left": "the left side of the window", "right": "the right side of the window"}
+"""The sides of a window, each of which may be wrong by itself as a source may."""
+
 FIXES: Mapping[str, str] = {
     "valid_lens": "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query).",
     "allowed": "allowed broadcasts to (B, H, Lq, Lk); True means that the query may attend to the key.",
@@ -41,7 +44,9 @@ Change = Callable[[State, NDArray], NDArray]
 
 
 def is_given(mask: AttentionMask, source: str) -> bool:
-    """Whether a mask has a source; a bias without -inf excludes nothing, and is none."""
+    """Whether a mask has a source, or a side of a window; a bias without -inf excludes nothing, and is none."""
+    if source in SIDES:
+        return mask.window is not None and mask.window[list(SIDES).index(source)] is not None
     if source == "bias":
         return mask.bias is not None and bool(np.isneginf(mask.bias).any())
     return bool(mask.causal) if source == "causal" else getattr(mask, source) is not None
@@ -58,12 +63,18 @@ def given(mask: AttentionMask) -> tuple[str, ...]:
 
 def without(state: State, *sources: str) -> State:
     """The State with a mask that lacks some sources."""
+    if sources and sources[0] in SIDES:
+        left, right = state.inputs.mask.window or (None, None)
+        return with_mask(state, window=(None, right) if sources[0] == "left" else (left, None))
     return with_mask(state, **{source: NOTHING[source] for source in sources})
 
 
 def array_of(state: State, source: str) -> NDArray[np.bool_]:
     """Bool (B, H, Lq, Lk): what one source allows."""
-    alone = without(state, *(other for other in SOURCES if other != source))
+    whole = "window" if source in SIDES else source
+    alone = without(state, *(other for other in SOURCES if other != whole))
+    if source in SIDES:
+        alone = without(alone, "right" if source == "left" else "left")
     return allowed_keys(alone.inputs.mask, state.sizes, state.config.num_heads)
 
 
@@ -78,17 +89,20 @@ def on_source(source: str, slug: str, change: Change, words: str) -> Bug:
     """A bug by which a source is another array; "all" is the combined mask.
 
     Args:
-        source: one of SOURCES, or "all".
+        source: one of SOURCES or SIDES; "all" is the combined mask where there is one, "always" also where not.
         slug: of the rule; the id has the source too.
         change: (state, what the source allows) -> what it allows instead.
         words: read after the source's name: "is ignored".
     """
-    if source == "all":
+    if source in ("all", "always"):
 
         def changed(state: State, beneath: Step) -> NDArray:
-            return change(state, beneath(state)) if given(state.inputs.mask) else beneath(state)
+            some = source == "always" or given(state.inputs.mask)
+            return change(state, beneath(state)) if some else beneath(state)
 
-        return around("allowed", f"mask-{slug}", changed, f"The whole mask {words}.", FIXES["all"])
+        whole = "The whole mask" if source == "all" else "With a mask or without, attention"
+        slug = f"mask-{slug}" if source == "all" else f"attention-{slug}"
+        return around("allowed", slug, changed, f"{whole} {words}.", FIXES["all"])
 
     def of_one(state: State, beneath: Step) -> NDArray:
         if not is_given(state.inputs.mask, source):
@@ -96,8 +110,9 @@ def on_source(source: str, slug: str, change: Change, words: str) -> Bug:
         result: NDArray = beneath(with_array(state, source, change(state, array_of(state, source))))
         return result
 
-    sentence = f"{_capital(SOURCES[source])} {words}."
-    return around("allowed", f"{source.replace('_', '-')}-{slug}", of_one, sentence, FIXES[source])
+    sentence = f"{_capital({**SOURCES, **SIDES}[source])} {words}."
+    fix = FIXES["window" if source in SIDES else source]
+    return around("allowed", f"{source.replace('_', '-')}-{slug}", of_one, sentence, fix)
 
 
 def on_value(source: str, slug: str, change: Callable[[State], State], sentence: str, fix: str = "") -> Bug:

@@ -6,6 +6,7 @@ ORDER = (
     "equal_scores",
     "items",
     "masks",
+    "mask_items",
     "scores",
     "softmax",
     "scored_items",

@@ -1,0 +1,66 @@
+"""Masks of several items with equal scores: whether each item has its own lengths, keys and offset.
+
+weights[b, h, i, j] = allowed[b, h, i, j] / sum_k allowed[b, h, i, k]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.experiments.designs import generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.masks.candidates import proposals
+from conformance.experiments.masks.sources import given
+from conformance.experiments.probe import Probe
+from conformance.experiments.probes.steps.masks import EQUAL, pattern
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig, AttentionMask
+
+BATCH, QUERY_LEN, KEY_LEN = 3, 4, 7
+
+
+def _masks(config: AttentionConfig) -> list[AttentionMask]:
+    heads, lens = config.num_heads, np.array([5, 2, 3])
+    shapes = [(BATCH, 1, 1, KEY_LEN), (BATCH, 1, QUERY_LEN, KEY_LEN), (BATCH, heads, QUERY_LEN, KEY_LEN)]
+    allowed = [AttentionMask(allowed=pattern(shape, 4)) for shape in shapes]
+    return [
+        AttentionMask(valid_lens=lens),
+        AttentionMask(valid_lens=np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3]])),
+        *allowed,
+        AttentionMask(bias=np.where(pattern(shapes[1], 6), 0.0, -np.inf)),
+        AttentionMask(causal=True, query_offset=np.array([2, 0, 1])),
+        AttentionMask(window=(2, 1), query_offset=np.array([1, 3, 0])),
+        AttentionMask(valid_lens=lens, causal=True),
+    ]
+
+
+def _problems(lab: Lab) -> Sequence[Problem]:
+    return [
+        generic(config, batch=BATCH, query_len=QUERY_LEN, key_len=KEY_LEN, mask=mask, weights=EQUAL)
+        for config, some in zip(lab.configs, (1, 2), strict=False)
+        for mask in _masks(config)[::some]
+    ]
+
+
+def _measured(view: View) -> Iterator[Bug]:
+    wrong = next(view.differing(), None)
+    if wrong is None:
+        return
+    mask = wrong.inputs.mask
+    yield from proposals(view, (*given(mask), *(("offset",) if mask.has_positions else ())))
+
+
+PROBES = (
+    Probe(
+        "mask-items",
+        "Three items, each with a mask of its own from one source, equal scores.",
+        r"a_{bhij} = m_{bhij} / \sum_k m_{bhik}",
+        _problems,
+        _measured,
+        unknown="whether each item of a batch has its own mask",
+    ),
+)
