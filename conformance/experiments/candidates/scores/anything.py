@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.families import Family, factor, linear
-from conformance.experiments.candidates.scores.functions import curves, functions_at, patterns
+from conformance.experiments.candidates.scores.functions import curves, functions_at, on_both, patterns
 from conformance.experiments.candidates.scores.numbers import measured_numbers
 from conformance.experiments.candidates.scores.places import (
     HEADS,
@@ -18,6 +19,7 @@ from conformance.experiments.candidates.scores.places import (
     reordered,
 )
 from conformance.experiments.candidates.scores.target import Target, targets
+from conformance.experiments.lab import Lab
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 
@@ -38,6 +40,20 @@ def linear_at(places: Sequence[Place]) -> list[Family]:
     return [*factors, *others, *(patterns() if SIMILARITY in places else ()), *curves(tuple(places))]
 
 
+MOST_MODELS = 4
+"""Models of one size whose scores are read at one probe: those of a beam are mostly the same in other words."""
+
+_turns: WeakKeyDictionary[Lab, dict[tuple[int, int, str], int]] = WeakKeyDictionary()
+
+
+def _has_turn(view: View, what: str = "") -> bool:
+    """Whether a model is one of the first MOST_MODELS of its size at a probe."""
+    turns = _turns.setdefault(view.lab, {})
+    key = id(view.problems[0]) if view.problems else 0, len(view.model), what
+    turns[key] = turns.get(key, 0) + 1
+    return turns[key] <= MOST_MODELS
+
+
 def whole_first(
     view: View, problems: Sequence[Problem], isolated: Propose, places: Sequence[Place] = EVERYWHERE
 ) -> Iterator[Candidate]:
@@ -45,6 +61,8 @@ def whole_first(
 
     A probe in which much is alike does not tell apart what these do: then its candidates would hide the right one.
     """
+    if not _has_turn(view):
+        return
     differing = targets(view, problems)
     found = False
     for candidate in _that_fit(differing, places):
@@ -59,6 +77,9 @@ def _that_fit(differing: Sequence[Target], places: Sequence[Place]) -> Iterator[
         for bug in (*reordered(places), *functions_at(tuple(places))):
             if all(target.is_given_by(bug) for target in differing):
                 yield bug
+        for pair in on_both():
+            if all(target.is_given_by(*pair) for target in differing):
+                yield pair
         yield from measured_numbers(differing, linear_at(places))
 
 
@@ -72,6 +93,8 @@ def anything_at(places: Sequence[Place]) -> Propose:
     """Other orders of axes; and so much of anything."""
 
     def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
+        if not _has_turn(view, "anything"):
+            return
         yield from reordered(places)
         yield from functions_at(tuple(places))
         yield from measured_numbers(targets(view, problems), linear_at(places))

@@ -141,6 +141,7 @@ def _mean(position: int) -> Part:
 
 
 PARTS: dict[str, tuple[str, Callable[[NDArray, int], NDArray]]] = {
+    "even": ("even {}s", lambda index, n: index % 2 == 0),
     "odd": ("odd {}s", lambda index, n: index % 2),
     "second-half": ("the second half of the {}s", lambda index, n: index >= (n + 1) // 2),
     "first-half": ("the first half of the {}s", lambda index, n: index < n // 2),

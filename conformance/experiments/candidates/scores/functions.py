@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from conformance.experiments.candidates.functions import ACTIVATIONS, FORMATS, NORMS, narrowed
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
 from conformance.experiments.candidates.scores.families import Family, fitting, plus
-from conformance.experiments.candidates.scores.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS, Place
+from conformance.experiments.candidates.scores.places import (
+    HEADS,
+    INPUTS,
+    PROJECTIONS,
+    SIMILARITY,
+    UNSCALED,
+    WEIGHTS,
+    Place,
+)
+from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 
@@ -36,6 +45,12 @@ def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
         elif place in PLACES:
             for slug, (words, function) in {**ACTIVATIONS, **NORMS}.items():
                 yield place.bug(slug, _quiet(function), f"changed: {words}")
+            for slug, (words, function) in FUNCTIONS.items():
+                yield place.bug(f"f-{slug}", _quiet(function), f"changed: {words}")
+            for bits in (3, 4, 5, 7, 8, 10, 11):
+                for how, rounded in (("rounded", np.round), ("truncated", np.trunc)):
+                    told = f"{how} to {bits} bits after the leading one"
+                    yield place.bug(f"{how}-{bits}-bits", _quiet(_significant(bits, rounded)), told)
             for form in FORMATS:
                 yield place.bug(f"in-{form}", _quiet(narrowed(form)), f"rounded to {form}")
             for step in (1.0, 0.5, 0.25, 0.125, 0.1, 1 / 16, 0.05, 1 / 32, 0.02, 0.01, 1 / 64, 1 / 128, 1 / 256, 1e-3):
@@ -45,6 +60,20 @@ def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
         if place in HEADS:
             for slug, (words, rotated) in ROTATIONS.items():
                 yield place.bug(slug, rotated, words)
+
+
+def on_both() -> Iterator[tuple[Bug, Bug]]:
+    """The same function on queries and on keys: rotary positions, normalisations, activations, other orders."""
+    of_queries, of_keys = (list(functions_at((place,))) for place in HEADS)
+    yield from zip(of_queries, of_keys, strict=True)
+
+
+def _significant(bits: int, rounded: Callable[[NDArray], NDArray]) -> Callable[[NDArray], NDArray]:
+    def function(x: NDArray) -> NDArray:
+        mantissa, exponent = np.frexp(x)
+        return np.ldexp(rounded(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
+
+    return function
 
 
 def _of_same_shape(read: Change) -> Change:
@@ -199,4 +228,5 @@ def patterns() -> Iterator[Family]:
         ("key-length", "|k_j|", lambda s: np.linalg.norm(s.heads_of("keys"), axis=-1)),
         ("key-sum", "the sum of k_j's channels", lambda s: s.heads_of("keys").sum(-1)),
     ):
-        yield plus(SIMILARITY, name, lambda s, a, of_keys=of_keys: of_keys(s)[:, :, None, :], words)  # type: ignore[misc]
+        for place in (UNSCALED, SIMILARITY):
+            yield plus(place, name, lambda s, a, of_keys=of_keys: of_keys(s)[:, :, None, :], words)  # type: ignore[misc]

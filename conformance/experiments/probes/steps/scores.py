@@ -22,6 +22,7 @@ from conformance.experiments.candidates.scores.anything import (
     measured_factors,
     whole_first,
 )
+from conformance.experiments.candidates.scores.functions import on_both
 from conformance.experiments.candidates.scores.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
@@ -48,6 +49,7 @@ def _of_keys(view: View) -> Iterator[Candidate]:
 
 def _of_both(view: View) -> Iterator[Candidate]:
     yield from anything_at(EVERYWHERE)(view, view.problems)
+    yield from on_both()
 
 
 def _even(config: AttentionConfig, projection: str) -> dict[str, np.ndarray]:
