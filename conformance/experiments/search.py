@@ -40,6 +40,9 @@ MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
 PARTLY = 6
 """Most candidates that explain a part of a probe's problems and are extended by another bug."""
 
+PARTLY_OF_GRADIENTS = 3
+"""The same in probes of gradients, where each array counts by itself, so the first ones are mostly right."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -130,6 +133,7 @@ class Search:
     variants: Variants = field(default_factory=Variants)
     _own: dict[Problem, bool | None] = field(default_factory=dict)
     _forward_unexplained: bool = False
+    _gradients_unexplained: bool = False
     _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
     _left: int = MOST_TRIED
     _left_here: int = 0
@@ -162,6 +166,7 @@ class Search:
                 self.progress(f"probe {probe.id}")
                 found = self._grown(probe, beam, problems)
                 self._forward_unexplained |= not found and not probe.gradients
+                self._gradients_unexplained |= not found and probe.gradients
             if found:
                 self._passed.append((probe, problems))
             beam = found[:BEAM] or beam
@@ -215,7 +220,9 @@ class Search:
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
-        for size in range(AT_ONCE):
+        # Gradients that nothing explained were not explained by two bugs, and are in the later probes too.
+        rounds = 1 if probe.gradients and self._gradients_unexplained else AT_ONCE
+        for size in range(rounds):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
             for base in (*bases, *(earlier if size == 0 else ())):
@@ -227,7 +234,7 @@ class Search:
             if whole:
                 return self._distinct(whole)
             partly.sort(key=lambda one: -one[0])
-            bases = [model for _, model in partly[:PARTLY]]
+            bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
 
     def _fits_passed(self, model: Model) -> bool:

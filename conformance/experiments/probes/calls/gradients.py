@@ -10,22 +10,34 @@ with the model's gradients g_1 as they are and g_T with T(x) in place of x: see 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.gradients import wrong_gradients
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.probe import Probe
+from mha_core import AttentionConfig
+
+WITH_PLAIN = 2
+"""Plain calls that each probe has besides its own."""
 
 FORMULA = r"g = g_1 + c\,(g_T - g_1)"
 
 
-def _plain(lab: Lab) -> Sequence[Problem]:
-    return [generic(config) for config in lab.configs]
+@lru_cache(maxsize=64)
+def _one_item(config: AttentionConfig) -> Problem:
+    return generic(config)
+
+
+def plain(lab: Lab) -> Sequence[Problem]:
+    """A plain call of each layer: the same problems each time."""
+    return [_one_item(config) for config in lab.configs]
 
 
 def _items(lab: Lab) -> Sequence[Problem]:
-    return [generic(config, batch=3, query_len=4, key_len=3) for config in lab.configs]
+    return [generic(config, batch=3, query_len=4, key_len=5) for config in lab.configs]
 
 
 def _square(lab: Lab) -> Sequence[Problem]:
@@ -41,16 +53,19 @@ def _magnitudes(lab: Lab) -> Sequence[Problem]:
     return [generic(config, cotangent=factor) for config in lab.configs for factor in (1e-3, 1e3)]
 
 
+def gradient_probe(id: str, says: str, problems: Callable[[Lab], Sequence[Problem]], unknown: str = "") -> Probe:
+    """A probe of all gradients of some problems, and of plain calls, so that what is said of these holds for those."""
+
+    def with_plain(lab: Lab) -> Sequence[Problem]:
+        own = problems(lab)
+        return own if problems is plain else [*own, *plain(lab)[:WITH_PLAIN]]
+
+    return Probe(id, says, FORMULA, with_plain, propose=wrong_gradients, gradients=True, unknown=unknown)
+
+
 PROBES: tuple[Probe, ...] = (
-    Probe(
-        "gradients",
-        "All gradients of a plain call of one item.",
-        FORMULA,
-        _plain,
-        gradients=True,
-        unknown="whether its gradients are right",
-    ),
-    Probe("gradients-of-items", "All gradients of a call of three items.", FORMULA, _items, gradients=True),
-    Probe("gradients-of-square-calls", "As many queries as keys.", FORMULA, _square, gradients=True),
-    Probe("gradients-of-magnitudes", "Small and large cotangents: clipping.", FORMULA, _magnitudes, gradients=True),
+    gradient_probe("gradients", "All gradients of a plain call of one item.", plain, "whether its gradients are right"),
+    gradient_probe("gradients-of-items", "All gradients of a call of three items.", _items),
+    gradient_probe("gradients-of-square-calls", "As many queries as keys.", _square),
+    gradient_probe("gradients-of-magnitudes", "Small and large cotangents: clipping.", _magnitudes),
 )

@@ -11,10 +11,10 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.probes.calls.gradients import FORMULA
+from conformance.experiments.probes.calls.gradients import gradient_probe
 from mha_core import AttentionConfig, AttentionMask
 
-RATE = 0.25
+RATES = (0.25, 0.4, 0.15, 0.3)
 """The dropout of layers that are asked with a keep-mask."""
 
 
@@ -60,16 +60,16 @@ def _with_biases(lab: Lab) -> Iterator[Problem]:
     rng = np.random.default_rng(0)
     for config in lab.configs:
         heads = config.num_heads
-        for shape in ((2, heads, 3, 5), (3, 5), (heads, 3, 1), (2, 1, 1, 5)):
-            yield generic(config, batch=2, mask=AttentionMask(bias=rng.normal(size=shape)))
+        for batch, shape in ((2, (2, heads, 3, 5)), (3, (3, 5)), (2, (heads, 3, 1)), (3, (3, 1, 1, 5))):
+            yield generic(config, batch=batch, mask=AttentionMask(bias=rng.normal(size=shape)))
 
 
 def _dropout(lab: Lab) -> Sequence[Problem]:
-    return [_dropped(replace(config, dropout=RATE)) for config in lab.configs]
+    return [_dropped(replace(config, dropout=rate)) for config, rate in zip(lab.configs, RATES, strict=False)]
 
 
 def _dropped(config: AttentionConfig) -> Problem:
-    keep = np.random.default_rng(0).random((2, config.num_heads, 3, 5)) > RATE
+    keep = np.random.default_rng(0).random((2, config.num_heads, 3, 5)) > config.dropout
     return generic(config, batch=2, dropout_keep=keep)
 
 
@@ -90,17 +90,35 @@ def _with_past(config: AttentionConfig) -> Problem:
 
 
 PROBES: tuple[Probe, ...] = (
-    Probe("gradients-with-lengths", "Padded keys: their gradient is 0.", FORMULA, _lengths, gradients=True),
-    Probe("gradients-with-nan-padding", "Padding that is NaN.", FORMULA, _nan_padding, gradients=True),
-    Probe("gradients-with-masks", "Causal calls, and an array of allowed keys.", FORMULA, _masks, gradients=True),
-    Probe("gradients-of-empty-rows", "Queries without a key: only b_o.", FORMULA, _empty_rows, gradients=True),
-    Probe(
+    gradient_probe(
+        "gradients-with-lengths",
+        "Padded keys: their gradient is 0.",
+        _lengths,
+    ),
+    gradient_probe(
+        "gradients-with-nan-padding",
+        "Padding that is NaN.",
+        _nan_padding,
+    ),
+    gradient_probe(
+        "gradients-with-masks",
+        "Causal calls, and an array of allowed keys.",
+        _masks,
+    ),
+    gradient_probe(
+        "gradients-of-empty-rows",
+        "Queries without a key: only b_o.",
+        _empty_rows,
+    ),
+    gradient_probe(
         "gradients-of-bias",
         "A bias of several shapes: its gradient is d_scores, summed.",
-        FORMULA,
         _biases,
-        gradients=True,
     ),
-    Probe("gradients-with-dropout", "A given keep-mask.", FORMULA, _dropout, gradients=True),
-    Probe("gradients-with-past", "Past keys and values, which have gradients too.", FORMULA, _past, gradients=True),
+    gradient_probe("gradients-with-dropout", "A given keep-mask.", _dropout),
+    gradient_probe(
+        "gradients-with-past",
+        "Past keys and values, which have gradients too.",
+        _past,
+    ),
 )

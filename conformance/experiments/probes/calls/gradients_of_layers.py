@@ -9,7 +9,7 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.probes.calls.gradients import FORMULA
+from conformance.experiments.probes.calls.gradients import gradient_probe
 from mha_core import AttentionConfig
 
 BARE = (
@@ -41,8 +41,16 @@ def _bare(lab: Lab) -> Sequence[Problem]:
 
 
 PROBES: tuple[Probe, ...] = (
-    Probe("gradients-with-scale", "A scale that is given.", FORMULA, _scaled, gradients=True),
-    Probe("gradients-with-softcap", "A softcap: its slope.", FORMULA, _softcap, gradients=True),
-    Probe("gradients-of-additive-score", "The additive score and its parameters.", FORMULA, _additive, gradients=True),
-    Probe("gradients-without-projections", "A layer whose inputs are the heads.", FORMULA, _bare, gradients=True),
+    gradient_probe("gradients-with-scale", "A scale that is given.", _scaled),
+    gradient_probe("gradients-with-softcap", "A softcap: its slope.", _softcap),
+    gradient_probe(
+        "gradients-of-additive-score",
+        "The additive score and its parameters.",
+        _additive,
+    ),
+    gradient_probe(
+        "gradients-without-projections",
+        "A layer whose inputs are the heads.",
+        _bare,
+    ),
 )
