@@ -82,28 +82,32 @@ def _softcap_slope(state: State, result: NDArray) -> NDArray:
 
 PLAIN = ("gradients", "gradients-of-items", "gradients-of-square-calls")
 
+WITH_PAST = (*PLAIN, "gradients-with-past")
+
+WITH_LENGTHS = (*PLAIN, "gradients-with-lengths")
+
 CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
     "output times 0.7": (wrong(d_output=lambda s, r: 0.7 * r), PLAIN),
     "output over heads": (wrong(d_output=lambda s, r: r / s.config.num_heads), PLAIN),
     "merged times a root": (wrong(d_merged=lambda s, r: r * s.config.num_heads**0.5), PLAIN),
     "heads rolled": (wrong(d_heads=lambda s, r: np.roll(r, 1, axis=1)), PLAIN),
     "head 0 times 0.3": (wrong(d_heads=lambda s, r: r - 0.7 * r * (np.arange(r.shape[1]) == 0)[:, None, None]), PLAIN),
-    "values reversed": (wrong(d_values=lambda s, r: r[:, :, ::-1]), PLAIN),
+    "values reversed": (wrong(d_values=lambda s, r: r[:, :, ::-1]), WITH_PAST),
     "values tiled": (wrong(d_values=_tiled_groups), PLAIN),
-    "value 0 without": (wrong(d_values=lambda s, r: r * (np.arange(r.shape[2]) > 0)[:, None]), PLAIN),
+    "value 0 without": (wrong(d_values=lambda s, r: r * (np.arange(r.shape[2]) > 0)[:, None]), WITH_PAST),
     "kept weights": (wrong(d_kept_weights=lambda s, r: 1.3 * r), PLAIN),
     "part of the row sum": (wrong(d_scores=lambda s, r: r + 0.6 * _row_sum(s)), PLAIN),
     "diagonal": (wrong(d_scores=lambda s, r: s["weights"] * (1.0 - s["weights"]) * s["d_weights"]), PLAIN),
     "half precision": (wrong(d_scores=lambda s, r: r.astype(np.float16).astype(np.float64)), PLAIN),
     "queries by a quarter": (wrong(d_queries=lambda s, r: r * s.config.head_dim**-0.25), PLAIN),
     "queries' channels": (wrong(d_queries=lambda s, r: r[..., ::-1]), PLAIN),
-    "keys negated": (wrong(d_keys=lambda s, r: -r), PLAIN),
+    "keys negated": (wrong(d_keys=lambda s, r: -r), WITH_PAST),
     "queries merged otherwise": (wrong(d_q_proj=_interleaved), PLAIN),
     "twice a weight": (wrong(d_projection_parameters=of("q_proj.weight", lambda s, r: 2.0 * r)), PLAIN),
     "last item's weight": (wrong(d_projection_parameters=of("out_proj.weight", _last_item)), PLAIN),
     "bias of a mean": (wrong(d_projection_parameters=of("v_proj.bias", lambda s, r: r / s.sizes.key_len)), PLAIN),
     "clipped": (wrong(d_inputs=of("queries", lambda s, r: np.clip(r, -0.5, 0.5))), PLAIN),
-    "items exchanged": (wrong(d_inputs=of("values", lambda s, r: np.roll(r, 1, axis=0))), PLAIN),
+    "items exchanged": (wrong(d_inputs=of("values", lambda s, r: np.roll(r, 1, axis=0))), WITH_LENGTHS),
     "mask's bias": (wrong(d_bias=unless_none(lambda s, r: 2.5 * r)), ("gradients-of-bias",)),
     "softcap": (wrong(d_similarity=_softcap_slope), ("gradients-with-softcap",)),
     "past halved": (wrong(d_inputs=of("past_keys", lambda s, r: 0.5 * r)), ("gradients-with-past",)),
@@ -117,9 +121,9 @@ CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
             d_values=lambda s, r: 0.5 * r,
             d_projection_parameters=of("q_proj.weight", lambda s, r: 3.0 * r),
         ),
-        PLAIN,
+        WITH_PAST,
     ),
-    "row sum and keys": (wrong(d_scores=lambda s, r: r + _row_sum(s), d_keys=lambda s, r: -r), PLAIN),
+    "row sum and keys": (wrong(d_scores=lambda s, r: r + _row_sum(s), d_keys=lambda s, r: -r), WITH_PAST),
 }
 
 
