@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.changes.numbers import ordinal
 from conformance.experiments.changes.rules.orders import RULES as RULES
 from conformance.experiments.changes.rules.orders import Indices, Order, SizedRule, orders_for, table_of
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -219,7 +220,9 @@ def _exchange(a: int, b: int, both: bool) -> Order:
 
 def place(index: int) -> str:
     """An index in words: negative ones count from the end."""
-    return {-1: "the last", -2: "the last but one"}.get(index, str(index) if index >= 0 else f"the {-index}th last")
+    return {-1: "the last", -2: "the last but one"}.get(
+        index, str(index) if index >= 0 else f"the {ordinal(-index)} last"
+    )
 
 
 def _as_seen(found: Sequence[Match]) -> Order | None:

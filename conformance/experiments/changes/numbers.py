@@ -67,3 +67,13 @@ def neat(number: float, tolerance: float = 1e-9) -> tuple[str, float]:
 def _plain(number: float) -> str:
     """A short decimal without an exponent where that is readable."""
     return f"{number:g}"
+
+
+def ordinal(number: int) -> str:
+    """A positive number as an ordinal.
+
+    >>> ordinal(1), ordinal(2), ordinal(13), ordinal(23)
+    ('1st', '2nd', '13th', '23rd')
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"

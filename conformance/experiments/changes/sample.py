@@ -115,6 +115,7 @@ class Change:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "apply", _quiet(self.apply))
+        object.__setattr__(self, "slug", self.slug.replace(" ", "-"))
 
 
 Apply = Callable[[NDArray, tuple[str, ...], Setting], NDArray]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.changes.numbers import ordinal
 from conformance.experiments.changes.rules.orders import SIZES
 from conformance.experiments.changes.sample import Setting
 
@@ -78,7 +79,7 @@ def places_for(n: int) -> Iterator[Place]:
     for k in range(2, n):
         yield _of(f"from-{k}", f"{{many}} from {k} on", lambda i, n, k=k: i >= k)  # type: ignore[misc]
         yield _of(f"until-{k}", f"{{many}} before {k}", lambda i, n, k=k: i < k)  # type: ignore[misc]
-        yield _of(f"end-{k}", f"the {k}th last {{one}}", lambda i, n, k=k: i == n - k)  # type: ignore[misc]
+        yield _of(f"end-{k}", f"the {ordinal(k)} last {{one}}", lambda i, n, k=k: i == n - k)  # type: ignore[misc]
         yield _of(f"last-{k}", f"the last {k} {{many}}", lambda i, n, k=k: i >= n - k)  # type: ignore[misc]
         yield _of(f"but-last-{k}", f"all {{many}} but the last {k}", lambda i, n, k=k: i < n - k)  # type: ignore[misc]
         yield _of(f"but-{k - 1}", f"all {{many}} but {k - 1}", lambda i, n, k=k: i != k - 1)  # type: ignore[misc]
@@ -105,9 +106,9 @@ def _by_size(name: str) -> Iterator[Place]:
     yield _sized("longer", "all {many} where there are more than #", name, lambda i, n, m: np.full(n, n > m))
     yield _sized("shorter", "all {many} where there are less than #", name, lambda i, n, m: np.full(n, n < m))
     if name != "2":  # these would be the odd and the even ones
-        yield _sized("every", "every #th of {many}, from 0", name, lambda i, n, m: i % m == 0)
+        yield _sized("every", "{many} whose index is a multiple of #", name, lambda i, n, m: i % m == 0)
         yield _sized("last-of-each", "the last of each # {many}", name, lambda i, n, m: i % m == m - 1)
-        yield _sized("not-every", "all {many} but every #th from 0", name, lambda i, n, m: i % m != 0)
+        yield _sized("not-every", "{many} whose index is no multiple of #", name, lambda i, n, m: i % m != 0)
         yield _sized("second-half-of-blocks", "the second half of each # {many}", name, lambda i, n, m: i % m >= m / 2)
         yield _sized("first-half-of-blocks", "the first half of each # {many}", name, lambda i, n, m: i % m < m // 2)
 

@@ -28,7 +28,7 @@ MADE = {
     "times 0.5, at head 0 only": at(half, lambda b, h, i, j, n, s: h == 0),
     "times 0.5, at key 2 only": at(half, lambda b, h, i, j, n, s: j == 2),
     "replaced by 0, at the last key only": at(lambda x, s: 0.0 * x, lambda b, h, i, j, n, s: j == n[3] - 1),
-    "times 0.5, at the 3th last key only": at(half, lambda b, h, i, j, n, s: j == n[3] - 3),
+    "times 0.5, at the 3rd last key only": at(half, lambda b, h, i, j, n, s: j == n[3] - 3),
     "times -0.5, at odd heads only": at(lambda x, s: -x / 2, lambda b, h, i, j, n, s: h % 2 == 1),
     "through tanh, at even queries only": at(lambda x, s: np.tanh(x), lambda b, h, i, j, n, s: i % 2 == 0),
     "times 0.5, at keys from 6 on only": at(half, lambda b, h, i, j, n, s: j >= 6),
@@ -66,3 +66,13 @@ def test_a_part_that_has_nothing_to_do_with_the_expected_one_is_not_explained():
     rng = np.random.default_rng(0)
     made = at(lambda x, s: rng.normal(size=x.shape), lambda b, h, i, j, n, s: h == 1)
     assert fit(samples_of(made)) == []
+
+
+def test_what_is_found_makes_sentences_and_names():
+    made = at(lambda x, s: x / s.config.query_dim**0.5, lambda b, h, i, j, n, s: (j % 3 == 0) & (h > 0))
+    found = fit(samples_of(made))
+    assert found[0].words == (
+        "times 1 / sqrt(query_dim), at all heads but 0 and keys whose index is a multiple of 3 only"
+    )
+    assert len({change.slug for change in found}) == len(found)
+    assert not any(" " in change.slug for change in found)
