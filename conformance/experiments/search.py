@@ -16,6 +16,7 @@ from conformance.cases.select import select_by_id
 from conformance.discovery import members
 from conformance.experiments import probes as folder
 from conformance.experiments.behaviour import Behaviour, observe
+from conformance.experiments.changes.expressions import SIZES
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import is_measured
 from conformance.experiments.probe import Probe
@@ -300,9 +301,14 @@ class Search:
 
 
 def _length(model: Model) -> tuple[int, int, int, str]:
-    """How long the description of a model is: its bugs, those that are not on file, the digits of their numbers."""
+    """How long the description of a model is: its bugs, those that are not on file, their numbers and sizes.
+
+    A size counts as three digits: a number that was the same everywhere is rather 0.25 than 1 / (a size that was 4).
+    """
     names = "+".join(bug.id for bug in model)
-    return len(model), sum(map(is_measured, model)), sum(character.isdigit() for character in names), names
+    digits = sum(character.isdigit() for character in names)
+    sizes = sum(names.count(name.replace(" ", "")) for name in SIZES)
+    return len(model), sum(map(is_measured, model)), digits + 3 * sizes, names
 
 
 def measure(
