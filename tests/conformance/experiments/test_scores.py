@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS
@@ -13,9 +14,15 @@ from conformance.experiments.readings.queries import keys_shown, queries_shown, 
 from conformance.zoo.bug import Bug
 from mha_core import Trace, reference
 from mha_core.call.masks import additive_bias
+from mha_core.reference.state import State
 from tests.conformance.experiments.wrong import FRESH, fresh_problems, is_right, measured_of, sentences, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def _rows(scores: NDArray) -> NDArray:
+    return np.arange(scores.shape[2])[:, None]
+
 
 SINGLE: dict[str, Bug] = {
     "scale": wrong_at("similarity", lambda s, a: a * 1.37),
@@ -25,6 +32,9 @@ SINGLE: dict[str, Bug] = {
     "channels-reversed": wrong_at("queries", lambda s, a: a[..., ::-1]),
     "neighbour": wrong_at("queries", lambda s, a: a + 0.31 * np.roll(a, 1, axis=2)),
     "talking-heads": wrong_at("similarity", lambda s, a: a + 0.2 * a.mean(axis=1, keepdims=True)),
+    "queries-through-tanh": wrong_at("queries", lambda s, a: np.tanh(a)),
+    "scores-clipped": wrong_at("similarity", lambda s, a: np.clip(a, -0.52, 0.52)),
+    "distances": wrong_at("similarity", lambda s, a: a - 0.11 * np.abs(np.arange(a.shape[3]) - _rows(a))),
     "first-head": wrong_at(
         "similarity", lambda s, a: a * np.where(np.arange(a.shape[1]) == 0, 0.6, 1.0)[:, None, None]
     ),
@@ -68,7 +78,16 @@ def test_queries_and_keys_are_read() -> None:
         np.testing.assert_allclose(keys, np.repeat(run(keys_shown(config)).keys, repeats, axis=1), atol=1e-12)
 
 
+def _hidden_with_more_of_queries(state: State, hidden: NDArray | None) -> NDArray | None:
+    if hidden is None:
+        return None
+    from_query = state["queries"] @ state.parameters["score.query.weight"].T
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
+    return np.tanh(1.3 * from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
 AROUND: dict[str, Bug] = {
+    "additive-query-factor": wrong_at("additive_hidden", _hidden_with_more_of_queries),
     "scale-given-squared": wrong_at(
         "similarity", lambda s, a: a if s.config.scale is None else s["unscaled"] * s.config.scale**2
     ),
@@ -81,6 +100,7 @@ AROUND: dict[str, Bug] = {
 
 @pytest.mark.parametrize("name", AROUND)
 def test_what_is_around_the_scores_is_measured(name: str) -> None:
-    configs = (*FRESH, *(replace(config, scale=0.77) for config in FRESH))
+    given, additive = FRESH
+    configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"))
     bug = AROUND[name]
     assert is_right(measured_of(bug), (bug,), fresh_problems(configs))

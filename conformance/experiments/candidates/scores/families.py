@@ -176,9 +176,14 @@ def linear(place: Place) -> Iterator[Family]:
         for name, (words, rule) in PARTS.items():
             yield times_where(place, f"{slug}-{name}", _where(position, rule), f" at {words.format(axis)}")
             yield plus(place, f"{slug}-{name}", _where(position, rule), f"1 at {words.format(axis)}")
+        # What is the same for all keys of a row cancels in the softmax: a mix with it would be a factor in other words.
+        cancels = axis == "key" or (axis == "position" and place.step in ("key_inputs", "new_keys"))
         for rule_name in COPIED:
+            if cancels and rule_name.startswith("all-"):
+                continue
             words = f"the same with its {axis} axis {RULES[rule_name][0]}"
             yield mixed(place, f"{slug}-{rule_name}", _copy(position, rule_name), words)
             yield plus(place, f"{slug}-{rule_name}", _copy(position, rule_name), words)
-        yield plus(place, f"{slug}-mean", _mean(position), f"its mean over the {axis}s")
-        yield mixed(place, f"{slug}-mean", _mean(position), f"its mean over the {axis}s")
+        if not cancels:
+            yield plus(place, f"{slug}-mean", _mean(position), f"its mean over the {axis}s")
+            yield mixed(place, f"{slug}-mean", _mean(position), f"its mean over the {axis}s")

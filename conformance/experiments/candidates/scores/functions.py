@@ -11,6 +11,7 @@ from conformance.experiments.candidates.functions import ACTIVATIONS, FORMATS, N
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
 from conformance.experiments.candidates.scores.families import Family, fitting, plus
 from conformance.experiments.candidates.scores.places import (
+    ADDED,
     HEADS,
     INPUTS,
     PROJECTIONS,
@@ -23,7 +24,7 @@ from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 
-PLACES = (*HEADS, *PROJECTIONS, SIMILARITY, *INPUTS)
+PLACES = (*HEADS, *PROJECTIONS, SIMILARITY, *INPUTS, ADDED)
 
 Change = Callable[[State, NDArray], NDArray]
 
@@ -144,7 +145,7 @@ CURVES: tuple[tuple[str, str, Callable[[NDArray, float], NDArray], tuple[float, 
 def curves(places: tuple[Place, ...]) -> Iterator[Family]:
     """Functions of each number at a place that have a number themselves, and powers of lengths."""
     for place in places:
-        if place not in (*HEADS, SIMILARITY):
+        if place not in (*HEADS, SIMILARITY, ADDED):
             continue
         for name, words, function, starts in CURVES:
 

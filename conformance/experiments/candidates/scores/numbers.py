@@ -24,6 +24,7 @@ from mha_core import AttentionConfig
 LEFT = 1e-6
 """Of the difference, what a family may leave before its number is looked for in every layer; 1 is all of it."""
 
+SMALL = 0.0625
 STEPS = 14
 PROMISING = 8
 """Families whose number is looked for in several steps, and pairs of families that are tried."""
@@ -48,13 +49,13 @@ Screened = tuple[Family, NDArray]
 
 
 def _screened(target: Target, families: Sequence[Family]) -> list[Screened]:
-    """Each family that has a neutral number, with the change of the scores by 1 more."""
+    """Each family that has a neutral number, with the change of the scores by SMALL more."""
     before = target.off()
     found = []
     for family in families:
         if family.neutral is None or before is None:
             continue
-        off = target.off(family.at(family.neutral + 1.0))
+        off = target.off(family.at(family.neutral + SMALL))
         if off is not None and off.shape == before.shape:
             change = before - off
             if np.abs(change).max(initial=0.0) > 1e-9 * target.size:
@@ -215,11 +216,20 @@ def _hidden(power: float) -> Base:
     return lambda config: float(config.score_dim or 1.0) ** power
 
 
+POWERS = (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("1 / {}^2", -2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+
 BASES: dict[str, tuple[Base, Callable[[AttentionConfig], bool]]] = {
     "": (lambda config: 1.0, lambda config: True),
     **{
         words.format("scale"): (_scale(power), lambda config: bool(config.scale))
-        for words, power in (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+        for words, power in (
+            ("{}", 1.0),
+            ("1 / {}", -1.0),
+            ("{}^2", 2.0),
+            ("1 / {}^2", -2.0),
+            ("sqrt({})", 0.5),
+            ("1 / sqrt({})", -0.5),
+        )
     },
     **{
         words.format("score_dim"): (_hidden(power), lambda config: config.score_dim is not None)
@@ -227,7 +237,14 @@ BASES: dict[str, tuple[Base, Callable[[AttentionConfig], bool]]] = {
     },
     **{
         words.format("softcap"): (_cap(power), lambda config: config.softcap is not None)
-        for words, power in (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("sqrt({})", 0.5), ("1 / sqrt({})", -0.5))
+        for words, power in (
+            ("{}", 1.0),
+            ("1 / {}", -1.0),
+            ("{}^2", 2.0),
+            ("1 / {}^2", -2.0),
+            ("sqrt({})", 0.5),
+            ("1 / sqrt({})", -0.5),
+        )
     },
 }
 """Numbers of the config on which a measured one may depend besides sizes, and whether a config has them."""

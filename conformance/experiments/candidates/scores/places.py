@@ -55,7 +55,7 @@ class Place:
         slug, sentence = f"{self.slug}-{slug}", f"{self.name} are {words}."
 
         def where(state: State, array: NDArray) -> NDArray:
-            return change(state, array) if self.when(state) else array
+            return array if array is None or not self.when(state) else change(state, array)
 
         if self.parameter == BIAS:
             return around(self.step, slug, _biased(where), sentence, self.fix)
