@@ -60,10 +60,7 @@ def test_subjects_without_gradients_are_not_asked() -> None:
 
     subject = BuggySubject()
     subject.prepare = prepare  # type: ignore[method-assign]
-    lab = Lab(subject)
-    asked = lab.questions
-    assert not Search(lab).run(PROBES).differs
-    assert lab.questions == asked
+    assert Search(Lab(subject)).run(PROBES).outcomes == ()
 
 
 def _wrong_scores(q: Tensor, k: Tensor, config: AttentionConfig) -> Tensor:

@@ -114,7 +114,9 @@ def _constant_but(rest: NDArray, sample: Sample, axes: tuple[int, ...], way: str
     low = np.where(known, rest, np.inf).min(axis=others)
     high = np.where(known, rest, -np.inf).max(axis=others)
     some = known.any(axis=others)
-    tolerance = sample.tolerance if way == "plus" else 100.0 / FAR * sample.unit * float(np.nanmax(np.abs(rest)))
+    tolerance = (
+        sample.tolerance if way == "plus" else 100.0 / FAR * sample.unit * float(np.nanmax(np.abs(rest), initial=0.0))
+    )
     with np.errstate(all="ignore"):
         if not (high - low <= 2.0 * tolerance)[some].all() or not some.any():
             return None
