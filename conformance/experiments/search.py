@@ -16,6 +16,7 @@ from conformance.cases.select import select_by_id
 from conformance.discovery import members
 from conformance.experiments import probes as folder
 from conformance.experiments.behaviour import Behaviour, observe
+from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.changes.expressions import SIZES
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import is_measured
@@ -233,7 +234,7 @@ class Search:
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
             if whole:
-                return self._distinct(whole)
+                return self._likeliest(self._distinct(whole))
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
@@ -241,6 +242,17 @@ class Search:
     def _fits_passed(self, model: Model) -> bool:
         """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""
         return all(self._fits_all(model, problems, probe) for probe, problems in reversed(self._passed))
+
+    def _likeliest(self, models: list[Model]) -> list[Model]:
+        """The models; if there are more than can be followed, those first that give most calls of other lengths."""
+        if len(models) <= BEAM:
+            return models
+        controls = [problem for problem in other_lengths(self.lab.configs) if self.lab.ask(problem) is not None]
+
+        def wrong(model: Model) -> int:
+            return sum(not fits(self.lab, self.variants, problem, model) for problem in controls)
+
+        return sorted(models, key=wrong)
 
     def _extended(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[tuple[Model, int]]:
         """Each extension of a model that explains more of the problems' arrays than it, and how many it explains.

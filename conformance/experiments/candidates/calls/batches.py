@@ -39,11 +39,12 @@ def of_scores(view: View) -> Iterator[Bug]:
 def of_some(view: View) -> Iterator[Bug]:
     """What befalls some items, or batches of some sizes."""
     most = max((problem.sizes.batch for problem in view.problems), default=1)
+    numbers = range(1, most + 1)
     conditions = (
-        consistent((*of_places("item", most),), seen_places(view, view.problems, "item"))[:MOST_NAMED]
-        + consistent(of_sizes("item", most), seen_calls(view, view.problems))[:MOST_NAMED]
+        consistent((*of_places("item", numbers),), seen_places(view, view.problems, "item"))[:MOST_NAMED]
+        + consistent(of_sizes("item", numbers), seen_calls(view, view.problems))[:MOST_NAMED]
     )
-    yield from reordered("item", most)
+    yield from reordered("item", range(2, min(most, 9) + 1))
     yield from factors_where(view, list(view.differing())[:4], conditions)
     yield from simple_where(conditions)
     yield from filed_where(conditions)

@@ -51,19 +51,34 @@ Seen = tuple[CallSizes, NDArray[np.bool_]]
 """Sizes, and where a subject differed there: one bool for each place of an axis, or one alone."""
 
 
-def consistent(conditions: Iterable[Condition], seen: Sequence[Seen]) -> list[Condition]:
-    """The conditions that hold wherever something differed, and for at least one that did not; the tightest first."""
+def consistent(conditions: Iterable[Condition], seen: Sequence[Seen], *, exactly: bool = False) -> list[Condition]:
+    """The conditions that hold wherever something differed, but not everywhere; the tightest first.
+
+    With `exactly` those alone that hold nowhere else.
+    """
+    if not any(bool(np.any(differs)) for _, differs in seen):
+        return []
     found: list[tuple[int, Condition]] = []
     for condition in conditions:
-        slack, fits = 0, any(bool(np.any(differs)) for _, differs in seen)
-        for sizes, differs in seen:
-            holds = np.asarray(condition.holds(sizes), bool)
-            fits = fits and not bool((differs & ~holds).any())
-            slack += int((holds & ~differs).sum())
-        if fits and any(not np.all(condition.holds(sizes)) for sizes, _ in seen):
+        slack = _slack(condition, seen, 0 if exactly else None)
+        if slack is not None:
             found.append((slack, condition))
     found.sort(key=lambda one: one[0])
     return [condition for _, condition in found[:MOST]]
+
+
+def _slack(condition: Condition, seen: Sequence[Seen], most: int | None) -> int | None:
+    """At how many places it holds though nothing differed; None if it does not hold where something did, or always."""
+    slack, always = 0, True
+    for sizes, differs in seen:
+        holds = np.asarray(condition.holds(sizes), bool)
+        if (differs & ~holds).any():
+            return None
+        always = always and bool(holds.all())
+        slack += int((holds & ~differs).sum())
+        if most is not None and slack > most:
+            return None
+    return None if always else slack
 
 
 def only_where(bug: Bug, condition: Condition) -> Bug | None:
@@ -144,9 +159,9 @@ _LENGTH_RULES: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
 )
 
 
-def of_sizes(axis: str, most: int) -> Iterator[Condition]:
-    """Conditions on how many items, queries or keys a call has, with numbers up to `most`."""
-    for n in range(1, most + 1):
+def of_sizes(axis: str, numbers: Iterable[int]) -> Iterator[Condition]:
+    """Conditions on how many items, queries or keys a call has, with these numbers."""
+    for n in numbers:
         for slug, words, rule in _SIZE_RULES:
             name = slug.format(n, PLURAL[axis])
             yield Condition(name, words.format(n, PLURAL[axis]), None, _of_size(SIZE[axis], rule, n))
@@ -156,10 +171,10 @@ def _of_size(size: Callable[[CallSizes], int], rule: Callable[[int, int], bool],
     return lambda sizes: rule(size(sizes), n)
 
 
-def of_places(axis: str, most: int) -> Iterator[Condition]:
-    """Conditions on the place of an item, query or key, with numbers up to `most`."""
+def of_places(axis: str, numbers: Iterable[int]) -> Iterator[Condition]:
+    """Conditions on the place of an item, query or key, with these numbers."""
     many = PLURAL[axis]
-    for k in range(1, most + 1):
+    for k in numbers:
         for slug, words, rule in _PLACE_RULES:
             name = f"{many}-{slug.format(k)}"
             yield Condition(name, f"in {many} {words.format(k)}", axis, _of_place(SIZE[axis], rule, k))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,9 @@ _NUMBERED: tuple[tuple[str, str, Callable[[NDArray, int, int], NDArray]], ...] =
 """(slug, words, (places, length, number) -> which place each reads, -1 for zeros)."""
 
 
-def numbered_rules(most: int) -> Iterator[tuple[str, str, Rule]]:
+def numbered_rules(numbers: Iterable[int]) -> Iterator[tuple[str, str, Rule]]:
     """Orders of an axis that depend on a number: (slug, words, rule)."""
-    for n in range(2, most + 1):
+    for n in numbers:
         for slug, words, rule in _NUMBERED:
             yield slug.format(n), words.format(n), _with_number(rule, n)
 
@@ -62,11 +62,11 @@ def _reversed_in(place: NDArray, size: int, n: int) -> NDArray:
     return last - place % n
 
 
-def reordered(axis: str, most: int) -> Iterator[Bug]:
-    """Another order of the places of an axis in each step that has it, with numbers up to `most`."""
+def reordered(axis: str, numbers: Sequence[int]) -> Iterator[Bug]:
+    """Another order of the places of an axis in each step that has it, with these numbers."""
     named = [(name, words, rule) for name, (words, rule) in RULES.items()] if axis != "item" else []
     for step in ROWS[axis]:
-        for slug, words, rule in (*named, *numbered_rules(most)):
+        for slug, words, rule in (*named, *numbered_rules(numbers)):
             place = AXIS[axis][step]
             yield on_step(
                 step,
