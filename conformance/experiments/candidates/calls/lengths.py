@@ -30,11 +30,13 @@ from conformance.experiments.candidates.calls.places import (
 )
 from conformance.experiments.candidates.calls.reach import unasked
 from conformance.experiments.designs import EQUAL_SCORES, generic
-from conformance.experiments.view import View
+from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
 
-SWEEP: tuple[tuple[int, int], ...] = (
+Sizes = tuple[int, int]
+
+SWEEP: tuple[Sizes, ...] = (
     *((2, keys) for keys in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 33)),
     *((queries, 3) for queries in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 33)),
     *((4, 4), (5, 5), (8, 8), (9, 5)),
@@ -66,11 +68,21 @@ def _read(config: AttentionConfig) -> tuple[Problem, ...]:
     return tuple(generic(config, seed=1, query_len=one, key_len=other) for one, other in READ)
 
 
+def some_of_sweep(
+    configs: Sequence[AttentionConfig], *, equal: Sequence[Sizes], generic: Sequence[Sizes]
+) -> list[Problem]:
+    """Some calls of the sweep, with equal and with generic scores."""
+    found = []
+    for config in configs[:1]:
+        for sizes, equal_scores in ((equal, True), (generic, False)):
+            found += [sweep(config, equal_scores=equal_scores)[SWEEP.index(one)] for one in sizes]
+    return found
+
+
 def other_lengths(configs: Sequence[AttentionConfig]) -> list[Problem]:
-    """A few calls of the sweep, some with equal scores: what a model must give if it is more than an accident."""
+    """A few calls of the sweep: what a model must give if it is more than an accident."""
     few = ((2, 4), (2, 9), (7, 3), (5, 5))
-    swept = [sweep(config, equal_scores=equal) for config in configs[:1] for equal in (True, False)]
-    return [problems[SWEEP.index(sizes)] for problems in swept for sizes in few]
+    return some_of_sweep(configs, equal=few, generic=few)
 
 
 def of_lengths(view: View) -> Iterator[Bug]:
@@ -95,7 +107,14 @@ def of_some_lengths(view: View) -> Iterator[Bug]:
 def _of_sweeps(view: View, *, exactly: bool) -> Iterator[Bug]:
     for equal_scores in (True, False):
         problems = [one for config in view.lab.configs[:1] for one in sweep(config, equal_scores=equal_scores)]
-        yield from _of_sweep(view, problems, exactly)
+        answered = [problem for problem in problems if view.lab.ask(problem) is not None]
+        order = sorted(answered, key=lambda problem: fits(view.lab, view.variants, problem, view.model))
+        tried: set[str] = set()
+        for bug in _of_sweep(view, answered, exactly):
+            model = (*view.model, bug)
+            if bug.id not in tried and all(fits(view.lab, view.variants, problem, model) for problem in order):
+                yield bug
+            tried.add(bug.id)
 
 
 def _of_sweep(view: View, problems: Sequence[Problem], exactly: bool) -> Iterator[Bug]:

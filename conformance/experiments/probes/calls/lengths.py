@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.calls.lengths import of_lengths, of_some_lengths, sweep
+from conformance.experiments.candidates.calls.lengths import of_lengths, of_some_lengths, some_of_sweep
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -18,14 +18,16 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import bugs_of_large_blocks
 
 MEDIUM = ((17, 33), (33, 15), (31, 32), (3, 65), (65, 5), (64, 63))
-LARGE = ((2, 129), (130, 3), (127, 128), (2, 257), (257, 2), (256, 255), (3, 515), (515, 3))
+LARGE = ((2, 129), (130, 2), (2, 257), (257, 2), (2, 515), (515, 2))
+
+
+EQUAL = ((2, 4), (2, 7), (2, 17), (7, 3))
+GENERIC = ((2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 13), (2, 33), (4, 3), (7, 3), (9, 3), (33, 3), (5, 5), (8, 8))
+"""Of the sweep, what every subject is asked; all of it if these show anything."""
 
 
 def _small(lab: Lab) -> Sequence[Problem]:
-    return [
-        *(one for config in lab.configs[:1] for one in sweep(config, equal_scores=True)),
-        *(one for config in lab.configs[:1] for one in sweep(config, equal_scores=False)),
-    ]
+    return some_of_sweep(lab.configs, equal=EQUAL, generic=GENERIC)
 
 
 def _of_sizes(sizes: Sequence[tuple[int, int]]) -> Callable[[Lab], Sequence[Problem]]:
