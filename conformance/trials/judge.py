@@ -196,7 +196,9 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
             claimed = _arrays(model, problem, truth.gradients)
         except (CannotExpress, SubjectFailed):
             claimed = reference  # a model that can't be made there says nothing against the right answer
-        effect = distance(given, reference)
+        if any(name not in reference for name in given) or not given:
+            continue  # of its gradients it shows none here
+        effect = distance(given, {name: reference[name] for name in given})
         if not alike(claimed, given, effect, truth.roundoff):
             return False
         acting += effect > EFFECT

@@ -53,12 +53,15 @@ def by(key: Callable[[Outcome], str], outcomes: Iterable[Outcome]) -> dict[str, 
     return found
 
 
-def to_json(outcomes: Sequence[Outcome], *, seed: int, environment: dict[str, Any]) -> dict[str, Any]:
+def to_json(
+    outcomes: Sequence[Outcome], *, seed: int, experiments: bool, environment: dict[str, Any]
+) -> dict[str, Any]:
     """All figures, and every outcome."""
     groups = by(lambda one: one.group, outcomes)
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": seed,
+        "experiments": experiments,
         "environment": environment,
         "groups": {
             name: {

@@ -27,7 +27,8 @@ def outcome_of(data: dict[str, Any]) -> Outcome:
 def together(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all their outcomes, each id once, and those outcomes that were claimed wrongly."""
     found = {data["id"]: outcome_of(data) for report in reports for data in report["outcomes"]}
-    whole = to_json(list(found.values()), seed=reports[0]["seed"], environment=reports[0]["environment"])
+    asked = {name: reports[0][name] for name in ("seed", "experiments", "environment")}
+    whole = to_json(list(found.values()), **asked)
     whole["outcomes"] = [data for data in whole["outcomes"] if data["verdict"] is None or data["verdict"]["wrong"]]
     return whole
 

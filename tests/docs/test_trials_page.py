@@ -23,7 +23,7 @@ KEPT = json.loads(kept.KEPT.read_text())
 def test_every_group_and_kind_is_a_row():
     table = trials.table("groups")
     assert KEPT["schema_version"] == report.SCHEMA_VERSION
-    assert table.count("\n") == 1 + len(KEPT["groups"])
+    assert table.count("\n|") == 1 + len(KEPT["groups"])
     assert trials.GROUPS.keys() == set(report.GROUPS)
     kinds = trials.table("singles")
     assert all(f"\n| {kind} |" in kinds for kind in KEPT["groups"]["singles"]["kinds"])
@@ -32,7 +32,7 @@ def test_every_group_and_kind_is_a_row():
 def test_what_is_kept_of_reports_is_each_outcome_once():
     right, wrong = (Verdict(True, True, True, False, False, "so"), Verdict(True, False, False, True, False, "not so"))
     first, second = Outcome("1-0", "mask", "it", right, 1.0, 1.0), Outcome("1-1", "mask", "it", wrong, 1.0, 1.0)
-    reports = [report.to_json(some, seed=1, environment={}) for some in ([first, second], [second])]
+    reports = [report.to_json(some, seed=1, experiments=True, environment={}) for some in ([first, second], [second])]
     found = kept.together(json.loads(json.dumps(reports)))
     assert found["groups"]["singles"]["tried"] == 2
     assert [one["id"] for one in found["outcomes"]] == ["1-1"]

@@ -35,11 +35,13 @@ SHARES = {"differs": "seen", "stage": "right first stage", "described": "right d
 
 def table(of: str) -> str:
     """The table of all groups, or that of the kinds of fault of one group."""
-    groups = json.loads(kept.KEPT.read_text("utf-8"))["groups"]
+    report = json.loads(kept.KEPT.read_text("utf-8"))
+    groups = report["groups"]
     rows = {GROUPS[name]: found for name, found in groups.items()} if of == "groups" else groups[of]["kinds"]
     heading = "| | tried | " + " | ".join(SHARES.values()) + " | median | worst |"
     lines = [heading, "|---|" + "---:|" * (len(SHARES) + 3)]
-    return "\n".join([*lines, *(_row(label, found) for label, found in rows.items())])
+    how = "Tried with experiments." if report["experiments"] else "Tried without experiments, by the zoo alone."
+    return "\n".join([*lines, *(_row(label, found) for label, found in rows.items()), "", how])
 
 
 def _row(label: str, found: dict[str, Any]) -> str:

@@ -134,7 +134,10 @@ def trials(asked: TrialsOptions) -> None:
         from mha_core.files.writing import write_json
 
         environment = to_json([], {})["environment"]
-        write_json(asked.json_path, report.to_json(outcomes, seed=asked.seed, environment=environment))
+        write_json(
+            asked.json_path,
+            report.to_json(outcomes, seed=asked.seed, experiments=asked.experiments, environment=environment),
+        )
     wrong = any(one.verdict is not None and one.verdict.wrong for one in outcomes)
     failed = interrupted or any(one.verdict is None for one in outcomes)
     sys.exit(DIFFERENT if wrong else COULD_NOT_RUN if failed else EQUAL)

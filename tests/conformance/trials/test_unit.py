@@ -103,7 +103,7 @@ OUTCOMES = [
 
 
 def test_figures_are_by_group_and_kind():
-    found = report.to_json(OUTCOMES, seed=1, environment={})
+    found = report.to_json(OUTCOMES, seed=1, experiments=True, environment={})
     assert list(found["groups"]) == ["singles", "pairs", "triples", "gradients", "zoo"]
     singles = found["groups"]["singles"]
     assert (singles["tried"], singles["stage"], singles["described"], singles["wrong"]) == (3, 1, 1, 1)
