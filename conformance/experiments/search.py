@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from conformance.cases.problem import Problem
 from conformance.cases.select import select_by_id
@@ -17,12 +18,11 @@ from conformance.discovery import members
 from conformance.experiments import probes as folder
 from conformance.experiments.behaviour import Behaviour, observe
 from conformance.experiments.candidates.calls.lengths import other_lengths
-from conformance.experiments.changes.expressions import SIZES
 from conformance.experiments.lab import Lab
-from conformance.experiments.measured import is_measured
 from conformance.experiments.probe import Probe
+from conformance.experiments.ranking import distinct
 from conformance.experiments.readings.differences import own_gradients
-from conformance.experiments.view import View, agreeing, fits
+from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
@@ -227,14 +227,21 @@ class Search:
         for size in range(rounds):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
+            helpful: list[tuple[Model, list[Model]]] = []
+            view = View(self.lab, self.variants, (), problems, probe.gradients)
             for base in (*bases, *(earlier if size == 0 else ())):
-                for bugs, right in self._extended(probe, base, problems):
+                # What helps one of several models that give the same here is what helps the others.
+                only = next((bugs for other, bugs in helpful if alike(view, other, base)), None)
+                extended = list(self._extended(probe, base, problems, only))
+                if only is None:
+                    helpful.append((base, [bugs[len(base) :] for bugs, _ in extended]))
+                for bugs, right in extended:
                     if right < arrays:
                         partly.append((right, bugs))
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
             if whole:
-                return self._likeliest(self._distinct(whole))
+                return self._likeliest(distinct(whole))
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
@@ -254,10 +261,13 @@ class Search:
 
         return sorted(models, key=wrong)
 
-    def _extended(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[tuple[Model, int]]:
+    def _extended(
+        self, probe: Probe, base: Model, problems: tuple[Problem, ...], only: Sequence[Model] | None = None
+    ) -> Iterator[tuple[Model, int]]:
         """Each extension of a model that explains more of the problems' arrays than it, and how many it explains.
 
         The arrays are the outputs, or all gradients: of two wrong steps of one problem the first may explain some.
+        With `only`, these are the extensions that are tried.
         """
         before = [self._agreeing(base, problem, probe) for problem in problems]
         explained = sum(map(sum, before))
@@ -265,7 +275,7 @@ class Search:
         order = sorted(range(len(problems)), key=lambda index: all(before[index]))
         view = View(self.lab, self.variants, base, problems, probe.gradients)
         tried: set[str] = {bug.id for bug in base}
-        for proposed in (*self.zoo, *self._proposed(probe, view)):
+        for proposed in chain(self.zoo, self._proposed(probe, view)) if only is None else only:
             bugs = proposed if isinstance(proposed, tuple) else (proposed,)
             name = "+".join(bug.id for bug in bugs)
             if name in tried or (probe.gradients and any(bug.forward for bug in bugs)):
@@ -284,6 +294,7 @@ class Search:
                     right = -1
                     break
             if right > explained:
+                view.explained |= right == sum(map(len, before))
                 yield model, right
 
     def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
@@ -293,34 +304,6 @@ class Search:
             for other in all_probes():
                 if other.everywhere and other.propose is not probe.propose:
                     yield from other.propose(view)
-
-    def _distinct(self, models: Sequence[Model]) -> list[Model]:
-        """The models, each set of bugs once: those of few bugs, of bugs on file and of short numbers first.
-
-        What changes other steps comes before a further change of the same ones: later probes can tell steps apart.
-        """
-        found: dict[frozenset[str], Model] = {}
-        for model in models:
-            found.setdefault(frozenset(bug.id for bug in model), model)
-        ranked = sorted(found.values(), key=_length)
-        turns: dict[tuple[object, ...], int] = {}
-        places: list[tuple[int, int, int]] = []
-        for model in ranked:
-            kind = len(model), *(bug.steps for bug in model)
-            turns[kind] = turns.get(kind, 0) + 1
-            places.append((len(model), turns[kind], len(places)))
-        return [ranked[place] for *_, place in sorted(places)]
-
-
-def _length(model: Model) -> tuple[int, int, int, str]:
-    """How long the description of a model is: its bugs, those that are not on file, their numbers and sizes.
-
-    A size counts as three digits: a number that was the same everywhere is rather 0.25 than 1 / (a size that was 4).
-    """
-    names = "+".join(bug.id for bug in model)
-    digits = sum(character.isdigit() for character in names)
-    sizes = sum(names.count(name.replace(" ", "")) for name in SIZES)
-    return len(model), sum(map(is_measured, model)), digits + 3 * sizes, names
 
 
 def measure(

@@ -40,6 +40,7 @@ class View:
         model: the bugs that explain all probes before this one.
         problems: those of this probe that the subject answered.
         gradients: whether this probe compares gradients.
+        explained: whether one of the candidates so far explains all problems; a reading that costs much may be spared.
     """
 
     lab: Lab
@@ -47,6 +48,7 @@ class View:
     model: tuple[Bug, ...]
     problems: tuple[Problem, ...]
     gradients: bool = False
+    explained: bool = False
 
     @property
     def got(self) -> Asked:
@@ -115,6 +117,18 @@ def agreeing(
         return {name: bool(np.all(_within(made[name], arrays[name], allowed[name]))) for name in names}
     near = lab.nearness.near
     return {name: name in made and near(made[name], arrays[name], allowed[name]) for name in names}
+
+
+def alike(view: View, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
+    """Whether two models give the same arrays in a probe's problems."""
+    for problem in view.problems:
+        a, b = (view.variants.run(view.lab.rounded(problem), model, gradients=view.gradients) for model in (one, other))
+        if not a or not b:
+            return False
+        names = [name for name in a if is_gradient(name)] if view.gradients else ["output"]
+        if not all(name in b and view.lab.nearness.near(a[name], b[name], 0.0) for name in names):
+            return False
+    return True
 
 
 def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:

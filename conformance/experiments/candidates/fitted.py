@@ -1,50 +1,118 @@
-"""Changes that were fitted to what was read off, as bugs of every step or parameter that they may be of."""
+"""Changes that were fitted to what was read off, as bugs of the step or parameter that was read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.steps import PLACES, change_of_parameter, change_on
-from conformance.experiments.changes.fit import fit
-from conformance.experiments.changes.sample import Sample, Setting
-from conformance.experiments.readings.weights import Answer
-from conformance.experiments.view import View
+from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on
+from conformance.experiments.changes.fit import factors, fit
+from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.readings.projection import read_output_weight, read_value_weight
+from conformance.experiments.readings.values import read_heads, read_lone_input, read_lone_values, read_merged
+from conformance.experiments.readings.weights import Answer, read_weights
+from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
 
-Reading = Callable[[Answer, Problem], "NDArray | None"]
+Propose = Callable[[View], Iterator[Bug]]
 
 
-def samples_by(view: View, reading: Reading, axes: tuple[str, ...]) -> list[Sample]:
+class Reading(NamedTuple):
+    """A step or a parameter, and how it is read; its axes are those of its place."""
+
+    name: str
+    read: Callable[[Answer, Problem], NDArray | None]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return (PARAMETERS[self.name][1] if self.name in PARAMETERS else PLACES[self.name]).axes
+
+    def bug(self, change: Change) -> Bug:
+        return change_of_parameter(self.name, change) if self.name in PARAMETERS else change_on(self.name, change)
+
+
+def _merged_values(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, 1, G * dv): the values of a problem with one key before they are split."""
+    values = read_lone_values(answer, problem)
+    return None if values is None else values.swapaxes(1, 2).reshape(len(values), 1, -1)
+
+
+def _value_bias(answer: Answer, problem: Problem) -> NDArray | None:
+    values = _merged_values(answer, problem)
+    return None if values is None else values[0, 0]
+
+
+def _output_bias(answer: Answer, problem: Problem) -> NDArray | None:
+    output = answer(problem)
+    return None if output is None else output[0, 0]
+
+
+OUTPUT = Reading("output", lambda answer, problem: answer(problem))
+MERGED = Reading("merged", read_merged)
+HEADS = Reading("heads", read_heads)
+VALUES = Reading("new_values", read_lone_values)
+PROJECTED = Reading("v_proj", _merged_values)
+INPUT = Reading("value_inputs", read_lone_input)
+KEPT_WEIGHTS = Reading("kept_weights", read_weights)
+VALUE_WEIGHT = Reading("v_proj.weight", read_value_weight)
+OUTPUT_WEIGHT = Reading("out_proj.weight", read_output_weight)
+VALUE_BIAS = Reading("v_proj.bias", _value_bias)
+OUTPUT_BIAS = Reading("out_proj.bias", _output_bias)
+
+
+def samples_by(view: View, reading: Reading) -> list[Sample]:
     """What is read of the subject beside what is read of the model, for each problem that both answer."""
     found = []
     for problem in view.problems:
-        measured = reading(view.got, problem)
-        expected = None if measured is None else reading(view.made, problem)
-        if measured is not None and expected is not None:
+        measured = reading.read(view.got, problem)
+        expected = None if measured is None else reading.read(view.made, problem)
+        if measured is not None and expected is not None and measured.shape == expected.shape:
             setting = Setting(problem.config, problem.sizes)
-            found.append(Sample(measured, expected, axes, setting, unit=100 * view.lab.unit))
+            found.append(Sample(measured, expected, reading.axes, setting, unit=100 * view.lab.unit))
     return found
 
 
-def fitted_steps(view: View, reading: Reading, axes: tuple[str, ...], steps: Iterable[str] = PLACES) -> Iterator[Bug]:
-    """Every change that is read off, on each of the steps: later probes tell on which it is."""
-    samples = samples_by(view, reading, axes)
-    changes = fit(samples) if samples else []
-    for change in changes:
-        for step in steps:
-            yield change_on(step, change)
+def fitted(view: View, reading: Reading) -> Iterator[Bug]:
+    """Every change that is read off."""
+    samples = samples_by(view, reading)
+    with np.errstate(all="ignore"):
+        for change in fit(samples) if samples else []:
+            # Another order and a factor on top of it are two faults: probes that are blind to orders show the factor.
+            if not change.slug.startswith("0-of-it-"):
+                yield reading.bug(change)
 
 
-def fitted_parameter(view: View, reading: Reading, axes: tuple[str, ...], name: str) -> Iterator[Bug]:
-    """Every change of a parameter that is read off."""
-    samples = samples_by(view, reading, axes)
-    for change in fit(samples) if samples else []:
-        yield change_of_parameter(name, change)
+def factors_on(view: View, reading: Reading, names: Sequence[str] = ()) -> Iterator[Bug]:
+    """The factor that is read off, on the step that is read, and on others."""
+    samples = samples_by(view, reading)
+    if not any(sample.differs for sample in samples):
+        return
+    with np.errstate(all="ignore"):
+        for change in factors(samples):
+            yield reading.bug(change)
+            for name in names:
+                yield change_on(name, change)
 
 
-def output_of(answer: Answer, problem: Problem) -> NDArray | None:
-    """The output itself, as a reading."""
-    return answer(problem)
+def whole_first(view: View, problems: Sequence[Problem], whole: Propose, isolated: Propose) -> Iterator[Bug]:
+    """What explains problems in which everything can show; only if nothing does, what explains the probe's own.
+
+    In a probe that makes much alike many faults look the same: their candidates would hide the right one.
+    """
+    answered = tuple(problem for problem in problems if view.got(problem) is not None)
+    wide = replace(view, problems=answered)
+    differing = tuple(wide.differing())
+    found = False
+    if differing:
+        for bug in whole(wide):
+            model = (*view.model, bug)
+            if all(fits(view.lab, view.variants, problem, model) for problem in (*differing, *answered)):
+                found = wide.explained = True
+                yield bug
+    if not found:
+        yield from isolated(view)

@@ -51,6 +51,21 @@ PROJECTED: dict[str, tuple[str, Read]] = {
     ),
 }
 MERGED: dict[str, tuple[str, Read]] = {"the-merged-heads": ("the merged heads", lambda s, x: s["merged"])}
+HEADS: dict[str, tuple[str, Read]] = {
+    "the-mean-value": (
+        "the mean of the head's values",
+        lambda s, x: s.heads_of("values").mean(axis=2, keepdims=True),
+    ),
+    "the-sum-of-values": ("the sum of the head's values", lambda s, x: s.heads_of("values").sum(axis=2, keepdims=True)),
+    "the-first-value": ("the head's value at the first key", lambda s, x: s.heads_of("values")[:, :, :1]),
+    "the-last-value": ("the head's value at the last key", lambda s, x: s.heads_of("values")[:, :, -1:]),
+    "the-value-at-its-place": ("the head's value at the query's place", lambda s, x: s.heads_of("values")),
+    "the-query": ("the head's query", lambda s, x: s["queries"]),
+    "the-highest-value": (
+        "the highest of the head's values",
+        lambda s, x: s.heads_of("values").max(axis=2, keepdims=True),
+    ),
+}
 POSITIONS: dict[str, tuple[str, Read]] = {
     "the-position": ("the position, counted from 0,", lambda s, x: np.arange(x.shape[1])[None, :, None] * 1.0),
     "the-position-from-1": (
@@ -68,6 +83,7 @@ POSITIONS: dict[str, tuple[str, Read]] = {
 SOURCES: dict[str, dict[str, tuple[str, Read]]] = {
     "value_inputs": {name: source for name, source in {**INPUTS, **POSITIONS}.items() if name != "the-value-input"},
     "v_proj": {**INPUTS, **PROJECTED_BEFORE, **POSITIONS},
+    "heads": HEADS,
     "merged": {**INPUTS, **PROJECTED, **POSITIONS},
     "output": {**INPUTS, **PROJECTED, **MERGED, **POSITIONS},
 }

@@ -4,37 +4,36 @@ One key alone has the weight 1, so a value input that is a unit vector shows a c
 heads that read it; and W_v that passes one channel of one value head shows a column of W_o, or the sum of the columns
 of the query heads that read that head:
 
-    W_o = [1 at (c, c0 + c)]:  output[c] = merged[c0 + c] = (R W_v)[c0 + c, k]    for values = e_k
+    W_o = [1 at (c, c0 + c)]:  output[c] = merged[c0 + c] = (R W_v)[c0 + c, k]      values = e_k
     W_v = [1 at (k, 0)]:       output[c] = sum over heads h of group k // dv of W_o[c, h dv + k % dv]
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
-from conformance.experiments.readings.values import read_merged
+from conformance.experiments.readings.values import read_lone_values
 from conformance.experiments.readings.weights import Answer
 
 
 def read_value_weight(answer: Answer, problem: Problem) -> NDArray | None:
-    """(H * dv, Dv): the rows of v_proj.weight that reach each merged channel, from a problem with one key.
+    """(G * dv, Dv): v_proj.weight as the first query head of each group sees it, from a problem with one key.
 
     None if an answer was refused, or the layer takes no other weights.
     """
-    config, sizes = problem.config, problem.sizes
-    if not config.projections or getattr(answer, "fixed", None) is not None:
+    if not problem.config.projections or getattr(answer, "fixed", None) is not None:
         return None
     columns = []
-    for channel in range(config.value_dim):
-        values = np.zeros((sizes.batch, 1, config.value_dim))
-        values[..., channel] = 1.0
-        column = read_merged(answer, changed(problem, {"v_proj.bias": 0.0}, values=values))
+    for one in _units(problem):
+        column = read_lone_values(answer, one)
         if column is None:
             return None
-        columns.append(column[0, 0])
+        columns.append(column[0].ravel())
     return np.stack(columns, axis=-1)
 
 
@@ -43,17 +42,37 @@ def read_output_weight(answer: Answer, problem: Problem) -> NDArray | None:
 
     None if an answer was refused, or the layer takes no other weights.
     """
-    config, sizes = problem.config, problem.sizes
-    if not config.projections or getattr(answer, "fixed", None) is not None:
+    if not problem.config.projections or getattr(answer, "fixed", None) is not None:
         return None
     columns = []
-    values = np.ones((sizes.batch, 1, config.value_dim))
-    for channel in range(config.num_kv_heads * config.value_head_dim):
-        passing = np.zeros((config.num_kv_heads * config.value_head_dim, config.value_dim))
-        passing[channel, 0] = 1.0
-        zero_biases = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
-        column = answer(changed(problem, {"v_proj.weight": passing, **zero_biases}, values=values))
+    for one in _channels(problem):
+        column = answer(one)
         if column is None:
             return None
         columns.append(column[0, 0])
     return np.stack(columns, axis=-1)
+
+
+@lru_cache(maxsize=256)
+def _units(problem: Problem) -> tuple[Problem, ...]:
+    """Each channel of the value input alone: each problem once."""
+    shape = problem.sizes.batch, 1
+    return tuple(
+        changed(problem, {"v_proj.bias": 0.0}, values=np.broadcast_to(unit, (*shape, len(unit))))
+        for unit in np.eye(problem.config.value_dim)
+    )
+
+
+@lru_cache(maxsize=256)
+def _channels(problem: Problem) -> tuple[Problem, ...]:
+    """Each channel of the values alone."""
+    config = problem.config
+    width = config.num_kv_heads * config.value_head_dim
+    values = np.ones((problem.sizes.batch, 1, config.value_dim))
+    no_biases: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
+    found = []
+    for channel in range(width):
+        passing = np.zeros((width, config.value_dim))
+        passing[channel, 0] = 1.0
+        found.append(changed(problem, {"v_proj.weight": passing, **no_biases}, values=values))
+    return tuple(found)

@@ -7,12 +7,15 @@ As many calls as it takes for all channels. With one key the merged heads are th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed, selector
 from conformance.experiments.readings.weights import Answer
+from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
 
@@ -36,13 +39,62 @@ def read_merged(answer: Answer, problem: Problem) -> NDArray | None:
     if fixed is not None:
         return _solved(answer(problem), fixed) if config.output_dim >= width else None
     found = []
-    for first in range(0, width, config.output_dim):
-        passing = selector(config.output_dim, width, first)
-        output = answer(changed(problem, {"out_proj.weight": passing, "out_proj.bias": 0.0}))
+    for first, passing in _passing(problem):
+        output = answer(passing)
         if output is None:
             return None
         found.append(output[..., : width - first])
     return np.concatenate(found, axis=-1)
+
+
+@lru_cache(maxsize=2048)
+def _passing(problem: Problem) -> tuple[tuple[int, Problem], ...]:
+    """(the first channel that is passed, the problem that passes it and those after it): each problem once."""
+    config = problem.config
+    width = config.num_heads * config.value_head_dim
+    return tuple(
+        (first, changed(problem, {"out_proj.weight": selector(config.output_dim, width, first), "out_proj.bias": 0.0}))
+        for first in range(0, width, config.output_dim)
+    )
+
+
+def read_heads(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, H, Lq, dv): the heads before they are merged, if they are merged as they should be; or None."""
+    merged = read_merged(answer, problem)
+    return None if merged is None else split_heads(merged, problem.config.num_heads)
+
+
+def read_lone_values(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, G, 1, dv): the values of a problem with one key, as the first query of each group's first head sees them."""
+    heads = read_heads(answer, problem)
+    if heads is None or problem.sizes.key_len != 1:
+        return None
+    return heads[:, :: problem.config.num_heads // problem.config.num_kv_heads, :1]
+
+
+def read_lone_input(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, 1, Dv): the value input of a problem with one key, by W_v that passes its channels through; or None."""
+    config = problem.config
+    width = config.num_kv_heads * config.value_head_dim
+    if not config.projections or getattr(answer, "fixed", None) is not None:
+        return None
+    found = []
+    for first, passing in _passing_input(problem):
+        values = read_lone_values(answer, passing)
+        if values is None:
+            return None
+        found.append(values.swapaxes(1, 2).reshape(len(values), 1, width)[..., : config.value_dim - first])
+    return np.concatenate(found, axis=-1)
+
+
+@lru_cache(maxsize=1024)
+def _passing_input(problem: Problem) -> tuple[tuple[int, Problem], ...]:
+    config = problem.config
+    width = config.num_kv_heads * config.value_head_dim
+    return tuple(
+        (first, changed(problem, {"v_proj.weight": selector(width, config.value_dim, first), "v_proj.bias": 0.0}))
+        for first in range(0, config.value_dim, width)
+    )
 
 
 def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:

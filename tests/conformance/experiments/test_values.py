@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.probes.steps import equal_scores, one_key
 from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, BuggySubject, pipelines
 from conformance.zoo.registry import select
@@ -14,6 +15,10 @@ from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+OWN = (*one_key.PROBES, *equal_scores.PROBES)
+"""The probes from the values to the output."""
 
 
 class OutputOnly(BuggySubject):
@@ -119,19 +124,33 @@ def _same(model, bugs, problem):
 
 @pytest.mark.parametrize("name", list(SINGLES)[::3])
 def test_single(name):
-    found = measure(OutputOnly(SINGLES[name]), zoo=())
+    found = measure(OutputOnly(SINGLES[name]), zoo=(), probes=OWN)
     assert not found.unexplained
     assert is_right(found.models, (SINGLES[name],))
 
 
+PAIRS = (
+    ("value input times 0.83", "merged channels reversed"),
+    ("bias of the values reversed", "bias of the output times 1.7"),
+)
+
+
+@pytest.mark.parametrize("names", PAIRS)
+def test_pair(names):
+    bugs = tuple(SINGLES[name] for name in names)
+    found = measure(OutputOnly(*bugs), zoo=(), probes=OWN)
+    assert not found.unexplained
+    assert is_right(found.models, bugs)
+
+
 def test_what_was_read_is_said_with_its_number():
-    ((bug,), *_) = measure(OutputOnly(SINGLES["value input times 0.83"]), zoo=()).models
+    ((bug,), *_) = measure(OutputOnly(SINGLES["value input times 0.83"]), zoo=(), probes=OWN).models
     assert bug.sentence == "The value input is the definition's times 0.83."
     assert bug.stage == "values"
 
 
 def test_a_right_layer_has_no_finding():
-    found = measure(OutputOnly())
+    found = measure(OutputOnly(), probes=OWN)
     assert found.models == ((),)
     assert not found.unexplained
     assert not found.silent
@@ -139,4 +158,4 @@ def test_a_right_layer_has_no_finding():
 
 def test_a_bug_on_file_is_among_the_models():
     (bug,) = select(("merge-reversed",))
-    assert (bug,) in measure(OutputOnly(bug)).models
+    assert (bug,) in measure(OutputOnly(bug), probes=OWN).models

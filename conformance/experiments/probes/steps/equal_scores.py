@@ -6,20 +6,27 @@ output[b, i] = W_o R W_v (1 / Lk) sum_j x_j
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.amounts import added_amounts
-from conformance.experiments.candidates.fitted import fitted_steps, output_of
+from conformance.experiments.candidates.fitted import (
+    HEADS,
+    KEPT_WEIGHTS,
+    MERGED,
+    OUTPUT,
+    factors_on,
+    fitted,
+    whole_first,
+)
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.candidates.values import all_otherwise
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.readings.values import read_merged
-from conformance.experiments.readings.weights import read_weights
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -31,14 +38,11 @@ def _problems(
     weights: Mapping[str, float],
     values: Callable[[AttentionConfig, int], NDArray | float] = lambda config, keys: 1.0,
 ) -> Callable[[Lab], Sequence[Problem]]:
-    def problems(lab: Lab) -> Sequence[Problem]:
-        return [
-            generic(config, key_len=keys, weights=weights, values=values(config, keys))
-            for keys in KEY_LENGTHS
-            for config in lab.configs
-        ]
+    @lru_cache(maxsize=64)
+    def problem(config: AttentionConfig, keys: int) -> Problem:
+        return generic(config, key_len=keys, weights=weights, values=values(config, keys))
 
-    return problems
+    return lambda lab: [problem(config, keys) for keys in KEY_LENGTHS for config in lab.configs]
 
 
 def _same_value(config: AttentionConfig, keys: int) -> NDArray:
@@ -47,13 +51,24 @@ def _same_value(config: AttentionConfig, keys: int) -> NDArray:
     return np.tile(one, (1, keys, 1))
 
 
-def _from_sums(view: View) -> Iterator[Bug]:
-    """What differs in the output, in the merged heads, or in the weights that meet the values."""
+def _plain(view: View) -> Iterator[Bug]:
     yield from all_otherwise()
+    yield from factors_on(view, OUTPUT)
+    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "kept_weights", "merged"))
     yield from added_amounts(view)
-    yield from fitted_steps(view, output_of, ("item", "query", "channel"))
-    yield from fitted_steps(view, read_merged, ("item", "query", "channel"))
-    yield from fitted_steps(view, read_weights, ("item", "head", "query", "key"), ("kept_weights",))
+
+
+def _anything(view: View) -> Iterator[Bug]:
+    """What differs in the output, in the heads, or in the weights that meet the values."""
+    yield from _plain(view)
+    yield from positions_on(BESIDE)
+    for reading in (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED):
+        if not view.explained:
+            yield from fitted(view, reading)
+
+
+def _isolated(view: View) -> Iterator[Bug]:
+    return whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
 
 
 CHOICES = (0.0, -1.0, 0.5, 1.0, -0.5)
@@ -65,27 +80,24 @@ HIGHEST_SCORE = 600.0
 
 def _chosen_keys(lab: Lab) -> Sequence[Problem]:
     """Queries that choose one key each, or all; equal channels throughout, so that no order but the keys' counts."""
-    found = []
-    for config in lab.configs:
-        root = float(np.sqrt(HIGHEST_SCORE / (config.head_dim * config.softmax_scale)))
-        queries = root * np.tile(np.array([1.0, 0.0, -1.0])[None, :, None], (1, 1, config.query_dim))
-        keys = root * np.tile(np.array(CHOICES)[None, :, None], (1, 1, config.key_dim))
-        weights: dict[str, NDArray | float] = {
-            **NO_BIASES,
-            "q_proj.weight": np.full((config.num_heads * config.head_dim, config.query_dim), 1.0 / config.query_dim),
-            "k_proj.weight": np.full((config.num_kv_heads * config.head_dim, config.key_dim), 1.0 / config.key_dim),
-        }
-        found.append(generic(config, key_len=len(CHOICES), weights=weights, queries=queries, keys=keys))
-    return found
+    return [_chosen(config) for config in lab.configs]
 
 
-def _from_chosen(view: View) -> Iterator[Bug]:
-    """As for equal scores, and other orders of queries and keys."""
-    yield from _from_sums(view)
-    yield from positions_on(BESIDE)
+@lru_cache(maxsize=64)
+def _chosen(config: AttentionConfig) -> Problem:
+    root = float(np.sqrt(HIGHEST_SCORE / (config.head_dim * config.softmax_scale)))
+    queries = root * np.tile(np.array([1.0, 0.0, -1.0])[None, :, None], (1, 1, config.query_dim))
+    keys = root * np.tile(np.array(CHOICES)[None, :, None], (1, 1, config.key_dim))
+    weights: dict[str, NDArray | float] = {
+        **NO_BIASES,
+        "q_proj.weight": np.full((config.num_heads * config.head_dim, config.query_dim), 1.0 / config.query_dim),
+        "k_proj.weight": np.full((config.num_kv_heads * config.head_dim, config.key_dim), 1.0 / config.key_dim),
+    }
+    return generic(config, key_len=len(CHOICES), weights=weights, queries=queries, keys=keys)
 
 
 _WITHOUT_BIASES = {**NO_BIASES, **EQUAL_SCORES}
+_whole = _problems(_WITHOUT_BIASES)
 
 PROBES = (
     Probe(
@@ -93,21 +105,21 @@ PROBES = (
         "Equal scores and the same value at every key: only what the weights sum to, or a position, can show.",
         r"o_{bi} = W_o R W_v x \sum_j a_{ij}",
         _problems(_WITHOUT_BIASES, _same_value),
-        _from_sums,
+        _isolated,
     ),
     Probe(
         "equal-scores",
         "Equal scores, no biases: every key has the weight 1 / Lk, so only the sum over the keys can show.",
         r"o_{bi} = \frac{1}{L_k} W_o R W_v \sum_j x_{bj}",
-        _problems(_WITHOUT_BIASES),
-        _from_sums,
+        _whole,
+        _isolated,
     ),
     Probe(
         "equal-scores-with-biases",
         "Equal scores, with the biases of values and output.",
         r"o_{bi} = W_o R (W_v \bar{x}_b + b_v) + b_o",
         _problems(EQUAL_SCORES),
-        _from_sums,
+        _anything,
         unknown="what the sum over the keys does by itself: every call with equal scores was refused",
     ),
     Probe(
@@ -115,6 +127,6 @@ PROBES = (
         "Queries that give all weight to one key each: only which position is read can show.",
         r"o_{bi} = W_o R W_v x_{b j(i)}",
         _chosen_keys,
-        _from_chosen,
+        _anything,
     ),
 )

@@ -9,19 +9,34 @@ numbers (no order of its rows or columns shows), equal rows, or equal columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.amounts import added_amounts
-from conformance.experiments.candidates.fitted import fitted_parameter, fitted_steps, output_of
+from conformance.experiments.candidates.fitted import (
+    HEADS,
+    INPUT,
+    MERGED,
+    OUTPUT,
+    OUTPUT_BIAS,
+    OUTPUT_WEIGHT,
+    PROJECTED,
+    VALUE_BIAS,
+    VALUE_WEIGHT,
+    VALUES,
+    Reading,
+    factors_on,
+    fitted,
+    whole_first,
+)
+from conformance.experiments.candidates.parameters import parameters_otherwise
 from conformance.experiments.candidates.values import all_otherwise
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.readings.projection import read_output_weight, read_value_weight
-from conformance.experiments.readings.values import read_merged
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -37,14 +52,11 @@ def _problems(
 ) -> Callable[[Lab], Sequence[Problem]]:
     """One problem with one key for each config, with these weights and values."""
 
-    def problems(lab: Lab) -> Sequence[Problem]:
-        return [
-            generic(config, query_len=QUERY_LEN, key_len=1, weights=weights(config), values=values(config))
-            for config in lab.configs
-            if only(config)
-        ]
+    @lru_cache(maxsize=64)
+    def problem(config: AttentionConfig) -> Problem:
+        return generic(config, query_len=QUERY_LEN, key_len=1, weights=weights(config), values=values(config))
 
-    return problems
+    return lambda lab: [problem(config) for config in lab.configs if only(config)]
 
 
 # What makes a factor blind --------------------------------------------------------------------------
@@ -83,34 +95,39 @@ def _bias_problems(name: str) -> Callable[[Lab], Sequence[Problem]]:
 
 # What is read off -----------------------------------------------------------------------------------
 
+_whole = _problems(lambda config: NO_BIASES)
+_large = _problems(lambda config: NO_BIASES, lambda config: 10.0)
 
-def _from_output(view: View) -> Iterator[Bug]:
-    """What differs in the output or in the merged heads, and everything that needs no number."""
+
+def _plain(view: View) -> Iterator[Bug]:
+    """Everything that needs no number, other factors, and so much of something else."""
     yield from all_otherwise()
+    yield from factors_on(view, OUTPUT)
+    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "kept_weights", "merged"))
     yield from added_amounts(view)
-    yield from fitted_steps(view, output_of, ("item", "query", "channel"))
-    yield from fitted_steps(view, read_merged, ("item", "query", "channel"))
 
 
-def _from_weights(view: View) -> Iterator[Bug]:
-    """What differs in the matrices as they take effect, too."""
-    yield from _from_output(view)
-    axes = ("channel", "input channel")
-    yield from fitted_parameter(view, read_value_weight, axes, "v_proj.weight")
-    yield from fitted_parameter(view, read_output_weight, axes, "out_proj.weight")
+def _anything(view: View) -> Iterator[Bug]:
+    """Also what is read off the steps and the matrices, if nothing plain explains what differs."""
+    yield from _plain(view)
+    for reading in (OUTPUT, HEADS, VALUES, INPUT, MERGED, PROJECTED, VALUE_WEIGHT, OUTPUT_WEIGHT):
+        if not view.explained:
+            yield from fitted(view, reading)
 
 
-def _from_bias(name: str) -> Callable[[View], Iterator[Bug]]:
+def _isolated(view: View) -> Iterator[Bug]:
+    return whole_first(view, (*_whole(view.lab), *_large(view.lab)), _anything, _anything)
+
+
+def _from_bias(reading: Reading) -> Callable[[View], Iterator[Bug]]:
     def propose(view: View) -> Iterator[Bug]:
-        yield from _from_output(view)
-        reading = output_of if name == "out_proj.bias" else read_merged
-        yield from fitted_parameter(view, lambda answer, problem: _first(reading(answer, problem)), ("channel",), name)
+        # The bias first: that a factor or an order is another fault's, was to be seen before there was a bias.
+        yield from fitted(view, reading)
+        yield from parameters_otherwise()
+        if not view.explained:
+            yield from _plain(view)
 
     return propose
-
-
-def _first(array: NDArray | None) -> NDArray | None:
-    return None if array is None else array[0, 0]
 
 
 PROBES = (
@@ -119,63 +136,63 @@ PROBES = (
         "One key whose value is 0, no biases: only what does not come from the values can show.",
         r"o_{bi} = 0",
         _problems(lambda config: NO_BIASES, lambda config: 0.0),
-        _from_output,
-    ),
-    Probe(
-        "output-bias",
-        "One key whose value is 0, and no bias but the output's: the output is that bias.",
-        r"o_{bi} = b_o",
-        _bias_problems("out_proj.bias"),
-        _from_bias("out_proj.bias"),
+        _plain,
     ),
     Probe(
         "equal-channels",
         "One key of equal channels, W_v of equal numbers, no biases: only the rows of W_o and factors can show.",
         r"o_{bi} = W_o \mathbf{1}",
         _problems(lambda config: {**NO_BIASES, "v_proj.weight": _equal_numbers(config)}, _ones),
-        _from_weights,
+        _isolated,
     ),
     Probe(
         "value-input",
         "One key, W_v of equal rows, no biases: only the value input and the columns of W_v can show.",
         r"o_{bi} = W_o \mathbf{1} w^\top x_{b0}",
         _problems(lambda config: {**NO_BIASES, "v_proj.weight": _equal_rows(config)}),
-        _from_weights,
+        _isolated,
     ),
     Probe(
         "value-channels",
         "One key of equal channels, W_v of equal columns, no biases: only the order of the values' channels can show.",
         r"o_{bi} = W_o R w",
         _problems(lambda config: {**NO_BIASES, "v_proj.weight": _equal_columns(config)}, _ones),
-        _from_weights,
+        _isolated,
     ),
     Probe(
         "one-key",
         "One key, no biases: its weight is 1, so only values, heads and the output projection can show.",
         r"o_{bi} = W_o R W_v x_{b0}",
-        _problems(lambda config: NO_BIASES),
-        _from_weights,
+        _whole,
+        _anything,
     ),
     Probe(
         "one-key-large",
         "As before, with a value ten times as large: a bound or a function of the numbers shows.",
         r"o_{bi} = 10\, W_o R W_v x_{b0}",
-        _problems(lambda config: NO_BIASES, lambda config: 10.0),
-        _from_weights,
+        _large,
+        _anything,
+    ),
+    Probe(
+        "output-bias",
+        "One key whose value is 0, and no bias but the output's: the output is that bias.",
+        r"o_{bi} = b_o",
+        _bias_problems("out_proj.bias"),
+        _from_bias(OUTPUT_BIAS),
     ),
     Probe(
         "value-bias",
         "One key whose value is 0, and no bias but the values': the output is the output projection of that bias.",
         r"o_{bi} = W_o R b_v",
         _bias_problems("v_proj.bias"),
-        _from_bias("v_proj.bias"),
+        _from_bias(VALUE_BIAS),
     ),
     Probe(
         "one-key-with-biases",
         "One key, with biases.",
         r"o_{bi} = W_o R (W_v x_{b0} + b_v) + b_o",
         _problems(lambda config: {}),
-        _from_weights,
+        _anything,
         unknown="how values reach the output could not be told: every call with one key was refused",
     ),
 )
