@@ -20,6 +20,9 @@ from tests.conformance.experiments.wrong import FRESH, fresh_problems, is_right,
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
+PLAIN = fresh_problems(mask=False)
+
+
 def _rows(scores: NDArray) -> NDArray:
     return np.arange(scores.shape[2])[:, None]
 
@@ -44,7 +47,7 @@ SINGLE: dict[str, Bug] = {
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_fault_that_is_not_on_file_is_measured(name: str) -> None:
     bug = SINGLE[name]
-    assert is_right(measured_of(bug), (bug,), fresh_problems())
+    assert is_right(measured_of(bug), (bug,), PLAIN)
 
 
 def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
@@ -57,11 +60,11 @@ def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
 
 def test_two_faults_at_once() -> None:
     bugs = (wrong_at("q_proj", lambda s, a: a * s.config.query_dim**-0.5), SINGLE["key-heads-rolled"])
-    assert is_right(measured_of(*bugs), bugs, fresh_problems())
+    assert is_right(measured_of(*bugs), bugs, PLAIN)
 
 
 def test_a_right_layer_gets_no_finding() -> None:
-    measured = measured_of()
+    measured = measured_of(around=True)
     assert measured.models == ((),)
     assert not measured.unexplained
 
@@ -103,4 +106,4 @@ def test_what_is_around_the_scores_is_measured(name: str) -> None:
     given, additive = FRESH
     configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"))
     bug = AROUND[name]
-    assert is_right(measured_of(bug), (bug,), fresh_problems(configs))
+    assert is_right(measured_of(bug, around=True), (bug,), fresh_problems(configs))

@@ -99,9 +99,10 @@ def is_right(measured: Measured, bugs: tuple[Bug, ...], problems: list[Any]) -> 
     return not measured.unexplained and any(same_on(problems, bugs, model) for model in measured.models[:3])
 
 
-def measured_of(*bugs: Bug, dtype: str = "float64") -> Measured:
-    """What the probes of scores alone, which is faster, and no bugs on file show."""
-    return measure(OutputAlone(*bugs, dtype=dtype), zoo=(), probes=(*scores.PROBES, *biases.PROBES))
+def measured_of(*bugs: Bug, dtype: str = "float64", around: bool = False) -> Measured:
+    """What the probes of plain scores, which is faster than all, or of what is around them too, show without a zoo."""
+    chosen = (*scores.PROBES, *biases.PROBES) if around else scores.PROBES
+    return measure(OutputAlone(*bugs, dtype=dtype), zoo=(), probes=chosen)
 
 
 def sentences(measured: Measured) -> list[str]:
