@@ -128,7 +128,7 @@ def mha(*arguments):
 
 
 def test_the_command_shows_the_truth_beside_the_diagnosis():
-    result = mha("--trial", "zoo:softcap-clip")
+    result = mha("--no-experiments", "--trial", "zoo:softcap-clip")
     assert result.exit_code == 0, result.output
     assert "A right first stage: scores." in result.output
     assert "    softcap-clip: " in result.output
@@ -137,7 +137,7 @@ def test_the_command_shows_the_truth_beside_the_diagnosis():
 
 def test_the_command_counts_and_writes(tmp_path):
     path = tmp_path / "trials.json"
-    result = mha("--singles", "1", "--seed", "1", "--workers", "0", "--json", str(path))
+    result = mha("--no-experiments", "--singles", "1", "--seed", "1", "--workers", "0", "--json", str(path))
     assert result.exit_code in (0, 1), result.output
     assert "1 tried: right first stage of" in result.output
     written = json.loads(path.read_text())
