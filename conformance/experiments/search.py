@@ -298,12 +298,12 @@ class Search:
                 yield model, right
 
     def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
-        """What the probe proposes, and what those propose whose candidates are tried everywhere."""
-        yield from probe.propose(view)
+        """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
         if not probe.gradients:
             for other in all_probes():
                 if other.everywhere and other.propose is not probe.propose:
                     yield from other.propose(view)
+        yield from probe.propose(view)
 
 
 def measure(

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-STEPS = 40
+STEPS = 30
 """Most steps of Gauss-Newton."""
+
+HOPEFUL = 8, 1e-2
+"""After so many steps the distance must have shrunk by this factor: near a root each step squares it."""
 
 
 def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough: float) -> float | None:
@@ -24,7 +27,7 @@ def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough:
     """
     with np.errstate(all="ignore"):
         sizes = [(_size(distance(start)), start) for start in starts]
-        for size, start in sorted(sizes, key=lambda one: one[0])[:3]:
+        for size, start in sorted(sizes, key=lambda one: one[0])[:2]:
             found = _descended(distance, start, size) if np.isfinite(size) else None
             if found is not None and np.abs(distance(found)).max(initial=0.0) <= enough:
                 return found
@@ -37,7 +40,10 @@ def _size(vector: NDArray) -> float:
 
 
 def _descended(distance: Callable[[float], NDArray], number: float, size: float) -> float:
-    for _ in range(STEPS):
+    first = size
+    for step_number in range(STEPS):
+        if step_number == HOPEFUL[0] and size > HOPEFUL[1] * first:
+            return number
         here = distance(number)
         width = 1e-7 * max(abs(number), 1e-6)
         slope = (distance(number + width) - distance(number - width)) / (2.0 * width)
@@ -45,7 +51,7 @@ def _descended(distance: Callable[[float], NDArray], number: float, size: float)
         if not square or not np.isfinite(square):
             return number
         step = -float(slope @ here) / square
-        for _ in range(30):
+        for _ in range(8):
             after = _size(distance(number + step))
             if after < size:
                 break

@@ -150,7 +150,7 @@ def _scaled_grid(samples: Sequence[Sample]) -> Iterator[Change]:
 def _scaled(most: int, axis: int | None) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         with np.errstate(all="ignore"):
-            scale = np.abs(array).max(axis=axis, keepdims=True) / most
+            scale = np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / most
             return np.where(scale > 0.0, np.round(array / scale) * scale, array)
 
     return apply

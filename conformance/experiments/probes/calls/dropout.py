@@ -61,7 +61,11 @@ def _bug(slug: str, factor: Callable[[State, NDArray], NDArray], sentence: str) 
 
 def _keep(state: State) -> NDArray[np.bool_] | None:
     keep = state.inputs.dropout_keep
-    return None if keep is None else np.broadcast_to(keep, state["weights"].shape).astype(bool)
+    return (
+        None
+        if keep is None or not state["weights"].size
+        else np.broadcast_to(keep, state["weights"].shape).astype(bool)
+    )
 
 
 def _setting(state: State) -> Setting:

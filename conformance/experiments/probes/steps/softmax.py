@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.rounded import rounded
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS
@@ -65,6 +66,9 @@ def softmax_bug(slug: str, make: Make, sentence: str, *, excluded: bool = False)
     """A bug that makes other weights of the scores. With `excluded`, excluded keys get what it makes for them too."""
 
     def change(state: State, beneath: Step) -> Any:
+        if not state["scores"].size:  # nothing to normalise
+            return beneath(state)
+
         def softmax(scores: NDArray) -> Any:
             return beneath(replace(state, arrays={**state.arrays, "scores": scores}))
 
@@ -314,13 +318,19 @@ def _large(lab: Lab) -> Sequence[Problem]:
     return [_of_size(config, far(lab), 9) for config in lab.configs]
 
 
+def _rounded_or_other(view: View) -> Iterator[Bug]:
+    """Roundings of any step, which show everywhere, and other softmaxes."""
+    yield from rounded(view)
+    yield from propose(view)
+
+
 PROBES = (
     Probe(
         "softmax",
         "More keys, without biases or mask: sums, other functions, temperatures, weights that are left out or rounded.",
         r"a_{ij} = f(s_{i1}, \dots, s_{in})_j \text{ with } f = \mathrm{softmax}?",
         _longer,
-        propose,
+        _rounded_or_other,
         everywhere=True,
     ),
     Probe(
