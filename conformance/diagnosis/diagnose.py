@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
+from conformance.diagnosis.hypotheses import Hypothesis, Score, Search, preference
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
@@ -129,13 +129,18 @@ def diagnose(
 
 def _told_apart(whole: Sequence[Model], search: Search, measured: Measured) -> list[Model]:
     """The models that explain every case and, if some of them do, every probe as well; of bugs on file if possible."""
-    return _on_file(search.wholly(model for model in measured.models if model)) or list(whole)
+    return _preferred(search.wholly(model for model in measured.models if model)) or list(whole)
 
 
-def _on_file(models: Sequence[Model]) -> list[Model]:
-    """The models with the fewest bugs that are not of the zoo: what is on file has a name that others know."""
-    made = [sum(map(is_measured, model)) for model in models]
-    return [model for model, count in zip(models, made, strict=True) if count == min(made)]
+def _preferred(models: Sequence[Model]) -> list[Model]:
+    """Of models that nothing tells apart, those to be said: with few bugs, and one description of what was measured."""
+    fewest = min((len(model) for model in models), default=0)
+    left = sorted((model for model in models if len(model) == fewest), key=preference)
+    return [model for model in left if _measured_of(model) == _measured_of(left[0])]
+
+
+def _measured_of(model: Model) -> frozenset[str]:
+    return frozenset(bug.id for bug in model if is_measured(bug))
 
 
 def _explained(
@@ -162,7 +167,7 @@ def _explained(
         return replace(found, partly=_told(search, [one for one in large if one.credit == large[0].credit][:SHOWN]))
     if not ranked:
         return found
-    best = _on_file([score.bugs for score in ranked if score.key[:-1] == ranked[0].key[:-1]])
+    best = _preferred([score.bugs for score in ranked if score.key[:-1] == ranked[0].key[:-1]])
     equally = [score for score in ranked if score.bugs in best]
     if ranked[0].credit == search.total:
         return replace(found, explanations=_told(search, equally))
