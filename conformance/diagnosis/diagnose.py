@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.hypotheses import Hypothesis, Score, Search, preference
+from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.measured import is_measured
+from conformance.experiments.ranking import preference
 from conformance.experiments.search import Measured, Model, measure
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected

@@ -13,7 +13,7 @@ from math import ceil
 
 from conformance.diagnosis.evidence import Evidence, Miss
 from conformance.diagnosis.observations import Observation
-from conformance.experiments.measured import is_measured
+from conformance.experiments.ranking import preference
 from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES
 
@@ -71,16 +71,6 @@ class Hypothesis:
         return self.explained == self.total
 
 
-def preference(bugs: Sequence[Bug]) -> tuple[int, list[int], str]:
-    """Of hypotheses that nothing tells apart, those with the smallest are said.
-
-    What is on file has a name that others know. What was measured is said of the latest stage, which is true of the
-    others as well: a factor of the queries is one of the scores, and not the other way round.
-    """
-    stages = [STAGES.index(bug.stage) if bug.stage in STAGES else -1 for bug in bugs if is_measured(bug)]
-    return len(stages), sorted(-stage for stage in stages), " + ".join(bug.id for bug in bugs)
-
-
 @dataclass(frozen=True)
 class Score:
     """The rank of a hypothesis; smaller keys are better.
@@ -96,7 +86,7 @@ class Score:
     total: int
 
     @property
-    def key(self) -> tuple[bool, float, int, int, tuple[int, list[int], str]]:
+    def key(self) -> tuple[bool, float, int, int, tuple[object, ...]]:
         complete = self.credit == self.total
         paid = self.credit - (0.0 if complete else PRICE * (len(self.bugs) - 1))
         return not complete, -paid, -self.whole, len(self.bugs), preference(self.bugs)

@@ -1,4 +1,4 @@
-"""Ranking: of models that explain the same, the ones to follow first."""
+"""Ranking: of models that a probe cannot tell apart, which are followed first, and which of them are said."""
 
 from __future__ import annotations
 
@@ -6,35 +6,56 @@ from collections.abc import Sequence
 
 from conformance.experiments.changes.expressions import SIZES
 from conformance.experiments.measured import is_measured
-from conformance.zoo.bug import Bug
+from conformance.zoo.bug import GRADIENTS, Bug
 
-Model = tuple[Bug, ...]
+ORDER = ("output", "heads", "scores", "weights", "values", "keys", "queries", GRADIENTS)
+"""The stages in the order in which something is rather said of them."""
 
 
-def distinct(models: Sequence[Model]) -> list[Model]:
-    """The models, each set of bugs once: those of few bugs, of bugs on file and of short numbers first.
+def preference(bugs: Sequence[Bug]) -> tuple[int, int, list[int], int, str]:
+    """Of descriptions that nothing tells apart, the one with the smallest is said.
 
-    What changes other steps comes before a further change of the same ones: later probes can tell steps apart.
+    What is on file has a name that others know. Of numbers that were measured the shorter is likelier; a size counts as
+    three digits: what was the same everywhere is rather 0.25 than 1 / (a size that was 4). What was measured is said of
+    a late stage, which is true of the earlier ones as well: a factor of the queries is one of the scores, and not the
+    other way round.
     """
-    found: dict[frozenset[str], Model] = {}
+    made = [bug for bug in bugs if is_measured(bug)]
+    names = "+".join(bug.id for bug in bugs)
+    digits = sum(character.isdigit() for bug in made for character in bug.id)
+    sizes = sum(bug.id.count(name.replace(" ", "")) for bug in made for name in SIZES)
+    stages = sorted(ORDER.index(bug.stage) for bug in made)
+    return len(made), digits + 3 * sizes, stages, len(names), names
+
+
+def distinct(models: Sequence[tuple[Bug, ...]]) -> list[tuple[Bug, ...]]:
+    """The models, each set of bugs once: those of few bugs first, then those whose bugs are preferred.
+
+    Where the choice is open for several bugs of a model, each alternative of one stands with the best of the others,
+    before alternatives are combined; and what changes other steps comes before a further change of the same ones,
+    because later probes can tell steps apart.
+    """
+    found: dict[frozenset[str], tuple[Bug, ...]] = {}
     for model in models:
         found.setdefault(frozenset(bug.id for bug in model), model)
-    ranked = sorted(found.values(), key=_length)
-    turns: dict[tuple[object, ...], int] = {}
-    places: list[tuple[int, int, int]] = []
-    for model in ranked:
-        kind = len(model), *(bug.steps for bug in model)
-        turns[kind] = turns.get(kind, 0) + 1
-        places.append((len(model), turns[kind], len(places)))
-    return [ranked[place] for *_, place in sorted(places)]
+    slots: dict[tuple[int, int], dict[str, Bug]] = {}
+    for model in found.values():
+        for place, bug in enumerate(model):
+            slots.setdefault((len(model), place), {})[bug.id] = bug
+    ranks = {slot: _ranks(list(bugs.values())) for slot, bugs in slots.items()}
+
+    def cost(model: tuple[Bug, ...]) -> tuple[int, int, tuple[int, int, list[int], int, str]]:
+        places = (ranks[len(model), place][bug.id] for place, bug in enumerate(model))
+        return len(model), sum(places), preference(model)
+
+    return sorted(found.values(), key=cost)
 
 
-def _length(model: Model) -> tuple[int, int, int, str]:
-    """How long the description of a model is: its bugs, those that are not on file, their numbers and sizes.
-
-    A size counts as three digits: a number that was the same everywhere is rather 0.25 than 1 / (a size that was 4).
-    """
-    names = "+".join(bug.id for bug in model)
-    digits = sum(character.isdigit() for character in names)
-    sizes = sum(names.count(name.replace(" ", "")) for name in SIZES)
-    return len(model), sum(map(is_measured, model)), digits + 3 * sizes, names
+def _ranks(bugs: Sequence[Bug]) -> dict[str, int]:
+    """The place of each of some alternatives: the first one of each set of steps, then the second ones, and so on."""
+    turns: dict[frozenset[str], int] = {}
+    places: list[tuple[int, int, str]] = []
+    for bug in sorted(bugs, key=lambda bug: preference((bug,))):
+        turns[bug.steps] = turns.get(bug.steps, 0) + 1
+        places.append((turns[bug.steps], len(places), bug.id))
+    return {id: rank for rank, (_, _, id) in enumerate(sorted(places))}
