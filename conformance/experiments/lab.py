@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Lab:
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
-    _wanted: dict[tuple[Problem, Precision], Expected] = field(default_factory=dict, repr=False)
+    _wanted: dict[tuple[Problem, Precision, bool], Expected] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.precision = self.subject.precision
@@ -138,11 +138,13 @@ class Lab:
             return False
         return True
 
-    def wanted(self, problem: Problem) -> Expected:
-        """The definition's answer with the bounds of the subject's precision."""
-        key = problem, self.precision
+    def wanted(self, problem: Problem, *, gradients: bool = False) -> Expected:
+        """The definition's answer with the bounds of the subject's precision; with `gradients`, these as well."""
+        key = problem, self.precision, gradients
         if key not in self._wanted:
-            self._wanted[key] = answer(self.rounded(problem), self.precision)
+            rounded = self.rounded(problem)
+            asked = rounded if gradients else replace(rounded, inputs=replace(rounded.inputs, cotangent=None))
+            self._wanted[key] = answer(asked, self.precision)
         return self._wanted[key]
 
     def rounded(self, problem: Problem) -> Problem:

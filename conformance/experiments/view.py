@@ -79,7 +79,7 @@ class View:
 
     def right(self, problem: Problem) -> Arrays:
         """Every array of the definition."""
-        return self.lab.wanted(problem).trace.arrays()
+        return self.lab.wanted(problem, gradients=self.gradients).trace.arrays()
 
     def differing(self) -> Iterator[Problem]:
         """The problems that the model does not give."""
@@ -104,7 +104,7 @@ def agreeing(
     assert trace is not None
     arrays = trace.arrays()
     names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]
-    wanted = lab.wanted(problem)
+    wanted = lab.wanted(problem, gradients=gradients)
     made: Arrays | None = wanted.trace.arrays()
     if model:
         made = variants.run(lab.rounded(problem), model, gradients=gradients)

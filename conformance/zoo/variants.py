@@ -34,16 +34,17 @@ class Variants:
         None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
         nothing it is the same dict as without them.
         """
-        inputs = problem.inputs if gradients else replace(problem.inputs, cotangent=None)
         forward, backward = pipelines(*bugs)
-        right = self._right_run(problem, inputs)
+        gradients = gradients and problem.inputs.cotangent is not None
+        right = self._right_run(problem, gradients)
         try:
             if right is None:
+                inputs = _inputs(problem, gradients)
                 state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
                 return reference.trace_of(state).arrays()
             replaced = {name for bug in bugs for name in bug.steps}
             state, changed = rerun(right[0], forward, replaced)
-            if inputs.cotangent is not None:
+            if gradients:
                 state, changed = rerun(state, backward, replaced, changed=changed)
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
@@ -56,16 +57,20 @@ class Variants:
         right = self._right.get((problem, gradients))
         return None if right is None else right[1]
 
-    def _right_run(self, problem: Problem, inputs: AttentionInputs) -> tuple[State, dict[str, NDArray]] | None:
+    def _right_run(self, problem: Problem, gradients: bool) -> tuple[State, dict[str, NDArray]] | None:
         """The State of the reference without a bug, and its arrays; None where there is no room for it."""
-        key = problem, inputs.cotangent is not None
+        key = problem, gradients
         if key not in self._right:
-            state = reference.run_state(problem.config, problem.weights, inputs)
+            state = reference.run_state(problem.config, problem.weights, _inputs(problem, gradients))
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
             self._right[key] = (state, reference.trace_of(state).arrays()) if fits else None
         return self._right[key]
+
+
+def _inputs(problem: Problem, gradients: bool) -> AttentionInputs:
+    return problem.inputs if gradients else replace(problem.inputs, cotangent=None)
 
 
 def _bytes_of(state: State) -> int:

@@ -85,7 +85,8 @@ class Backward:
     def is_measured(self, name: str, array: NDArray) -> bool:
         """Whether an array is the gradient that the subject gave."""
         lab = self.view.lab
-        return lab.nearness.near(array, self.measured[name], lab.wanted(self.problem).allowed_error[GRADIENT + name])
+        allowed = lab.wanted(self.problem, gradients=True).allowed_error[GRADIENT + name]
+        return lab.nearness.near(array, self.measured[name], allowed)
 
     @property
     def array_steps(self) -> Iterator[str]:

@@ -44,7 +44,7 @@ PROBES = (
     Probe(
         "batches",
         "Batches of 6 to 17 items, one with lengths of their own, and one of equal items: all must be as if alone.",
-        r"o_b(x_1, \dots, x_B) = o(x_b)",
+        r"o_b(x_1, \ldots, x_B) = o(x_b)",
         _problems,
         of_scores,
         unknown="what batches of more than 5 items give",

@@ -207,7 +207,7 @@ PROBES = (
     Probe(
         "mask-sources",
         "Every two sources of a mask, and all of them, equal scores.",
-        r"a_{hij} \propto \textstyle\prod_s m^s_{hij}",
+        r"a_{hij} \propto \prod_s m^s_{hij}",
         _problems(_several),
         _measured("several"),
         unknown="how several sources of a mask are combined",

@@ -328,7 +328,7 @@ PROBES = (
     Probe(
         "softmax",
         "More keys, without biases or mask: sums, other functions, temperatures, weights that are left out or rounded.",
-        r"a_{ij} = f(s_{i1}, \dots, s_{in})_j \text{ with } f = \mathrm{softmax}?",
+        r"a_{ij} = f(s_{i1}, \ldots, s_{in})_j \text{ with } f = \mathrm{softmax}?",
         _longer,
         _rounded_or_other,
         everywhere=True,
