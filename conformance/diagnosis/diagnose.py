@@ -37,6 +37,16 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that was seen and is no bug of a step: the sentence that says it."""
+
+    sentence: str
+    stage: str | None = None
+    bug: Bug | None = None
+    confident: bool = True
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """The result of `diagnose` for one subject.
 
@@ -64,6 +74,16 @@ class Diagnosis:
     partly: tuple[Hypothesis, ...] = ()
     closest: tuple[Hypothesis, ...] = ()
     measured: Measured | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was seen besides numbers: that equal questions have other answers, or that something is kept."""
+        return () if self.measured is None else tuple(map(Finding, self.measured.behaviour.unsteady))
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is something to explain."""
+        return bool(self.failing or self.findings)
 
 
 def diagnose(
@@ -105,8 +125,10 @@ def diagnose(
         mismatch=_earliest(failing),
         visible=tuple(dict.fromkeys(name for observation in observations for name in observation.arrays)),
     )
-    if not failing:
-        return found
+    if not failing:  # it may still answer otherwise when it is asked again
+        if not experiments or not can_be_asked_again(subject):
+            return found
+        return replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments)))
     inside = narrower([one.arrays["output"] for one in observations], subject.dtype)
     if inside is not None and subject.dtype == "float64":
         inside = "float32"  # what rounds to less is a bug on top of that
@@ -119,13 +141,17 @@ def diagnose(
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
     if experiments and can_be_asked_again(subject):
-        lab = Lab(subject) if experiments is True else experiments
+        lab = _lab(subject, experiments)
         if not lab.configs:  # it takes layers of its own sizes alone
             lab.configs = tuple(dict.fromkeys(one.wanted.problem.config for one in observations))[:MOST_CONFIGS]
         measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
     return _explained(found, search, zoo, larger, whole, progress)
+
+
+def _lab(subject: Subject, experiments: bool | Lab) -> Lab:
+    return experiments if isinstance(experiments, Lab) else Lab(subject)
 
 
 def _told_apart(whole: Sequence[Model], search: Search, measured: Measured) -> list[Model]:

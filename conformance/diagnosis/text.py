@@ -34,8 +34,11 @@ def _left_out(diagnosis: Diagnosis) -> str:
 def _extent(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
-    if not diagnosis.failing:
+    if not diagnosis.differs:
         return f"{who} is equal to the reference in {_all(total)}. There is nothing to explain."
+    if not diagnosis.failing:
+        said = " ".join(finding.sentence for finding in diagnosis.findings)
+        return f"{who} is equal to the reference in {_all(total)}, asked once. But: {said}"
     shown = ", ".join(diagnosis.failing[:6]) + (", ..." if len(diagnosis.failing) > 6 else "")
     if total == 1:
         return f"{who} differs in the one case: {shown}."

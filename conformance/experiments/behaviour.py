@@ -40,12 +40,14 @@ class Behaviour:
         output: a bug by which the output alone is rounded, if only that is of a narrower dtype; else None.
         spread: of the answers to equal questions: their standard deviation over their size; 0 if they are equal.
         remarks: what was seen, in sentences.
+        unsteady: those of them that say that equal questions have other answers.
     """
 
     inside: str | None = None
     output: Bug | None = None
     spread: float = 0.0
     remarks: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
 
     @property
     def is_function(self) -> bool:
@@ -60,18 +62,17 @@ def observe(lab: Lab) -> Behaviour:
     problems = [generic(config) for config in lab.configs]
     spread = _spread([lab.ask_again(problems[0]) for _ in range(TIMES)], lab)
     if spread:
-        return Behaviour(
-            spread=spread,
-            remarks=(
-                f"It is no function: {TIMES} equal calls, each of a layer prepared anew, have different answers; their "
-                f"standard deviation is {spread:.3g} of their size. So nothing else can be measured.",
-            ),
+        remark = (
+            f"It is no function: {TIMES} equal calls, each of a layer prepared anew, have different answers; their "
+            f"standard deviation is {spread:.3g} of their size. So nothing else can be measured."
         )
-    remarks = [*_of_repeats(lab, problems[0]), *_of_chance(lab, problems[0])]
+        return Behaviour(spread=spread, remarks=(remark,), unsteady=(remark,))
+    unsteady = (*_of_repeats(lab, problems[0]), *_of_chance(lab, problems[0]))
+    remarks = list(unsteady)
     outputs = [output for output in map(lab.output, problems) if output is not None]
     inside = narrower(outputs, lab.dtype)
     if inside is None:
-        return Behaviour(remarks=tuple(remarks))
+        return Behaviour(remarks=tuple(remarks), unsteady=unsteady)
     if not _adds_up(lab, inside):
         lab.narrow_to(inside)
         remarks.insert(
@@ -79,8 +80,8 @@ def observe(lab: Lab) -> Behaviour:
             f"Every output that it gives in {lab.dtype} is a {inside} number: it computes in {inside} inside. What was "
             f"measured allows for the errors of that.",
         )
-        return Behaviour(inside, remarks=tuple(remarks))
-    return Behaviour(output=_rounded_to(inside), remarks=tuple(remarks))
+        return Behaviour(inside, remarks=tuple(remarks), unsteady=unsteady)
+    return Behaviour(output=_rounded_to(inside), remarks=tuple(remarks), unsteady=unsteady)
 
 
 # Precision --------------------------------------------------------------------------------------------------

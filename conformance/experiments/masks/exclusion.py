@@ -83,6 +83,8 @@ def filled(number: float, words: str = "", *, of: Callable[[State], float] | Non
 
 def added(number: float, words: str = "", *, of: Callable[[State], float] | None = None) -> Iterator[Bug]:
     """A number added to excluded scores, or `of(state)`."""
+    if number == 0.0 and of is None:
+        return
     words = words or f"{number:.9g}"
 
     def shifted(state: State) -> NDArray:

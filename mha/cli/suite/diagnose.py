@@ -97,12 +97,12 @@ def diagnose(asked: DiagnoseOptions) -> None:
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     click.echo("\n\n".join(describe(one, details=asked.details) for one in found))
-    if asked.file is not None and asked.unseen and not any(diagnosis.failing for diagnosis in found):
+    if asked.file is not None and asked.unseen and not any(diagnosis.differs for diagnosis in found):
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
-    if parted and not any(diagnosis.failing for diagnosis in found):
+    if parted and not any(diagnosis.differs for diagnosis in found):
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
-    sys.exit(DIFFERENT if parted or any(diagnosis.failing for diagnosis in found) else EQUAL)
+    sys.exit(DIFFERENT if parted or any(diagnosis.differs for diagnosis in found) else EQUAL)
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
