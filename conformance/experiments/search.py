@@ -26,9 +26,13 @@ from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
+from mha_core.errors import one_line
 from mha_core.stages import is_gradient
 
 Model = tuple[Bug, ...]
+
+TROUBLE = (ArithmeticError, ValueError, IndexError)
+"""What a candidate of odd numbers may raise: no diagnosis ends with that."""
 
 BEAM = 12
 """Most models that are followed at once."""
@@ -74,12 +78,15 @@ class Measured:
         outcomes: of each probe that applies to the subject, in their order.
         lab: whom was asked what.
         behaviour: whether it is a function, and of which precision. If it is none, no probe was run.
+        troubles: of candidates that could not be made or run with the numbers that were read: a mistake of ours, which
+            may cost an answer and makes no wrong one.
     """
 
     models: tuple[Model, ...]
     outcomes: tuple[Outcome, ...]
     lab: Lab
     behaviour: Behaviour = field(default_factory=Behaviour)
+    troubles: tuple[str, ...] = ()
 
     @property
     def unexplained(self) -> tuple[Outcome, ...]:
@@ -139,6 +146,7 @@ class Search:
     _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
     _left: int = MOST_TRIED
     _left_here: int = 0
+    _troubles: dict[str, None] = field(default_factory=dict)
 
     def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
         """Run the probes.
@@ -175,7 +183,13 @@ class Search:
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
             outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added)))
-        return Measured(tuple(beam), tuple(self._explained_later(one, beam) for one in outcomes), self.lab, behaviour)
+        return Measured(
+            tuple(beam),
+            tuple(self._explained_later(one, beam) for one in outcomes),
+            self.lab,
+            behaviour,
+            tuple(self._troubles),
+        )
 
     def _explained_later(self, outcome: Outcome, beam: Sequence[Model]) -> Outcome:
         """The outcome, explained if a bug that a later probe showed gives all answers of this one too."""
@@ -287,7 +301,12 @@ class Search:
                 return
             for index in order:
                 self._left_here, self._left = self._left_here - 1, self._left - 1
-                now = self._agreeing(model, problems[index], probe)
+                try:
+                    now = self._agreeing(model, problems[index], probe)
+                except TROUBLE as error:
+                    self._troubles[f"{name}: {one_line(error)}"] = None
+                    right = -1
+                    break
                 right, left = right + sum(now), left - len(now)
                 broken = any(old and not new for old, new in zip(before[index], now, strict=True))
                 if broken or right + left <= explained:  # it breaks what was explained, or can't explain more
@@ -299,11 +318,13 @@ class Search:
 
     def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
         """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
-        if not probe.gradients:
-            for other in all_probes():
-                if other.everywhere and other.propose is not probe.propose:
-                    yield from other.propose(view)
-        yield from probe.propose(view)
+        others = () if probe.gradients else all_probes()
+        everywhere = (other for other in others if other.everywhere and other.propose is not probe.propose)
+        for one in (*everywhere, probe):
+            try:
+                yield from one.propose(view)
+            except TROUBLE as error:
+                self._troubles[f"{one.id}: {one_line(error)}"] = None
 
 
 def measure(

@@ -25,6 +25,8 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
         paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")
     if details:
         paragraphs.append("\n".join(["Probes:", *_lines(measured)]))
+        if measured.troubles:
+            paragraphs.append("\n".join(["Could not be tried:", *(f"  {trouble}" for trouble in measured.troubles)]))
         refused = measured.lab.why_refused()
         if refused:
             paragraphs.append("\n".join(["Refused:", *(f"  {n} times: {reason}" for reason, n in refused.items())]))

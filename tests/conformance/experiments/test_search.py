@@ -1,0 +1,139 @@
+"""The search as a whole: right layers, faults of several steps, subjects that take only some calls, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.cases.table import all_cases
+from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.text import describe
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.experiments.search import all_probes, measure, select_probes
+from conformance.subjects.ask import CannotExpress
+from conformance.zoo.bug import Bug, BuggySubject
+from conformance.zoo.registry import select
+from mha_core import SpecError, Trace
+from mha_core.reference import forward
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+CASES = [case for case in all_cases() if not case.expensive]
+SCALED = Bug(
+    "mine", "", "scores", "", forward={"similarity": lambda s: forward.similarity(s) * 1.3 * s.config.key_dim**-0.5}
+)
+
+
+class OutputOnly(BuggySubject):
+    """A layer with bugs that shows its output; `takes(config, inputs)` says whether it takes a call."""
+
+    def __init__(self, *bugs, takes=lambda config, inputs: True, **keywords):
+        super().__init__(*bugs, **keywords)
+        self.takes = takes
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def shown(inputs):
+            if not self.takes(config, inputs):
+                raise CannotExpress("a call that is not for me")
+            return Trace(output=run(replace(inputs, cotangent=None)).output)
+
+        return shown
+
+
+def test_every_probe_has_a_name_of_its_own_and_says_what_it_isolates():
+    ids = [probe.id for probe in all_probes()]
+    assert len(ids) == len(set(ids))
+    assert len(ids) > 40
+    assert all(probe.says.endswith(".") and probe.formula for probe in all_probes())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_of_a_right_layer_nothing_is_found(dtype):
+    found = measure(OutputOnly(dtype=dtype))
+    assert found.models == ((),)
+    assert not found.unexplained
+    assert not found.differs
+    assert not found.troubles
+    assert found.lab.questions < 700
+
+
+def test_faults_of_two_steps_are_met_one_at_a_time():
+    """One is on file, the other is in no zoo; the model is held against every case of the suite."""
+    found = diagnose(OutputOnly(SCALED, *select(("v-proj-bias-missing",))), CASES, experiments=True)
+    assert found.explanations
+    best = found.explanations[0]
+    assert best.complete
+    assert "v-proj-bias-missing" in [bug.id for bug in best.bugs]
+    text = describe(found, details=True)
+    assert "1.3 * 1 / sqrt(key_dim)" in text or "1.3 * sqrt(1 / key_dim)" in text or "1.3 / sqrt(key_dim)" in text
+    assert "All of them agree with this." in text
+    assert "score-size" in text
+
+
+def test_a_subject_of_one_size_is_asked_in_that_size():
+    case = next(case for case in CASES if case.id == "prime")
+    config = case.build().config
+    only = OutputOnly(SCALED, takes=lambda given, inputs: given == config)
+    found = diagnose(only, CASES, experiments=True)
+    assert found.measured is not None
+    assert found.measured.lab.configs == (config,)
+    assert found.measured.differs
+
+
+def test_a_subject_that_refuses_everything_ends_nothing():
+    """It takes the case and not one question more."""
+    case = next(case for case in CASES if case.id == "prime")
+    sizes = case.build().sizes
+    only = OutputOnly(SCALED, takes=lambda config, inputs: inputs.queries.shape[:2] == (sizes.batch, sizes.query_len))
+    found = diagnose(only, [case], experiments=True)
+    assert found.failing == ("prime",)
+    assert found.measured is not None
+    assert "Experiments: " in describe(found)
+
+
+def test_questions_stop_when_the_time_is_spent():
+    lab = Lab(OutputOnly(SCALED), seconds=0.02)
+    found = measure(lab.subject, lab=lab)
+    assert lab.out_of_time
+    assert any("was spent" in reason for reason in found.lab.why_refused())
+
+
+def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
+    def broken(view):
+        raise OverflowError("too large for me")
+        yield
+
+    probe = select_probes(("scores",), alone=True)[0]
+    found = measure(OutputOnly(SCALED), probes=[replace(probe, propose=broken)], zoo=())
+    assert found.troubles == ("scores: OverflowError: too large for me",)
+    assert found.differs
+
+
+def test_names_of_probes():
+    assert [probe.id for probe in select_probes(("one-key",), alone=True)] == ["one-key"]
+    assert isinstance(select_probes(("one-key",))[0], Probe)
+    with pytest.raises(SpecError, match="probe 'one-kez' is not known"):
+        select_probes(("one-kez",))
+
+
+def test_what_differs_only_when_asked_again_is_said():
+    class Counting(OutputOnly):
+        def prepare(self, config, weights):
+            run, calls = super().prepare(config, weights), []
+
+            def counted(inputs):
+                calls.append(1)
+                return Trace(output=run(inputs).output * (1.0 + 0.1 * (len(calls) - 1)))
+
+            return counted
+
+    found = diagnose(Counting(), CASES[:6], experiments=True)
+    assert not found.failing
+    assert found.differs
+    assert "asked once. But: A second call" in describe(found)
+    assert np.isfinite(found.measured.behaviour.spread)
