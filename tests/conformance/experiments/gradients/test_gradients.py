@@ -21,7 +21,7 @@ from conformance.zoo.registry import all_bugs
 from mha_core import AttentionConfig, Trace, reference
 from mha_core.backend import Run, load
 from mha_core.weights import Weights
-from tests.conformance.experiments.layers import Differentiated
+from tests.conformance.experiments.gradients.layers import Differentiated
 
 Scores = Callable[[Tensor, Tensor, AttentionConfig], Tensor]
 
