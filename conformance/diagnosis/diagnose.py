@@ -19,8 +19,9 @@ from conformance.diagnosis.observations import Observation, Runs
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.measured import is_measured
+from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.ranking import preference
-from conformance.experiments.search import Measured, Model, measure
+from conformance.experiments.search import measure
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
 from conformance.judging.repeats import can_be_asked_again

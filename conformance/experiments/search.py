@@ -10,26 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 
 from conformance.cases.problem import Problem
-from conformance.cases.select import select_by_id
-from conformance.discovery import members
-from conformance.experiments import probes as folder
-from conformance.experiments.behaviour import Behaviour, observe
+from conformance.experiments.behaviour import observe
 from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.lab import Lab
+from conformance.experiments.outcome import Measured, Model, Outcome
 from conformance.experiments.probe import Probe
 from conformance.experiments.ranking import distinct
 from conformance.experiments.readings.differences import own_gradients
+from conformance.experiments.registry import all_probes
 from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line
 from mha_core.stages import is_gradient
-
-Model = tuple[Bug, ...]
 
 TROUBLE = (ArithmeticError, ValueError, IndexError)
 """What a candidate of odd numbers may raise: no diagnosis ends with that."""
@@ -43,87 +40,14 @@ AT_ONCE = 3
 MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
 """Most runs of candidates at one probe, and at all of them: it takes seconds, whatever the subject does."""
 
+EARLIER, EARLIER_PROBES, MOST_REMADE = 3, 6, 4000
+"""Most models from before the last bug that are extended anew; by proposals of how many probes; how many of these."""
+
 PARTLY = 6
 """Most candidates that explain a part of a probe's problems and are extended by another bug."""
 
 PARTLY_OF_GRADIENTS = 3
 """The same in probes of gradients, where each array counts by itself, so the first ones are mostly right."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one probe.
-
-    Attributes:
-        probe: which.
-        asked: the problems that the subject answered; none if it refused all of them.
-        differing: of these, those in which it is not the definition, the smallest first.
-        explained: whether the models that were left after it give all of its answers.
-        added: ids of the bugs that it added to the models.
-    """
-
-    probe: Probe
-    asked: tuple[Problem, ...]
-    differing: tuple[Problem, ...]
-    explained: bool
-    added: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The result of all probes on one subject.
-
-    Attributes:
-        models: what explains every probe but those that are not `explained`; several, if no probe tells them apart.
-        outcomes: of each probe that applies to the subject, in their order.
-        lab: whom was asked what.
-        behaviour: whether it is a function, and of which precision. If it is none, no probe was run.
-        troubles: of candidates that could not be made or run with the numbers that were read: a mistake of ours, which
-            may cost an answer and makes no wrong one.
-    """
-
-    models: tuple[Model, ...]
-    outcomes: tuple[Outcome, ...]
-    lab: Lab
-    behaviour: Behaviour = field(default_factory=Behaviour)
-    troubles: tuple[str, ...] = ()
-
-    @property
-    def unexplained(self) -> tuple[Outcome, ...]:
-        """The probes in which it differs from every model."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.explained)
-
-    @property
-    def silent(self) -> tuple[Outcome, ...]:
-        """The probes of which the subject answered no problem, if that leaves something unknown."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.asked and outcome.probe.unknown)
-
-    @property
-    def differs(self) -> bool:
-        return any(outcome.differing for outcome in self.outcomes)
-
-    def shown_by(self, bug: Bug) -> Probe | None:
-        """The probe by which a bug was found; None if the models began with it."""
-        return next((outcome.probe for outcome in self.outcomes if bug.id in outcome.added), None)
-
-
-def all_probes() -> tuple[Probe, ...]:
-    """Every probe: the tuples PROBES of all modules of the folders of `probes/`, in their order."""
-    topics = (topic for part in members(folder, folders=True) for topic in members(part))
-    return tuple(probe for topic in topics for probe in topic.PROBES)
-
-
-def select_probes(patterns: Sequence[str], *, alone: bool = False) -> list[Probe]:
-    """The probes of these ids (shell wildcards), and unless `alone` those before them, which they build on.
-
-    Raises:
-        SpecError: a pattern matches none.
-    """
-    known = all_probes()
-    chosen = select_by_id(known, tuple(patterns), "probe {} is not known; `mha diagnose --details` lists them")
-    if alone:
-        return chosen
-    return list(known[: max(map(known.index, chosen), default=-1) + 1])
 
 
 @dataclass(eq=False)
@@ -254,11 +178,32 @@ class Search:
                         partly.append((right, bugs))
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
+            if size == 0 and not whole and not probe.gradients:
+                whole = [model for base in earlier[:EARLIER] for model in self._remade(probe, base, problems)]
             if whole:
                 return self._likeliest(distinct(whole))
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
+
+    def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
+        """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""
+        differing = (passed for passed in self._passed if not self._fits_all(base, passed[1], passed[0]))
+        left = MOST_REMADE
+        for passed, asked in islice(differing, EARLIER_PROBES):
+            for proposed in self._proposed(passed, View(self.lab, self.variants, base, asked)):
+                model = (*base, *(proposed if isinstance(proposed, tuple) else (proposed,)))
+                left -= 1
+                if left <= 0:
+                    return
+                if self._holds(model, problems, probe) and self._fits_passed(model):
+                    yield model
+
+    def _holds(self, model: Model, problems: tuple[Problem, ...], probe: Probe) -> bool:
+        try:
+            return self._fits_all(model, problems, probe)
+        except TROUBLE:
+            return False
 
     def _fits_passed(self, model: Model) -> bool:
         """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""

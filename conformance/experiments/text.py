@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.measured import is_measured
-from conformance.experiments.search import Measured, Outcome
+from conformance.experiments.outcome import Measured, Outcome
 
 SHOWN = 3
 """Most probes, or reasons, that are named without `details`."""

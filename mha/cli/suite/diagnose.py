@@ -121,7 +121,8 @@ def _probed(spec: str, asked: DiagnoseOptions) -> int:
     """Run some probes on a subject and print what they show; the exit status."""
     from rich.console import Console
 
-    from conformance.experiments.search import measure, select_probes
+    from conformance.experiments.registry import select_probes
+    from conformance.experiments.search import measure
     from conformance.experiments.text import probe_text
 
     chosen = select_probes(asked.probes)

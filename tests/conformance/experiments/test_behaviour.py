@@ -10,7 +10,8 @@ import pytest
 from conformance.experiments.behaviour import narrower, observe
 from conformance.experiments.designs import CONFIGS
 from conformance.experiments.lab import Lab
-from conformance.experiments.search import measure, select_probes
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
 from conformance.zoo.bug import BuggySubject
 from mha_core import Trace, reference
 from mha_core.dtypes import round_to

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.experiments.designs import CONFIGS, generic
-from conformance.experiments.search import measure, select_probes
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
 from conformance.zoo.blocked import keys as keys_in_blocks
 from conformance.zoo.blocked.queries import in_blocks_of
 from conformance.zoo.bug import Bug

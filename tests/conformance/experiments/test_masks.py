@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from conformance.experiments.designs import generic
 from conformance.experiments.measured import with_mask
-from conformance.experiments.search import Measured, all_probes, measure
+from conformance.experiments.outcome import Measured
+from conformance.experiments.registry import all_probes
+from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, OnTop
 from mha_core import AttentionMask
 from mha_core.reference.forward import FORWARD

@@ -12,7 +12,8 @@ from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.search import all_probes, measure, select_probes
+from conformance.experiments.registry import all_probes, select_probes
+from conformance.experiments.search import measure
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from conformance.experiments.designs import CONFIGS, generic
-from conformance.experiments.search import Measured, measure, select_probes
+from conformance.experiments.outcome import Measured
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import Trace
 from mha_core.reference import forward

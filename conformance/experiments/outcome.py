@@ -1,0 +1,71 @@
+"""What came of the probes on one subject, one by one and together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conformance.cases.problem import Problem
+from conformance.experiments.behaviour import Behaviour
+from conformance.experiments.lab import Lab
+from conformance.experiments.probe import Probe
+from conformance.zoo.bug import Bug
+
+Model = tuple[Bug, ...]
+"""The bugs that are put into the reference together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one probe.
+
+    Attributes:
+        probe: which.
+        asked: the problems that the subject answered; none if it refused all of them.
+        differing: of these, those in which it is not the definition, the smallest first.
+        explained: whether the models that were left after it give all of its answers.
+        added: ids of the bugs that it added to the models.
+    """
+
+    probe: Probe
+    asked: tuple[Problem, ...]
+    differing: tuple[Problem, ...]
+    explained: bool
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of all probes on one subject.
+
+    Attributes:
+        models: what explains every probe but those that are not `explained`; several, if no probe tells them apart.
+        outcomes: of each probe that applies to the subject, in their order.
+        lab: whom was asked what.
+        behaviour: whether it is a function, and of which precision. If it is none, no probe was run.
+        troubles: of candidates that could not be made or run with the numbers that were read: a mistake of ours, which
+            may cost an answer and makes no wrong one.
+    """
+
+    models: tuple[Model, ...]
+    outcomes: tuple[Outcome, ...]
+    lab: Lab
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def unexplained(self) -> tuple[Outcome, ...]:
+        """The probes in which it differs from every model."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.explained)
+
+    @property
+    def silent(self) -> tuple[Outcome, ...]:
+        """The probes of which the subject answered no problem, if that leaves something unknown."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.asked and outcome.probe.unknown)
+
+    @property
+    def differs(self) -> bool:
+        return any(outcome.differing for outcome in self.outcomes)
+
+    def shown_by(self, bug: Bug) -> Probe | None:
+        """The probe by which a bug was found; None if the models began with it."""
+        return next((outcome.probe for outcome in self.outcomes if bug.id in outcome.added), None)
