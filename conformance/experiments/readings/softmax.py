@@ -276,10 +276,10 @@ def most_kept(samples: Sequence[Weighed]) -> list[tuple[float, Setting]]:
 
 
 def roundest(low: float, high: float) -> float:
-    """The number of fewest digits between two.
+    """The number of fewest digits that is above `low` and at most `high`; of several the largest.
 
     >>> roundest(0.0087, 0.0123), roundest(0.24, 0.26)
-    (0.01, 0.25)
+    (0.01, 0.26)
     """
     if not 0.0 <= low < high:
         return high
