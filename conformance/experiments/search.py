@@ -40,8 +40,9 @@ AT_ONCE = 3
 MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
 """Most runs of candidates at one probe, and at all of them: it takes seconds, whatever the subject does."""
 
-EARLIER, EARLIER_PROBES, MOST_REMADE = 3, 6, 4000
-"""Most models from before the last bug that are extended anew; by proposals of how many probes; how many of these."""
+EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
+"""Most models from before the last bug that are extended anew, by proposals of how many probes, by how many proposals
+each, and at how many probes."""
 
 PARTLY = 6
 """Most candidates that explain a part of a probe's problems and are extended by another bug."""
@@ -70,6 +71,7 @@ class Search:
     _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
     _left: int = MOST_TRIED
     _left_here: int = 0
+    _remade_times: int = 0
     _troubles: dict[str, None] = field(default_factory=dict)
 
     def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
@@ -178,7 +180,8 @@ class Search:
                         partly.append((right, bugs))
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
-            if size == 0 and not whole and not probe.gradients:
+            if size == 0 and not whole and not probe.gradients and self._remade_times < REMADE_TIMES:
+                self._remade_times += bool(earlier)
                 whole = [model for base in earlier[:EARLIER] for model in self._remade(probe, base, problems)]
             if whole:
                 return self._likeliest(distinct(whole))
