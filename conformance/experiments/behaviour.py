@@ -22,7 +22,7 @@ from conformance.judging.near import Nearness
 from conformance.judging.repeats import can_be_asked_again
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.zoo.bug import Bug
-from mha_core import AttentionMask, reference
+from mha_core import AttentionMask, Trace, reference
 from mha_core.dtypes import DTYPES, round_to
 
 TIMES = 3
@@ -134,9 +134,9 @@ def _rounded_to(dtype: str) -> Bug:
 # Repeats ----------------------------------------------------------------------------------------------------
 
 
-def _spread(answers: Sequence[object], lab: Lab) -> float:
+def _spread(answers: Sequence[Trace | None], lab: Lab) -> float:
     """The standard deviation of equal questions' answers over their size; 0 if they are equal within rounding."""
-    outputs = [answer.output for answer in answers if answer is not None]  # type: ignore[attr-defined]
+    outputs = [answer.output for answer in answers if answer is not None and answer.output is not None]
     if len(outputs) < 2 or all(_alike(lab, outputs[0], other) for other in outputs[1:]):
         return 0.0
     stacked = np.nan_to_num(np.stack(outputs))
