@@ -89,7 +89,7 @@ def generic(
         weights: name -> an array in place of the random one, or a factor on it. Names that it lacks don't count.
         inputs: fields of AttentionInputs in place of random ones; a number is a factor on the random array.
 
-    >>> generic(CONFIGS[0], weights={"q_proj.weight": 0.0}).weights["q_proj.weight"].any()
+    >>> generic(CONFIGS[0], weights={"q_proj.weight": 0.0}).weights["q_proj.weight"].any().item()
     False
     """
     problem = _generic(config, seed, batch, query_len, key_len)
