@@ -89,7 +89,8 @@ class Verdict:
 
     Attributes:
         differs: whether the diagnosis saw a difference at all.
-        stage: whether a stage that it calls the first wrong one is one.
+        stage: whether a stage that it calls the first wrong one is one, or that of a right description: what gives the
+            layer's outputs from a later stage on can't be told from it by outputs.
         described: whether what it says with confidence, or else says to explain nearly all, is the layer.
         wrong: whether it says something with confidence, and it is not so.
         silent: whether it says nothing but what is closest.
@@ -162,13 +163,14 @@ def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdi
     """Judge what was said of a subject, whose truth is known."""
     answer = answer_of(diagnosis)
     claims = answer.confident or answer.partly
-    described = any(is_right(claim, truth, subject) for claim in claims)
+    right = [claim for claim in claims if is_right(claim, truth, subject)]
+    stages = truth.stages | {claim.first for claim in right}
     said = " | ".join(claim.words for claim in claims) or "-"
     return Verdict(
         differs=bool(diagnosis.failing) or bool(claims),
-        stage=any(stage in truth.stages for stage in answer.first_stages),
-        described=described,
-        wrong=bool(answer.confident) and not described,
+        stage=any(stage in stages for stage in answer.first_stages),
+        described=bool(right),
+        wrong=bool(answer.confident) and not right,
         silent=not claims,
         said=said if answer.confident or not claims else f"(nearly) {said}",
     )

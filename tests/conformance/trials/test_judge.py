@@ -85,6 +85,16 @@ def test_another_stage_is_no_right_one():
     assert verdict.wrong
 
 
+def test_the_stage_of_a_description_that_gives_the_same_outputs_is_right():
+    total = trial(Fault("factor", (("total", Factor("0.5", lambda view: 0.5)),)), stages={"weights"})
+    doubled = bug("heads", lambda state: 2.0 * forward.heads(state), "heads")
+    verdict = judge(total, total.subject(), found((doubled,)))
+    assert verdict.described
+    assert verdict.stage
+    thrice = bug("heads", lambda state: 3.0 * forward.heads(state), "heads")
+    assert not judge(total, total.subject(), found((thrice,))).stage
+
+
 @dataclass(frozen=True)
 class Finding:
     stage: str
