@@ -7,13 +7,13 @@ What comes after the values is linear, so c times a source adds c times what the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.candidates.sources import SOURCES, added
-from conformance.experiments.changes.expressions import expressions_of
+from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
@@ -23,9 +23,13 @@ def added_amounts(view: View) -> Iterator[Bug]:
     """Each source added to each step as often as it takes to explain what differs."""
     for step, sources in SOURCES.items():
         for name in sources:
-            numbers = _numbers(view, added(step, name))
-            for expression in expressions_of(numbers, unit=100 * view.lab.unit):
-                yield added(step, name, expression)
+            yield from amounts_of(view, lambda amount, step=step, name=name: added(step, name, amount))  # type: ignore[misc]
+
+
+def amounts_of(view: View, bug: Callable[[Expression | None], Bug]) -> Iterator[Bug]:
+    """The bugs of a source, of which `bug` adds so much (None: once), that explain what differs."""
+    for expression in expressions_of(_numbers(view, bug(None)), unit=100 * view.lab.unit):
+        yield bug(expression)
 
 
 def _numbers(view: View, once: Bug) -> list[tuple[float, Setting]]:

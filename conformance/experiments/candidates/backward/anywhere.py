@@ -48,7 +48,7 @@ def _formula(step: str, axes: int, slug: str, words: str, change: Callable[[NDAr
 
 
 def _mean(axis: int) -> Callable[[NDArray], NDArray]:
-    return lambda x: np.broadcast_to(x.mean(axis=axis, keepdims=True), x.shape)
+    return lambda x: np.broadcast_to(x.mean(axis=axis, keepdims=True), x.shape) if x.size else x
 
 
 def _running(axis: int) -> Callable[[NDArray], NDArray]:

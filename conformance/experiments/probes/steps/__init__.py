@@ -11,6 +11,7 @@ ORDER = (
     "softmax",
     "scored_items",
     "biases",
+    "equal_shapes",
     "masked_scores",
 )
 """The order in which the modules run."""
