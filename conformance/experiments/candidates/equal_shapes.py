@@ -66,11 +66,8 @@ def _of_others() -> Iterator[Bug]:
                 continue
             for kind in ("weight", "bias"):
                 yield _parameter(f"{projection}.{kind}", f"of-{other}", f"{other}.{kind}", _taken(f"{other}.{kind}"))
-            name = f"{other}.weight"
-            words = f"{name}, transposed,"
-            yield _parameter(
-                f"{projection}.weight", f"of-{other}-transposed", words, lambda s, w, n=name: s.parameters[n].T
-            )
+            name, words = f"{other}.weight", f"{other}.weight, transposed,"
+            yield _parameter(f"{projection}.weight", f"of-{other}-transposed", words, _taken(name, transposed=True))
 
 
 def _read_otherwise() -> Iterator[Bug]:
@@ -94,8 +91,8 @@ def _exchanged() -> Iterator[Bug]:
             )
 
 
-def _taken(name: str) -> Read:
-    return lambda state, array: state.parameters[name]
+def _taken(name: str, *, transposed: bool = False) -> Read:
+    return lambda state, array: state.parameters[name].T if transposed else state.parameters[name]
 
 
 def _parameter(name: str, slug: str, words: str, read: Read) -> Bug:
@@ -152,7 +149,7 @@ def _mixtures() -> Iterator[Family]:
                 yield mixed(place, f"{other}-where-shapes-agree", _fitting(_input(other)), words)
 
 
-def added_where_equal(view: View) -> Iterator[Bug]:
+def added_where_equal(view: View) -> Iterator[Bug | tuple[Bug, ...]]:
     """So much of an input of the layer mixed into another, or added to a projection or the output."""
     for step in ("output", "merged", "v_proj"):
         for other in GIVEN:
@@ -185,7 +182,7 @@ def _added(step: str, other: str, amount: Expression | None, *, is_mixture: bool
     )
 
 
-def where_equal(view: View) -> Iterator[Bug]:
+def where_equal(view: View) -> Iterator[Bug | tuple[Bug, ...]]:
     """All of them."""
     yield from parameters_where_equal()
     yield from inputs_where_equal()

@@ -8,7 +8,6 @@ What queries, keys, values and the output are in a layer whose sizes all differ 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.equal_shapes import where_equal
@@ -16,13 +15,17 @@ from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
 from mha_core import AttentionConfig
+from mha_core.config import ProjectionBias
 
-CONFIGS = (
-    AttentionConfig(15, 3, bias=True),
-    AttentionConfig(8, 2, bias=True),
-    AttentionConfig(12, 4, num_kv_heads=2, bias=True),
-)
-"""In the last one W_q and W_o have one shape, W_k and W_v another."""
+CONFIGS = {
+    bias: (
+        AttentionConfig(15, 3, bias=bias),
+        AttentionConfig(8, 2, bias=bias),
+        AttentionConfig(12, 4, num_kv_heads=2, bias=bias),
+    )
+    for bias in (True, False)
+}
+"""With biases and without; in the last layer W_q and W_o have one shape, W_k and W_v another."""
 
 LENGTHS = ((4, 4), (3, 5), (4, 4))
 
@@ -31,8 +34,7 @@ def _configs(lab: Lab) -> list[AttentionConfig]:
     """The layers; without biases if the subject takes none; not those of a subject whose sizes are fixed."""
     if lab.fixed_weights is not None:
         return []
-    biased = any(config.bias for config in lab.configs)
-    return [config if biased else replace(config, bias=False) for config in CONFIGS]
+    return list(CONFIGS[any(config.bias != ProjectionBias() for config in lab.configs)])
 
 
 def _one_key(lab: Lab) -> Sequence[Problem]:
