@@ -15,6 +15,7 @@ from itertools import chain, islice
 from conformance.cases.problem import Problem
 from conformance.experiments.behaviour import observe
 from conformance.experiments.candidates.calls.lengths import other_lengths
+from conformance.experiments.candidates.curves import curves
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured, Model, Outcome
 from conformance.experiments.probe import Probe
@@ -273,6 +274,7 @@ class Search:
                 yield from one.propose(view)
             except TROUBLE as error:
                 self._troubles[f"{one.id}: {one_line(error)}"] = None
+        yield from curves(view)  # any function at any step, if nothing else is found
 
 
 def measure(

@@ -109,7 +109,7 @@ def _thresholded(samples: Sequence[Sample]) -> Iterator[Change]:
             low, high = max(low, x[dropped].max(initial=-math.inf)), min(high, x[~dropped].min(initial=math.inf))
         if not -math.inf < low < high < math.inf:
             continue
-        limit = _shortest(low, high)
+        limit = shortest(low, high)
         text = neat(abs(limit))[0] if name in ("large", "high") else neat(limit)[0]
         yield change_of(
             f"zero-where-{name}-{text}",
@@ -118,7 +118,7 @@ def _thresholded(samples: Sequence[Sample]) -> Iterator[Change]:
         )
 
 
-def _shortest(low: float, high: float) -> float:
+def shortest(low: float, high: float) -> float:
     """The number with the fewest digits in an interval."""
     if low < 0.0 < high:
         return 0.0

@@ -1,0 +1,336 @@
+r"""Curves: each number of one step is a function of the right one; which, with which number, is told by running models.
+
+Nothing is read off but the output, so any step in any call can be looked at: with f_c at one step,
+
+    min_c |o - m(f_c)|        o measured, m the output of the model with that step's numbers replaced by f_c of them
+
+is 0 for the function and the number that are meant. Of a grid of numbers the best is where Gauss and Newton begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.experiments.changes.elements.limits import shortest
+from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
+from conformance.experiments.changes.numbers import neat
+from conformance.experiments.changes.parameter import solve
+from conformance.experiments.lab import Lab
+from conformance.experiments.measured import on_step
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from conformance.zoo.rerun import rerun
+from mha_core.reference import pipeline as reference
+from mha_core.reference.state import State, Step
+
+FIX = "Leave the numbers of this step as the definition makes them."
+
+INSIDE = "inside"
+"""What stands under the tanh of the additive score; a place of its own, not a step."""
+
+NAMES: dict[str, str] = {
+    "output": "Outputs",
+    "merged": "Merged heads",
+    "heads": "Heads",
+    "kept_weights": "Weights after dropout",
+    "weights": "Weights",
+    "values": "Values",
+    "new_values": "Values, before the past is joined,",
+    "value_inputs": "The values' inputs",
+    "scores": "Scores",
+    "capped": "Scores before the bias",
+    "similarity": "Scaled scores",
+    "unscaled": "Scores before the scale",
+    INSIDE: "The numbers under the additive score's tanh",
+    "additive_hidden": "The additive score's hidden units",
+    "keys": "Keys",
+    "new_keys": "Keys, before the past is joined,",
+    "queries": "Queries",
+    "key_inputs": "The keys' inputs",
+    "query_inputs": "The queries' inputs",
+}
+"""Step -> its name at the beginning of a sentence; the latest steps first."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Functions with one number.
+
+    Args:
+        slug, words: with {} for the number; the words follow "NAME are ".
+        of: (x, c) -> the changed x.
+        grid: numbers to begin from; if the output is not `linear` in the number, one of them must explain something.
+    """
+
+    slug: str
+    words: str
+    of: Callable[[NDArray, float], NDArray]
+    grid: tuple[float, ...]
+    linear: bool = False
+
+    def at(self, number: float) -> Elementwise:
+        return lambda x: self.of(x, number)
+
+
+LIMITS = tuple(0.04 * 1.7**k for k in range(13))
+"""From 0.04 to 23."""
+
+SLOPES = (-1.0, 0.0, 0.5, 2.0)
+
+POWERS = (0.33, 0.5, 0.7, 1.3, 1.5, 2.0, 3.0)
+
+CURVES: tuple[Curve, ...] = (
+    Curve("cap-tanh-{}", "replaced by c * tanh(x / c) with c = {}", lambda x, c: c * np.tanh(x / c), LIMITS),
+    Curve("clipped-at-{}", "clipped at +-{}", lambda x, c: x.clip(-abs(c), abs(c)), LIMITS),
+    Curve("cap-softsign-{}", "replaced by x / (1 + |x| / c) with c = {}", lambda x, c: x / (1 + np.abs(x) / c), LIMITS),
+    Curve("cap-arctan-{}", "replaced by c * arctan(x / c) with c = {}", lambda x, c: c * np.arctan(x / c), LIMITS),
+    Curve("cap-sin-{}", "replaced by c * sin(x / c) with c = {}", lambda x, c: c * np.sin(x / c), LIMITS),
+    Curve("at-most-{}", "at most {}", np.minimum, (*LIMITS, 0.0)),
+    Curve("at-least-{}", "at least {}", np.maximum, (0.0, *(-one for one in LIMITS))),
+    Curve("shrunk-by-{}", "moved towards 0 by {}", lambda x, c: np.sign(x) * np.maximum(np.abs(x) - c, 0.0), LIMITS),
+    Curve("negative-times-{}", "multiplied by {} where negative", lambda x, c: np.where(x < 0.0, c * x, x), SLOPES),
+    Curve("positive-times-{}", "multiplied by {} where positive", lambda x, c: np.where(x > 0.0, c * x, x), SLOPES),
+    Curve("power-{}", "to the power of {}, with the sign", lambda x, c: np.sign(x) * np.abs(x) ** c, POWERS),
+    Curve("power-{}-of-size", "to the power of {}, without the sign", lambda x, c: np.abs(x) ** c, POWERS),
+    Curve("tanh-of-{}", "replaced by tanh({} * x)", lambda x, c: np.tanh(c * x), (0.25, 0.5, 2.0, 4.0)),
+)
+
+OF_INSIDE: tuple[Curve, ...] = (
+    Curve("times-{}", "multiplied by {}", lambda x, c: c * x, (0.5, 1.0, 2.0), linear=True),
+    Curve("plus-{}", "increased by {}", lambda x, c: c + x, (0.0,), linear=True),
+)
+"""At places that no reading shows alone."""
+
+CUTS: dict[str, tuple[str, Elementwise]] = {
+    "small": ("replaced by 0 where |x| < {}", np.abs),
+    "low": ("replaced by 0 where x < {}", lambda x: x),
+    "large": ("replaced by 0 where |x| > {}", lambda x: -np.abs(x)),
+    "high": ("replaced by 0 where x > {}", lambda x: -x),
+}
+"""Name -> (words, function of x below whose limit it is 0)."""
+
+PROMISING = 0.7
+"""Of the difference, what the best number of a grid may leave."""
+
+COARSE, MOST_PLACES = 12, 120
+"""Limits between two numbers that are tried: a few of all, then so many around the best of them."""
+
+CLOSE = 1e-9
+"""Of the largest output, what may be left; more in coarser arithmetic."""
+
+MOST_TURNS, MOST_TURNS_HERE = 10, 2
+"""Models whose curves are looked for, in all and at one probe."""
+
+
+class Fitted(NamedTuple):
+    """One function at one step: slug, words to follow the step's name, the function."""
+
+    step: str
+    slug: str
+    words: str
+    of: Elementwise
+
+    def bug(self) -> Bug:
+        """As a bug that can be run."""
+        return on_step(
+            "additive_hidden" if self.step == INSIDE else self.step,
+            f"{self.step}-f-{self.slug}",
+            lambda state, array: _changed(self.step, array, self.of),
+            f"{NAMES[self.step]} are {self.words}.",
+            FIX,
+        )
+
+
+def _changed(step: str, array: NDArray | None, function: Elementwise) -> NDArray | None:
+    if array is None:
+        return None
+    with np.errstate(all="ignore"):
+        if step == INSIDE:
+            return np.tanh(function(np.arctanh(array.clip(-1.0 + 1e-16, 1.0 - 1e-16))))
+        return function(array)
+
+
+@dataclass(eq=False)
+class Bench:
+    """A problem, the subject's output, and the model's steps, of which one at a time is replaced."""
+
+    view: View
+    problem: Problem
+    got: NDArray = field(init=False)
+    state: State = field(init=False)
+    steps: Mapping[str, Step] = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = self.view.lab.rounded(self.problem)
+        got = self.view.got(self.problem)
+        assert got is not None
+        self.got = got
+        self.steps, _ = pipelines(*self.view.model)
+        inputs = replace(problem.inputs, cotangent=None)
+        self.state = reference.run_state(problem.config, problem.weights, inputs, forward=self.steps)
+
+    def array(self, step: str) -> NDArray | None:
+        """The numbers at a step, flat."""
+        array = self.state["additive_hidden" if step == INSIDE else step]
+        if array is None or not array.size:
+            return None
+        found: NDArray = np.arctanh(array) if step == INSIDE else array
+        return found.ravel()
+
+    def off(self, step: str, function: Elementwise) -> NDArray:
+        """The model's output less the subject's, with a function at a step; NaN where there is none."""
+        real = "additive_hidden" if step == INSIDE else step
+        array = _changed(step, self.state[real], function)
+        found, _ = rerun(self.state, {**self.steps, real: lambda state: array}, {real})
+        made = found["output"]
+        return np.asarray(made - self.got).ravel() if made.shape == self.got.shape else np.full(1, np.nan)
+
+    @property
+    def base(self) -> float:
+        """How far off the model is."""
+        return _size(self.off("output", lambda x: x))
+
+    @property
+    def enough(self) -> float:
+        return max(CLOSE, 2e3 * self.view.lab.unit) * float(np.abs(self.got).max(initial=1e-300))
+
+    def is_given_by(self, step: str, function: Elementwise) -> bool:
+        return bool(np.abs(self.off(step, function)).max(initial=0.0) <= self.enough)
+
+
+def _size(vector: NDArray) -> float:
+    size = float(np.sqrt(np.mean(vector * vector))) if vector.size else np.inf
+    return size if np.isfinite(size) else np.inf
+
+
+_turns: WeakKeyDictionary[Lab, dict[tuple[int, int], int]] = WeakKeyDictionary()
+
+
+def _has_turn(view: View) -> bool:
+    turns = _turns.setdefault(view.lab, {})
+    key = id(view.problems[0]), len(view.model)
+    if sum(turns.values()) >= MOST_TURNS or turns.get(key, 0) >= MOST_TURNS_HERE:
+        return False
+    turns[key] = turns.get(key, 0) + 1
+    return True
+
+
+def curves(view: View) -> Iterator[Bug]:
+    """Each function at each step that gives the subject's output in one problem, if nothing else explains it."""
+    if view.explained or view.gradients or not view.problems or not _has_turn(view):
+        return
+    differing = [bench for bench in map(_bench, [view] * 4, view.differing()) if bench is not None]
+    if not differing:
+        return
+    # One key has one weight, 1: of a function of the weights that tells a single number.
+    differing.sort(key=lambda one: one.problem.sizes.key_len < 2)
+    for fitted in fitted_curves(differing):
+        yield fitted.bug()
+
+
+def _bench(view: View, problem: Problem) -> Bench | None:
+    try:
+        bench = Bench(view, problem)
+    except DoesNotApply:
+        return None
+    return bench if np.isfinite(bench.got).all() and np.isfinite(bench.base) else None
+
+
+def fitted_curves(benches: Sequence[Bench]) -> Iterator[Fitted]:
+    """The functions that give the first bench's output, with numbers that the others bound too."""
+    first = benches[0]
+    done: dict[str, list[Fitted]] = {}
+    for step in NAMES:
+        array = first.array(step)
+        if array is None:
+            continue
+        same = next((other for other in done if _same(first.array(other), array) and INSIDE not in (step, other)), None)
+        found = list(_at(benches, step)) if same is None else [one._replace(step=step) for one in done[same]]
+        done[step] = found
+        yield from found
+
+
+def _same(one: NDArray | None, other: NDArray) -> bool:
+    """Whether the same numbers stand in two places, in whichever order: functions of each do the same there."""
+    return one is not None and one.shape == other.shape and np.array_equal(np.sort(one), np.sort(other), equal_nan=True)
+
+
+def _at(benches: Sequence[Bench], step: str) -> Iterator[Fitted]:
+    first = benches[0]
+    with np.errstate(all="ignore"):
+        for name, (words, function) in FUNCTIONS.items():
+            if first.is_given_by(step, function):
+                yield Fitted(step, name, words, function)
+        for curve in (*CURVES, *(OF_INSIDE if step in (INSIDE, "additive_hidden") else ())):
+            yield from _of_curve(first, step, curve)
+        for name in CUTS:
+            yield from _cut(benches, step, name)
+
+
+def _of_curve(bench: Bench, step: str, curve: Curve) -> Iterator[Fitted]:
+    def off(number: float) -> NDArray:
+        return bench.off(step, curve.at(number))
+
+    sizes = sorted((_size(off(number)), number) for number in curve.grid)
+    if not curve.linear and sizes[0][0] > PROMISING * bench.base:
+        return
+    number = solve(off, [start for _, start in sizes[:2]], bench.enough)
+    if number is None:
+        return
+    unit = bench.view.lab.unit
+    for tolerance in (max(1e-9, 10.0 * unit), max(1e-6, 1e4 * unit)):
+        told, value = neat(number, tolerance) if abs(number) > 1e-9 else ("0", 0.0)
+        yield Fitted(step, curve.slug.format(told), curve.words.format(told), curve.at(value))
+
+
+def _cut(benches: Sequence[Bench], step: str, name: str) -> Iterator[Fitted]:
+    """Numbers that are 0 below a limit: it lies between two of the numbers; every bench brings them closer."""
+    words, size = CUTS[name]
+    low, high = -np.inf, np.inf
+    for bench in benches:
+        array = bench.array(step)
+        if array is None:
+            continue
+        levels = np.unique(size(array[np.isfinite(array)]))
+        levels = levels[(levels > low) & (levels < high)]
+        place = _best_cut(bench, step, size, levels, high, first=not np.isfinite(low) and not np.isfinite(high))
+        if place is None:
+            return
+        low = max(low, levels[place - 1] if place else -np.inf)
+        high = min(high, levels[place] if place < len(levels) else np.inf)
+    if not np.isfinite(low) or not np.isfinite(high):
+        return
+    limit = shortest(float(low), float(high))
+    text = neat(abs(limit) if name in ("large", "high") else limit)[0]
+    yield Fitted(
+        step,
+        f"zero-where-{name}-{text}",
+        words.format(text),
+        lambda x: np.where(size(x) < limit, 0.0, x),
+    )
+
+
+def _best_cut(bench: Bench, step: str, size: Elementwise, levels: NDArray, high: float, *, first: bool) -> int | None:
+    """How many of the levels are below the limit that gives the output; None if no limit does."""
+
+    def left(place: int) -> float:
+        limit = levels[place] if place < len(levels) else high
+        return _size(bench.off(step, lambda x: np.where(size(x) < limit, 0.0, x)))
+
+    coarse = np.unique(np.linspace(0, len(levels), COARSE).astype(int))
+    sizes = np.array([left(int(place)) for place in coarse])
+    if first and sizes.min() >= PROMISING * bench.base:
+        return None
+    # The difference falls in steps and not evenly: what lies around the best of the coarse places comes first.
+    around = coarse[int(sizes.argmin())]
+    for place in sorted(range(len(levels) + 1), key=lambda one: abs(one - around))[:MOST_PLACES]:
+        if left(place) <= bench.enough:
+            return place
+    return None
