@@ -189,7 +189,8 @@ def _explained(
     if whole:
         return replace(found, explanations=tuple(map(search.hypothesis, whole)))
     progress("trying more bugs at once")
-    ranked = search.grow(zoo, models, lambda size: progress(f"trying {size} bugs at once"))
+    sampled = found.measured is not None and any(outcome.asked for outcome in found.measured.outcomes)
+    ranked = search.grow(zoo, models, lambda size: progress(f"trying {size} bugs at once"), sampled=sampled)
     if search.only_large and not (ranked and search.is_named(ranked[0])):
         large = search.of_large_cases(zoo)
         return replace(found, partly=_told(search, [one for one in large if one.credit == large[0].credit][:SHOWN]))

@@ -34,6 +34,10 @@ PRICE = 1.0
 
 MOST_PAIRS_TRIED = 5000
 
+SAMPLE = 12
+"""After experiments, which meet faults one at a time, a bug is counted only if it explains one of so many failing
+cases, chosen from all of them evenly."""
+
 MOST_BUGS = 4
 BEAM = 4
 """Most bugs in a hypothesis, and the number of hypotheses that the beam search follows."""
@@ -183,15 +187,19 @@ class Search:
         zoo: Sequence[Bug],
         models: Iterable[tuple[Bug, ...]] = (),
         progress: Callable[[int], None] = lambda size: None,
+        *,
+        sampled: bool = False,
     ) -> list[Score]:
         """Hypotheses of up to MOST_BUGS bugs, best first: a beam search that adds what explains the most.
 
-        It starts from single bugs, and from `models`, which may be larger.
+        It starts from single bugs, and from `models`, which may be larger. With `sampled` a bug must explain one of
+        SAMPLE failing cases.
 
         A layer that was never compared with the definition tends to differ in several places at once.
         """
         nothing = float(self.total - len(self.failing))  # what no bug at all explains
-        beam = self._best(self._scored([*((bug,) for bug in zoo), *(model for model in models if model)], nothing))
+        singles = [(bug,) for bug in zoo if not sampled or self._explains_some(bug)]
+        beam = self._best(self._scored([*singles, *(model for model in models if model)], nothing))
         for size in range(2, MOST_BUGS + 1):
             if not beam or beam[0].settled:
                 break
@@ -202,6 +210,11 @@ class Search:
                 break
             beam = best
         return beam
+
+    def _explains_some(self, bug: Bug) -> bool:
+        failing = [index for index in self._telling if index in self.failing]
+        some = failing[:: ceil(len(failing) / SAMPLE) or 1]
+        return any(self.evidence.credit(self.observations[index], (bug,)) > 0.0 for index in some)
 
     def _extensions(self, base: Score, zoo: Sequence[Bug]) -> Iterator[tuple[Bug, ...]]:
         """Hypotheses with one more bug than `base`, which explains some case that `base` does not."""

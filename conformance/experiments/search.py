@@ -41,6 +41,9 @@ AT_ONCE = 3
 MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
 """Most runs of candidates at one probe, and at all of them: it takes seconds, whatever the subject does."""
 
+MOST_TRIED_IN_VAIN = 12_000
+"""Most runs at all probes after one that nothing explained: that step shows in most of them."""
+
 EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
 """Most models from before the last bug that are extended anew, by proposals of how many probes, by how many proposals
 each, and at how many probes."""
@@ -102,7 +105,9 @@ class Search:
             if not found:
                 self.progress(f"probe {probe.id}")
                 found = self._grown(probe, beam, problems)
-                self._forward_unexplained |= not found and not probe.gradients
+                if not found and not probe.gradients:
+                    self._forward_unexplained = True
+                    self._left = min(self._left, MOST_TRIED_IN_VAIN)
                 self._gradients_unexplained |= not found and probe.gradients
             if found:
                 self._passed.append((probe, problems))
@@ -163,8 +168,9 @@ class Search:
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
-        # Gradients that nothing explained were not explained by two bugs, and are in the later probes too.
-        rounds = 1 if probe.gradients and self._gradients_unexplained else AT_ONCE
+        # What nothing explained was not explained by two bugs, and is in the later probes too.
+        in_vain = self._gradients_unexplained if probe.gradients else self._forward_unexplained
+        rounds = 1 if in_vain else AT_ONCE
         for size in range(rounds):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
@@ -181,7 +187,7 @@ class Search:
                         partly.append((right, bugs))
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
-            if size == 0 and not whole and not probe.gradients and self._remade_times < REMADE_TIMES:
+            if size == 0 and not whole and not (probe.gradients or in_vain) and self._remade_times < REMADE_TIMES:
                 self._remade_times += bool(earlier)
                 whole = [model for base in earlier[:EARLIER] for model in self._remade(probe, base, problems)]
             if whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,18 @@ from conformance.zoo.bug import Bug, Contradiction, DoesNotApply, pipelines
 from conformance.zoo.rerun import rerun
 from mha_core import AttentionInputs
 from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
+from mha_core.reference.backward import collect_gradients
+from mha_core.reference.state import State, Step
+from mha_core.stages import GRADIENT, STAGES
+
+Finished = tuple[State, dict[str, NDArray]]
+"""A run: the State, and its arrays by name."""
 
 ROOM = 2**28
 """Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
+
+SHARED, OFTEN, SMALL = 128, 4, 2**20
+"""Runs with bugs from which others start: how many are kept, after how many of their kind, and of how many bytes."""
 
 
 class Variants:
@@ -25,8 +34,11 @@ class Variants:
     """
 
     def __init__(self) -> None:
-        self._right: dict[tuple[Problem, bool], tuple[State, dict[str, NDArray]] | None] = {}
+        self._right: dict[tuple[Problem, bool], Finished | None] = {}
         self._room = ROOM
+        self._shared: OrderedDict[tuple[Problem, bool, tuple[Bug, ...]], Finished | None] = OrderedDict()
+        self._often: dict[tuple[Bug, ...], int] = {}
+        self._latest: tuple[tuple[Bug, ...], tuple[dict[str, Step], dict[str, Step]]] = ((), pipelines())
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Every stage, and with `gradients` every gradient, by name.
@@ -34,30 +46,68 @@ class Variants:
         None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
         nothing it is the same dict as without them.
         """
-        forward, backward = pipelines(*bugs)
         gradients = gradients and problem.inputs.cotangent is not None
         right = self._right_run(problem, gradients)
         try:
             if right is None:
+                forward, backward = self._pipelines(bugs)
                 inputs = _inputs(problem, gradients)
                 state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
-                return reference.trace_of(state).arrays()
-            replaced = {name for bug in bugs for name in bug.steps}
-            state, changed = rerun(right[0], forward, replaced)
-            if gradients:
-                state, changed = rerun(state, backward, replaced, changed=changed)
+                return _arrays(state)
+            before = self._shared_run(problem, bugs[:-1], gradients)
+            if before is not None:
+                return self._rerun(before, bugs, bugs[-1:], gradients)[1]
+            return self._rerun(right, bugs, bugs, gradients)[1]
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
             return None
-        return reference.trace_of(state).arrays() if changed else right[1]
+
+    def _rerun(self, start: Finished, bugs: tuple[Bug, ...], new: tuple[Bug, ...], gradients: bool) -> Finished:
+        """The run with `bugs`, from one in which all of them are but `new`."""
+        forward, backward = self._pipelines(bugs)
+        replaced = {name for bug in new for name in bug.steps}
+        state, changed = rerun(start[0], forward, replaced)
+        if gradients:
+            state, changed = rerun(state, backward, replaced, changed=changed)
+        return (state, _arrays(state)) if changed else start
+
+    def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], gradients: bool) -> Finished | None:
+        """The run with bugs to which many others were added one at a time; None if they were not, or it can't be."""
+        if not bugs:
+            return None
+        seen = self._often[bugs] = self._often.get(bugs, 0) + 1
+        if seen <= OFTEN:
+            return None
+        key = problem, gradients, bugs
+        if key in self._shared:
+            self._shared.move_to_end(key)
+            return self._shared[key]
+        right = self._right_run(problem, gradients)
+        assert right is not None  # `run` has asked
+        try:
+            found: Finished | None = self._rerun(right, bugs, bugs, gradients)
+        except DoesNotApply:
+            found = None  # what is added may come before it
+        if found is not None and found is not right and _bytes_of(found[0]) > SMALL:
+            found = None
+        self._shared[key] = found
+        if len(self._shared) > SHARED:
+            self._shared.popitem(last=False)
+        return found
+
+    def _pipelines(self, bugs: tuple[Bug, ...]) -> tuple[dict[str, Step], dict[str, Step]]:
+        """Those of `pipelines`; the same set is mostly run in several problems, one after the other."""
+        if self._latest[0] is not bugs:
+            self._latest = bugs, pipelines(*bugs)
+        return self._latest[1]
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
         """The arrays without a bug, if they have been computed and kept."""
         right = self._right.get((problem, gradients))
         return None if right is None else right[1]
 
-    def _right_run(self, problem: Problem, gradients: bool) -> tuple[State, dict[str, NDArray]] | None:
+    def _right_run(self, problem: Problem, gradients: bool) -> Finished | None:
         """The State of the reference without a bug, and its arrays; None where there is no room for it."""
         key = problem, gradients
         if key not in self._right:
@@ -65,12 +115,20 @@ class Variants:
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
-            self._right[key] = (state, reference.trace_of(state).arrays()) if fits else None
+            self._right[key] = (state, _arrays(state)) if fits else None
         return self._right[key]
 
 
 def _inputs(problem: Problem, gradients: bool) -> AttentionInputs:
     return problem.inputs if gradients else replace(problem.inputs, cotangent=None)
+
+
+def _arrays(state: State) -> dict[str, NDArray]:
+    """Every stage, and every gradient if the backward pipeline ran, by name."""
+    arrays = {name: state.arrays[name] for name in STAGES}
+    if state.inputs.cotangent is not None:
+        arrays |= {f"{GRADIENT}{name}": array for name, array in collect_gradients(state).items()}
+    return arrays
 
 
 def _bytes_of(state: State) -> int:
