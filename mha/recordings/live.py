@@ -52,7 +52,7 @@ def diagnose(
     >>> class Doubled(torch.nn.MultiheadAttention):
     ...     def forward(self, query, key, value, **rest):
     ...         return super().forward(2.0 * query, key, value, **rest)
-    >>> found = diagnose(Doubled(6, 2, batch_first=True).double().eval())
+    >>> found = diagnose(Doubled(6, 2, batch_first=True).double().eval(), seconds=0.0)  # the bugs on file alone
     >>> len(found[""].failing) > 0
     True
     """

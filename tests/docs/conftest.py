@@ -1,7 +1,9 @@
-"""The site, built once for all tests of this folder."""
+"""The site, built once for all tests."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,14 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    target = tmp_path_factory.mktemp("site") / "pages"
-    done = build(ROOT / "docs", target)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return target
+    """Where tests run in several processes, who comes first builds it, and the others wait."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "site"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            done = build(ROOT / "docs", folder / "pages")
+            assert done.returncode == 0, done.stderr[-5000:]
+            (folder / "built").touch()
+    return folder / "pages"

@@ -64,6 +64,8 @@ def test_numpy_is_the_definition():
     check("numpy")
 
 
+# The releases of PyTorch and TensorFlow are the same there.
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_framework_is_the_definition(backend_name):
     load(backend_name)  # as it wants to be imported
     check(backend_name)

@@ -12,6 +12,8 @@ from mha.bench import memory
 from mha.bench.measure import FEWEST_ROUNDS, MOST_ROUNDS, Timing, measure, rounds_for
 from mha.bench.memory import extra_peak
 
+pytestmark = pytest.mark.same_on_newest  # it is about the clock and the kernel
+
 
 class Clock:
     """Time that passes in calls alone."""

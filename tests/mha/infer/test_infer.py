@@ -12,6 +12,8 @@ from mha_core.layouts import LAYOUTS, get
 from mha_core.reference import pipeline as reference
 from tests.mha.infer.recorded_layers import CONFIG, assert_is, call, drawn, norms, scrambled
 
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
 
 @pytest.mark.parametrize(
     "layout", ["canonical", "d2l-jax", "torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate", "keras"]

@@ -11,6 +11,8 @@ from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.mha.infer.recorded_layers import BARE, CONFIG, assert_is, call, drawn, names_of, norms, scrambled
 
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
 # What can't be known ------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from mha.learn.hints import hint
 from mha.learn.judge import judge, judge_all
 from mha.learn.running.dialects import DIALECTS as FRAMEWORKS
 
+pytestmark = pytest.mark.same_on_newest  # it is about files, and processes that end
+
 
 def skip_without(framework: str) -> None:
     if find_spec(FRAMEWORKS[framework].module) is None:

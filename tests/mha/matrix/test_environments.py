@@ -13,6 +13,8 @@ from mha.matrix.environments.make import interpreter as interpreter_of
 from mha_core import SpecError
 from tests.mha.matrix.made_up import interpreter, release_set
 
+pytestmark = pytest.mark.same_on_newest  # it is about pip and folders
+
 
 @pytest.fixture
 def cache(tmp_path):

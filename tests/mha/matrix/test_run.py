@@ -31,6 +31,8 @@ def run(one, cache, copy, **options):
     return list(run_set(one, REQUEST, Options("pip", **options), cache, copy))
 
 
+# The releases of PyTorch and TensorFlow are the same there.
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_a_set_is_measured_once_in_its_own_interpreter(backend_name, cache, copy, tmp_path):
     one = release_set(interpreter(tmp_path, venv=f"echo made >> {tmp_path}/log"), backends=(backend_name,))
     (row,) = run(one, cache, copy, remove=True)

@@ -24,6 +24,8 @@ from mha_core import (
 from mha_core.reference import pipeline as reference
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
 # Explaining -------------------------------------------------------------------------------------------
 
 
