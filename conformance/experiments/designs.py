@@ -37,7 +37,7 @@ CONFIGS: tuple[AttentionConfig, ...] = (
     _all_different(4, 2, 3, 6, (9, 7, 10, 11), embed_dim=13),
     _all_different(6, 3, 2, 7, (8, 11, 5, 9), embed_dim=10),
     _all_different(3, 3, 5, 4, (7, 13, 8, 10), embed_dim=14),
-    _all_different(3, 3, 4, 5, (10, 7, 9, 8), embed_dim=11),
+    _all_different(5, 5, 4, 6, (10, 7, 9, 8), embed_dim=11),
     AttentionConfig(12, 4, query_dim=9, key_dim=7, value_dim=10, bias=True),
     AttentionConfig(10, 2, query_dim=7, key_dim=9, value_dim=8, bias=True),
     AttentionConfig(15, 3, bias=True),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on
+from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
 from conformance.experiments.changes.fit import factors, fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.readings.projection import read_output_weight, read_value_weight
@@ -85,6 +85,17 @@ def fitted(view: View, reading: Reading) -> Iterator[Bug]:
             # Another order and a factor on top of it are two faults: probes that are blind to orders show the factor.
             if not change.slug.startswith("0-of-it-"):
                 yield reading.bug(change)
+                yield from _elsewhere(reading, change)
+
+
+def _elsewhere(reading: Reading, change: Change) -> Iterator[Bug]:
+    """The same change of arrays with the same axes, which this problem may not tell apart."""
+    if reading.name == "new_values":
+        yield change_on("values", change)
+    if reading.name in ("new_values", "heads"):
+        yield read_otherwise("values", change)
+    if reading.name == "kept_weights":
+        yield change_on("weights", change)
 
 
 def factors_on(view: View, reading: Reading, names: Sequence[str] = ()) -> Iterator[Bug]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.sample import Change, Setting
-from conformance.experiments.measured import on_parameter, on_step
-from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core.reference.state import State
+from conformance.experiments.measured import PREFIX, on_parameter, on_step
+from conformance.zoo.bug import Bug, DoesNotApply, OnTop
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State, Step
 
 
 class Place(NamedTuple):
@@ -31,6 +33,11 @@ PLACES: dict[str, Place] = {
         ("item", "kv head", "key", "channel"),
         "Split as reshape(B, L, G, dv).transpose(0, 2, 1, 3), and leave the numbers as they are.",
     ),
+    "values": Place(
+        "the values of all keys, also those of the past,",
+        ("item", "kv head", "key", "channel"),
+        "Put the values of the past in front of the new ones, and leave the numbers as they are.",
+    ),
     "kept_weights": Place(
         "the weights that meet the values",
         ("item", "head", "query", "key"),
@@ -48,7 +55,7 @@ PLACES: dict[str, Place] = {
     ),
     "output": Place("the output", ("item", "query", "channel"), "Compute merged @ W_o^T + b_o, nothing else."),
 }
-"""Step -> its place; `values` is `new_values` with the past in front."""
+"""Step -> its place; `values` is `new_values` with the past in front, and the same where there is none."""
 
 BESIDE: dict[str, Place] = {
     "queries": Place(
@@ -56,13 +63,18 @@ BESIDE: dict[str, Place] = {
         ("item", "head", "query", "channel"),
         "Query i of the input makes query i of every head.",
     ),
+    "weights": Place(
+        "the weights",
+        ("item", "head", "query", "key"),
+        "Weights are the softmax of each row's scores, and nothing is done to them before dropout.",
+    ),
     "new_keys": Place(
         "the keys split into heads",
         ("item", "kv head", "key", "channel"),
         "Key j of the input makes key j of every head, as value j makes value j.",
     ),
 }
-"""Steps whose order of positions can't be told from that of values or output."""
+"""Steps whose order of positions can't be told from that of values, kept weights or output."""
 
 PARAMETERS: dict[str, tuple[str, Place]] = {
     "v_proj.weight": (
@@ -101,6 +113,29 @@ def change_on(step: str, change: Change) -> Bug:
     verb = "is" if step in ("value_inputs", "output") else "are"
     sentence = f"{upper(place.name)} {verb} the definition's {change.words}."
     return on_step(step, f"{step}-{change.slug}", apply, sentence, place.fix)
+
+
+READERS: dict[str, tuple[str, ...]] = {"keys": ("additive_hidden", "unscaled"), "values": ("heads",)}
+"""What is repeated for the query heads -> the steps that read it."""
+
+
+def read_otherwise(what: str, change: Change) -> Bug:
+    """A change of the keys, or of the values, that each query head reads: of (B, H, Lk, channels)."""
+    axes = ("item", "head", "position" if what == "keys" else "key", "channel")
+
+    def reading(state: State, beneath: Step) -> Any:
+        changed = change.apply(state.heads_of(what), axes, setting_of(state))
+        if changed.shape[1] != state.config.num_heads:
+            raise DoesNotApply("there is one for each query head")
+        return beneath(replace(state, arrays={**state.arrays, what: changed}))
+
+    return Bug(
+        f"{PREFIX}{what}-read-{change.slug}",
+        f"The {what} that each query head reads are the definition's {change.words}.",
+        "scores" if what == "keys" else "heads",
+        f"Query head h reads {what[:-1]} head h // (H // G), as it is.",
+        forward={step: OnTop(FORWARD[step], reading) for step in READERS[what]},
+    )
 
 
 def function_on(step: str, slug: str, function: Callable[[State, NDArray], NDArray], words: str) -> Bug:

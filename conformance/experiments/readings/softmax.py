@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.expressions import Expression, expressions_of
+from conformance.experiments.changes.fit import one_change
 from conformance.experiments.changes.parameter import snapped, solve
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.changes.softmaxes import Family, Form, Scored
@@ -27,6 +28,9 @@ from mha_core import AttentionConfig
 AXES = ("item", "head", "query", "key")
 
 MOST_SAMPLES = 6
+
+MOST_CHANGES = 12
+"""Changes of weights that are proposed."""
 
 BISECTIONS = 20
 
@@ -190,7 +194,16 @@ def named(numbers: Sequence[tuple[float, Setting]], samples: Sequence[Weighed]) 
 
 
 def matching_changes(samples: Sequence[Weighed]) -> Iterator[Change]:
-    """Other orders of an axis of the weights."""
+    """Other orders of an axis of the weights; if there is none, other changes of all or of a part."""
+    found = list(_matching_orders(samples))
+    if not found:
+        ordered = sorted((one.sample for one in samples), key=lambda sample: not sample.differs)
+        with np.errstate(all="ignore"):
+            found = one_change(ordered)
+    yield from found[:MOST_CHANGES]
+
+
+def _matching_orders(samples: Sequence[Weighed]) -> Iterator[Change]:
     for change in axis_changes(AXES):
         try:
             made = [change.apply(one.sample.expected, AXES, one.sample.setting) for one in samples]

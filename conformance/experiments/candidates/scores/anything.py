@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.scores.arrays import read_arrays
 from conformance.experiments.candidates.scores.families import Family, factor, linear
 from conformance.experiments.candidates.scores.functions import curves, functions_at, on_both, patterns
 from conformance.experiments.candidates.scores.numbers import measured_numbers
 from conformance.experiments.candidates.scores.places import (
     HEADS,
     INPUTS,
+    KEYS,
     PROJECTIONS,
     SIMILARITY,
     WEIGHTS,
@@ -26,7 +28,7 @@ from conformance.zoo.bug import Bug
 Candidate = Bug | tuple[Bug, ...]
 Propose = Callable[[View, Iterable[Problem]], Iterator[Candidate]]
 
-EVERYWHERE = (SIMILARITY, *INPUTS, *WEIGHTS, *PROJECTIONS, *HEADS)
+EVERYWHERE = (SIMILARITY, *INPUTS, *WEIGHTS, *PROJECTIONS, *HEADS, KEYS)
 """From the inputs to the scores of a dot product without biases."""
 
 
@@ -81,6 +83,10 @@ def _that_fit(differing: Sequence[Target], places: Sequence[Place]) -> Iterator[
             if all(target.is_given_by(*pair) for target in differing):
                 yield pair
         yield from measured_numbers(differing, linear_at(places))
+        if places is EVERYWHERE:
+            for bug in read_arrays(differing[0].view):
+                if all(target.is_given_by(bug) for target in differing):
+                    yield bug
 
 
 def measured_factors(places: Iterable[Place]) -> Propose:
@@ -98,5 +104,7 @@ def anything_at(places: Sequence[Place]) -> Propose:
         yield from reordered(places)
         yield from functions_at(tuple(places))
         yield from measured_numbers(targets(view, problems), linear_at(places))
+        if places is EVERYWHERE:
+            yield from read_arrays(view)
 
     return propose

@@ -14,6 +14,7 @@ from conformance.experiments.candidates.scores.places import (
     ADDED,
     HEADS,
     INPUTS,
+    KEYS,
     PROJECTIONS,
     SIMILARITY,
     UNSCALED,
@@ -24,7 +25,7 @@ from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 
-PLACES = (*HEADS, *PROJECTIONS, SIMILARITY, *INPUTS, ADDED)
+PLACES = (*HEADS, KEYS, *PROJECTIONS, SIMILARITY, *INPUTS, ADDED)
 
 Change = Callable[[State, NDArray], NDArray]
 

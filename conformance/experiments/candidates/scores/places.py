@@ -127,6 +127,8 @@ HEADS = tuple(
     Place(step, SPLIT, f"{what}, split into heads,", OF_SPLIT, ("head", "position", "channel"))
     for step, what in (("queries", "Queries"), ("new_keys", "Keys"))
 )
+KEYS = Place("keys", SPLIT, "Keys, also those of the past,", OF_SPLIT, ("head", "position", "channel"))
+"""Where there is no past, the same as the last of HEADS."""
 UNSCALED = Place("unscaled", SCORED, "Scores before the scale", OF_SCORES, SCORED[1:])
 SIMILARITY = Place("similarity", SCORED, "Scores", OF_SCORES, SCORED[1:])
 CAPPED = Place("capped", SCORED, "Scores after the softcap", OF_CAP, SCORED[1:])

@@ -58,6 +58,11 @@ class Target:
         self.is_plain = read.shape == direct.shape and bool(np.allclose(read, direct, rtol=1e-9, atol=1e-9))
 
     @property
+    def state(self) -> State:
+        """The model's arrays."""
+        return self._state
+
+    @property
     def setting(self) -> Setting:
         return Setting(self.problem.config, self.problem.sizes)
 

@@ -39,6 +39,10 @@ def _halves(n: int) -> Indices:
     return np.roll(np.arange(n), n // 2)
 
 
+def _rolled_by_half(n: int) -> Indices:
+    return np.roll(np.arange(n), n // 2)
+
+
 def _pairs(n: int) -> Indices:
     _even(n)
     return np.arange(n) ^ 1
@@ -78,18 +82,25 @@ def _reversed(n: int) -> Indices:
     return np.arange(n)[::-1]
 
 
+NUMBERS = ("first", "second", "third", "fourth")
+
 RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "reversed": ("in reverse order", _reversed),
     **{f"rolled-{by:+d}": (f"rolled by {by:+d}", _rolled(by)) for by in (1, -1, 2, -2, 3, -3)},
     "halves-exchanged": ("with the halves exchanged", _halves),
+    "rolled-1/2-of-it": ("rolled by half its length, rounded down", _rolled_by_half),
     "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", _pairs),
     "first-two-exchanged": ("with 0 and 1 exchanged", _swapped(0, 1)),
+    **{
+        f"{NUMBERS[a]}-and-{NUMBERS[b]}-exchanged": (f"with {a} and {b} exchanged", _swapped(a, b))
+        for a, b in ((0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
+    },
     "last-two-exchanged": ("with the last two exchanged", _swapped(-1, -2)),
     "ends-exchanged": ("with the first and the last exchanged", _swapped(0, -1)),
     "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
     "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
     **{f"shifted-{by:+d}": (f"shifted by {by:+d}, 0 at the end", _shifted(by)) for by in (1, -1)},
-    **{f"clamped-{by:+d}": (f"shifted by {by:+d}, the end repeated", _clamped(by)) for by in (1, -1)},
+    **{f"clamped-{by:+d}": (f"shifted by {by:+d}, the end repeated", _clamped(by)) for by in (1, -1, 2, -2)},
     "evens-first": ("evens first, then odds", _evens_first),
     "evens-first-undone": (
         "the first half at even places, the second at odd ones",

@@ -22,6 +22,7 @@ from conformance.experiments.candidates.scores.anything import (
     linear_at,
     measured_numbers,
 )
+from conformance.experiments.candidates.scores.arrays import read_bias
 from conformance.experiments.candidates.scores.families import Family, factor
 from conformance.experiments.candidates.scores.places import (
     ADDED,
@@ -30,6 +31,7 @@ from conformance.experiments.candidates.scores.places import (
     CAPPED,
     HEADS,
     HIDDEN,
+    KEYS,
     PROJECTIONS,
     SIMILARITY,
     Place,
@@ -159,7 +161,7 @@ INSIDE_CAP = Family(
     neutral=None,
     starts=(1.0, 0.3),
 )
-OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, SIMILARITY)
+OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, KEYS, SIMILARITY)
 
 
 def _of_softcap(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
@@ -245,7 +247,7 @@ PROBES = (
         "An additive bias of all heads, queries and keys; no biases of projections.",
         r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
         _problems({"bias": "whole"}),
-        _with_bugs(sums(), anything_at((ADDED,))),
+        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
         unknown="An additive bias: the subject takes none.",
     ),
     Probe(
@@ -253,20 +255,20 @@ PROBES = (
         "An additive bias of as many queries as keys.",
         r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
         _problems({"bias": "whole", "square": True}),
-        _with_bugs(sums(), anything_at((ADDED,))),
+        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
     ),
     Probe(
         "score-bias-broadcast",
         "An additive bias of fewer axes, or of length 1: (Lq, Lk), (H, Lq, Lk), (1, 1, 1, Lk).",
         r"B_{ij},\ B_{hij},\ B_j",
         _problems({"bias": "matrix"}, {"bias": "heads"}, {"bias": "keys"}),
-        _with_bugs(sums(), anything_at((ADDED,))),
+        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
     ),
     Probe(
         "score-bias-with-scale",
         "An additive bias, a given scale and a softcap.",
         r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c) + B_{ij}",
         _problems({"bias": "whole", "scale": SCALES}, {"bias": "whole", "softcap": CAPS}),
-        _with_bugs(sums(), anything_at((ADDED,))),
+        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
     ),
 )

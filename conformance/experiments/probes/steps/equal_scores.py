@@ -45,6 +45,19 @@ def _problems(
     return lambda lab: [problem(config, keys) for keys in KEY_LENGTHS for config in lab.configs]
 
 
+LONGER = ((6, 9), (9, 6), (5, 17), (17, 5))
+"""Queries and keys of the layers' longer calls."""
+
+
+@lru_cache(maxsize=64)
+def _long(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+    return generic(config, query_len=query_len, key_len=key_len, weights=_WITHOUT_BIASES)
+
+
+def _longer(lab: Lab) -> Sequence[Problem]:
+    return [_long(config, *LONGER[place % len(LONGER)]) for place, config in enumerate(lab.configs)]
+
+
 def _same_value(config: AttentionConfig, keys: int) -> NDArray:
     """The same value at every key."""
     one = np.random.default_rng(config.value_dim).normal(size=config.value_dim)
@@ -54,7 +67,7 @@ def _same_value(config: AttentionConfig, keys: int) -> NDArray:
 def _plain(view: View) -> Iterator[Bug]:
     yield from all_otherwise()
     yield from factors_on(view, OUTPUT)
-    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "kept_weights", "merged"))
+    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
     yield from added_amounts(view)
 
 
@@ -113,6 +126,13 @@ PROBES = (
         r"o_{bi} = \frac{1}{L_k} W_o R W_v \sum_j x_{bj}",
         _whole,
         _isolated,
+    ),
+    Probe(
+        "equal-scores-longer",
+        "Equal scores of more queries and keys: what is wrong at some positions, or in longer calls, shows.",
+        r"o_{bi} = \frac{1}{L_k} W_o R W_v \sum_j x_{bj}",
+        _longer,
+        _anything,
     ),
     Probe(
         "equal-scores-with-biases",

@@ -103,7 +103,7 @@ def _plain(view: View) -> Iterator[Bug]:
     """Everything that needs no number, other factors, and so much of something else."""
     yield from all_otherwise()
     yield from factors_on(view, OUTPUT)
-    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "kept_weights", "merged"))
+    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
     yield from added_amounts(view)
 
 

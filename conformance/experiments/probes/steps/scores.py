@@ -22,8 +22,9 @@ from conformance.experiments.candidates.scores.anything import (
     measured_factors,
     whole_first,
 )
+from conformance.experiments.candidates.scores.arrays import longer
 from conformance.experiments.candidates.scores.functions import on_both
-from conformance.experiments.candidates.scores.places import HEADS, INPUTS, PROJECTIONS, SIMILARITY, WEIGHTS
+from conformance.experiments.candidates.scores.places import HEADS, INPUTS, KEYS, PROJECTIONS, SIMILARITY, WEIGHTS
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -31,8 +32,8 @@ from conformance.experiments.view import View
 from mha_core import AttentionConfig
 
 OF_QUERIES = (INPUTS[0], WEIGHTS[0], PROJECTIONS[0], HEADS[0])
-OF_KEYS = (INPUTS[1], WEIGHTS[1], PROJECTIONS[1], HEADS[1])
-SIZES = (SIMILARITY, WEIGHTS[0], WEIGHTS[1], HEADS[0], HEADS[1])
+OF_KEYS = (INPUTS[1], WEIGHTS[1], PROJECTIONS[1], HEADS[1], KEYS)
+SIZES = (SIMILARITY, WEIGHTS[0], WEIGHTS[1], HEADS[0], HEADS[1], KEYS)
 
 
 def _sizes(view: View) -> Iterator[Candidate]:
@@ -163,6 +164,13 @@ PROBES = (
         "As many queries as keys, so what exchanges them can show.",
         r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
         _square,
+        _of_both,
+    ),
+    Probe(
+        "scores-longer",
+        "More queries and keys: what is wrong at some positions only, or in longer calls, shows.",
+        r"q'_i = \arg\min_q |S'_i - c\, q\, \bar K^\top|, \quad \bar k'_j = \arg\min_k |\bar S'_j - c\, k\, Q^\top|",
+        longer,
         _of_both,
     ),
 )

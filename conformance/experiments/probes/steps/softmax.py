@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.rounded import rounded
+from conformance.experiments.candidates.steps import change_on
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS
@@ -55,7 +56,8 @@ def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
         found += _form(form, expression)
     for family, expression in reading.matching_families(samples, FAMILIES):
         found += _member(family, expression)
-    found += map(_changed, reading.matching_changes(samples))
+    for change in reading.matching_changes(samples):
+        found += [_changed(change), change_on("kept_weights", change)]
     found += [_other_sums(change, stable=stable) for change, stable in reading.matching_sums(samples)]
     found += _left_out(view, samples)
     found += _rounded(samples)
@@ -189,31 +191,9 @@ def _kept(slug: str, words: str, kept: Callable[[Scored], NDArray[np.bool_]]) ->
 # Weights on a grid ---------------------------------------------------------------------------------
 
 LEVELS = (
-    4,
-    8,
-    10,
-    15,
-    16,
-    31,
-    32,
-    63,
-    64,
-    100,
-    127,
-    128,
-    255,
-    256,
-    511,
-    512,
-    1000,
-    1023,
-    1024,
-    4096,
-    10000,
-    32767,
-    65535,
-    65536,
-)
+    4, 8, 10, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512,
+    1000, 1023, 1024, 4096, 10000, 32767, 65535, 65536,
+)  # fmt: skip
 
 FORMATS = ("float32", "float16", "bfloat16")
 
