@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.thrift import Costs
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import RELATIVE_INSIDE, SLACK_INSIDE, Nearness
@@ -30,6 +31,9 @@ MOST_CONFIGS = 4
 SECONDS = 15.0
 """Default of the time that all questions of one diagnosis may take."""
 
+SLOW = 2.5
+"""So many times that for a subject that compiles or takes long for another reason; it is asked less."""
+
 
 @dataclass(eq=False)
 class Lab:
@@ -37,7 +41,8 @@ class Lab:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        seconds: the time that its answers may take together; after that every question is refused.
+        seconds: the time that its answers may take together, SLOW times that if each takes long; after that every
+            question is refused.
         configs: the layers that it may be asked as. Default: those of CONFIGS that it takes.
 
     Attributes:
@@ -45,6 +50,8 @@ class Lab:
         inside: that dtype, or None.
         refused: why a question had no answer -> how often.
         questions: how many were asked.
+        spent: the seconds that they took.
+        costs: what calls cost, by how new their sizes are.
     """
 
     subject: Any
@@ -55,6 +62,7 @@ class Lab:
     refused: dict[str, int] = field(default_factory=dict)
     questions: int = 0
     spent: float = 0.0
+    costs: Costs = field(default_factory=Costs)
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
@@ -69,7 +77,8 @@ class Lab:
         """The richest configs that it takes: those with all sizes different, and at least one that is plain."""
         found: list[AttentionConfig] = []
         for config in CONFIGS:
-            if len(found) < MOST_CONFIGS and self.ask(generic(config)) is not None:
+            most = LEAST_CONFIGS if self.costs.slow else MOST_CONFIGS
+            if len(found) < most and self.ask(generic(config)) is not None:
                 found.append(config)
         if not found:  # a layer that confuses queries with keys takes as many of both
             found = [config for config in CONFIGS if self.ask(generic(config, query_len=4, key_len=4)) is not None]
@@ -107,7 +116,11 @@ class Lab:
 
     @property
     def out_of_time(self) -> bool:
-        return self.spent >= self.seconds
+        return self.spent >= self._limit
+
+    @property
+    def _limit(self) -> float:
+        return self.seconds * (SLOW if self.costs.slow else 1.0)
 
     def ask(self, problem: Problem) -> Trace | None:
         """Its answer, as float64, to a problem rounded to its dtype; None if it gives none, with a note of why."""
@@ -165,16 +178,21 @@ class Lab:
 
     def _ask(self, problem: Problem) -> Trace | None:
         if self.out_of_time:
-            return self._refuse(f"the time for experiments, {self.seconds:g} s, was spent")
+            return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")
         start = time.perf_counter()
         self.questions += 1
+        asked: Problem | None = None
         try:
             asked = self.rounded(problem)
             arrays = ask(self.subject, asked).arrays()
         except (CannotExpress, SubjectFailed) as reason:
+            asked = None if isinstance(reason, CannotExpress) else asked
             return self._refuse(str(reason))
         finally:
-            self.spent += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.spent += seconds
+            if asked is not None:
+                self.costs.note(asked, seconds)
         output = arrays["output"]
         shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":

@@ -22,6 +22,7 @@ from conformance.experiments.probe import Probe
 from conformance.experiments.ranking import distinct
 from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
+from conformance.experiments.thrift import answered
 from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
@@ -96,7 +97,7 @@ class Search:
         for probe in all_probes() if chosen is None else chosen:
             if probe.gradients and self.lab.hides_gradients:
                 continue
-            problems = self._answered(probe)
+            problems = self._answered(probe, beam)
             found = [model for model in beam if self._fits_all(model, problems, probe)]
             known = {bug.id for model in beam for bug in model}
             if not found and probe.gradients:
@@ -129,12 +130,16 @@ class Search:
             return outcome
         return replace(outcome, explained=True)
 
-    def _answered(self, probe: Probe) -> tuple[Problem, ...]:
-        def is_answered(problem: Problem) -> bool:
-            trace = self.lab.ask(problem)
-            return trace is not None and (not probe.gradients or any(map(is_gradient, trace.arrays())))
+    def _answered(self, probe: Probe, beam: Sequence[Model]) -> tuple[Problem, ...]:
+        """The problems that it answers; of those that take long only as many as tell whether the models fit."""
 
-        return tuple(problem for problem in probe.problems(self.lab) if is_answered(problem))
+        def as_expected(problem: Problem) -> bool | None:
+            trace = self.lab.ask(problem)
+            if trace is None or (probe.gradients and not any(map(is_gradient, trace.arrays()))):
+                return None
+            return not self.lab.costs.slow or all(self._fits(model, problem, probe) for model in beam)
+
+        return tuple(answered(probe.problems(self.lab), self.lab.costs, as_expected))
 
     def _differentiated(self, problem: Problem, beam: Sequence[Model]) -> bool:
         """Whether nothing is to be said of a problem's gradients: its outputs are wrong, and they may be theirs."""
@@ -223,7 +228,9 @@ class Search:
         """The models; if there are more than can be followed, those first that give most calls of other lengths."""
         if len(models) <= BEAM:
             return models
-        controls = [problem for problem in other_lengths(self.lab.configs) if self.lab.ask(problem) is not None]
+        costs = self.lab.costs
+        lengths = [problem for problem in other_lengths(self.lab.configs) if not costs.is_dear(problem)]
+        controls = [problem for problem in lengths if self.lab.ask(problem) is not None]
 
         def wrong(model: Model) -> int:
             return sum(not fits(self.lab, self.variants, problem, model) for problem in controls)
@@ -274,8 +281,11 @@ class Search:
     def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
         """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
         others = () if probe.gradients else all_probes()
-        everywhere = (other for other in others if other.everywhere and other.propose is not probe.propose)
-        for one in (*everywhere, probe):
+        everywhere = [other for other in others if other.everywhere and other.propose is not probe.propose]
+        slow = self.lab.costs.slow  # then what asks calls of many sizes comes last, and only if it must
+        for one in (probe, *everywhere) if slow else (*everywhere, probe):
+            if slow and one is not probe and view.explained:
+                return
             try:
                 yield from one.propose(view)
             except TROUBLE as error:

@@ -27,6 +27,9 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
         paragraphs.append("\n".join(["Probes:", *_lines(measured)]))
         if measured.troubles:
             paragraphs.append("\n".join(["Could not be tried:", *(f"  {trouble}" for trouble in measured.troubles)]))
+        spared = measured.lab.costs.spared
+        if spared:
+            paragraphs.append(f"Its first calls of new sizes take long, so {spared} questions more were not asked.")
         refused = measured.lab.why_refused()
         if refused:
             paragraphs.append("\n".join(["Refused:", *(f"  {n} times: {reason}" for reason, n in refused.items())]))

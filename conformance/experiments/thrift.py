@@ -1,0 +1,104 @@
+"""Thrift: what a question is expected to cost, and which of them a subject is asked whose calls take long.
+
+Compiled subjects take long at the first call of each size, or of each kind of mask. What a call costs is learned from
+those before it; where that is much, a probe asks what is cheap, one question more if it must, and the others only if an
+answer is not what the model gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from conformance.cases.problem import Problem
+
+DEAR = 0.05
+"""Seconds of a question from which on it is asked only if it must be: some hundreds of them take as long as may be."""
+
+LATEST = 15
+"""So many calls of a kind tell what the next one costs."""
+
+AGAIN, OTHER_MASK, NEW = "again", "other mask", "new"
+"""Whether calls of such arrays were made before; of such sizes, with another kind of mask; or none of such sizes."""
+
+
+@dataclass(eq=False)
+class Costs:
+    """What calls have cost, by how new they were.
+
+    Attributes:
+        spared: questions that were not asked, because they are dear and the answers before them were as expected.
+    """
+
+    spared: int = 0
+    _sizes: set[Hashable] = field(default_factory=set, repr=False)
+    _kinds: set[Hashable] = field(default_factory=set, repr=False)
+    _seconds: dict[str, list[float]] = field(default_factory=dict, repr=False)
+
+    def newness(self, problem: Problem) -> str:
+        """AGAIN, OTHER_MASK or NEW."""
+        if _kind(problem) in self._kinds:
+            return AGAIN
+        return OTHER_MASK if _sizes(problem) in self._sizes else NEW
+
+    def note(self, problem: Problem, seconds: float) -> None:
+        """A call was answered, in so many seconds."""
+        self._seconds.setdefault(self.newness(problem), []).append(seconds)
+        self._sizes.add(_sizes(problem))
+        self._kinds.add(_kind(problem))
+
+    def expected(self, problem: Problem) -> float:
+        """The seconds that a call is likely to take; 0 as long as there was none of its kind."""
+        return self._usual(self.newness(problem))
+
+    def is_dear(self, problem: Problem) -> bool:
+        return self.expected(problem) > DEAR
+
+    @property
+    def slow(self) -> bool:
+        """Whether calls of new sizes are dear."""
+        return self._usual(NEW) > DEAR
+
+    def _usual(self, newness: str) -> float:
+        # The median: the first call of all loads and compiles what no later one does.
+        return median(self._seconds.get(newness, [0.0])[-LATEST:])
+
+
+def answered(problems: Sequence[Problem], costs: Costs, answer: Callable[[Problem], bool | None]) -> list[Problem]:
+    """The problems of a probe that are asked and answered, in their order.
+
+    Args:
+        problems: all of them.
+        costs: what calls cost.
+        answer: asks one. None: it has no answer; else whether that is what was expected.
+    """
+    order = sorted(range(len(problems)), key=lambda place: costs.is_dear(problems[place]))
+    found: dict[int, bool] = {}
+    for place in order:
+        if found and all(found.values()) and costs.is_dear(problems[place]):
+            costs.spared += 1
+            continue
+        as_expected = answer(problems[place])
+        if as_expected is not None:
+            found[place] = as_expected
+    return [problems[place] for place in sorted(found)]
+
+
+def _sizes(problem: Problem) -> Hashable:
+    """What decides the shapes of the arrays of a call, apart from the mask's sources."""
+    inputs, sizes = problem.inputs, problem.sizes
+    return (
+        problem.config,
+        (sizes.batch, sizes.query_len, sizes.key_len, inputs.is_split, inputs.is_training),
+        _shapes((inputs.past_keys, inputs.dropout_keep, inputs.mask.bias)),
+    )
+
+
+def _kind(problem: Problem) -> Hashable:
+    """The same with the mask's sources: their shapes, and the values of those that are no arrays."""
+    return _sizes(problem), _shapes(vars(problem.inputs.mask).values())
+
+
+def _shapes(values: Iterable[object]) -> Hashable:
+    return tuple(getattr(value, "shape", value) for value in values)

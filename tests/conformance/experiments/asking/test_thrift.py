@@ -1,0 +1,96 @@
+"""Subjects whose calls take long, as those that compile for every new size: asked less, and named all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.experiments import lab as lab_module
+from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.lab import LEAST_CONFIGS, SECONDS, Lab
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
+from conformance.experiments.text import experiments_text
+from conformance.experiments.thrift import AGAIN, NEW, OTHER_MASK, Costs, answered
+from conformance.zoo.bug import Bug, BuggySubject
+from mha_core import AttentionMask, Trace
+from mha_core.reference import forward
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+SCALED = Bug(
+    "mine", "", "scores", "", forward={"similarity": lambda s: forward.similarity(s) * 1.3 * s.config.key_dim**-0.5}
+)
+
+
+class Compiled(BuggySubject):
+    """A layer that compiles for all sizes of a call, in seconds of a clock of its own."""
+
+    seconds = 0.7
+
+    def __init__(self, *bugs: Bug) -> None:
+        super().__init__(*bugs)
+        self.now = 0.0
+        self.sizes: set[object] = set()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def timed(inputs):
+            sizes = config, inputs.queries.shape, inputs.keys.shape
+            self.now += 0.001 if sizes in self.sizes else self.seconds
+            self.sizes.add(sizes)
+            return Trace(output=run(inputs).output)
+
+        return timed
+
+
+@pytest.mark.parametrize("bugs", [(), (SCALED,)], ids=["right", "wrong"])
+def test_a_compiled_subject_is_measured_in_time(monkeypatch, bugs):
+    subject = Compiled(*bugs)
+    monkeypatch.setattr(lab_module, "time", subject)
+    lab = Lab(subject)
+    found = measure(subject, lab=lab, probes=select_probes(["softmax"]), zoo=())
+    assert len(lab.configs) == LEAST_CONFIGS
+    assert lab.spent < 2 * SECONDS  # 80 sizes of 0.7 s, if it were asked everything
+    assert lab.costs.spared > 50
+    assert not lab.why_refused()
+    assert not found.unexplained
+    assert [len(model) for model in found.models] == [len(bugs)] * len(found.models)
+    if bugs:
+        assert "1.3" in found.models[0][0].sentence
+    assert f"{lab.costs.spared} questions more were not asked" in "".join(experiments_text(found, details=True))
+
+
+def test_what_a_call_costs_is_learned_from_those_of_its_kind():
+    costs = Costs()
+    plain = [generic(CONFIGS[0], key_len=keys) for keys in (4, 5, 6)]
+    for problem, seconds in zip(plain, (0.3, 5.0, 0.2), strict=True):  # one was slow for another reason
+        assert costs.newness(problem) == NEW
+        costs.note(problem, seconds)
+    assert costs.slow
+    assert costs.expected(generic(CONFIGS[1])) == 0.3
+    assert costs.newness(generic(CONFIGS[0], key_len=4, seed=3)) == AGAIN
+    causal = generic(CONFIGS[0], key_len=4, mask=AttentionMask(causal=True))
+    assert costs.newness(causal) == OTHER_MASK
+    assert not costs.is_dear(causal)  # not known to be
+
+
+def test_dear_questions_are_asked_only_if_an_answer_is_not_as_expected():
+    problems = [generic(CONFIGS[0], key_len=keys) for keys in (4, 5, 6, 7)]
+    costs = Costs()
+    costs.note(problems[2], 1.0)  # so that alone is cheap
+
+    def asking(*wrong):
+        asked = []
+        return asked, lambda one: (asked.append(one), one not in wrong)[1]
+
+    asked, answer = asking()
+    costs._seconds[AGAIN] = [0.001]
+    assert answered(problems, costs, answer) == asked == [problems[2]]
+    assert costs.spared == 3
+    asked, answer = asking(problems[2])
+    assert answered(problems, costs, answer) == problems
+    assert answered(problems, Costs(), lambda one: None) == []
