@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.measured import around
 from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import AttentionInputs
 from mha_core.reference.state import State, Step
 
 AXES = ("item", "kv head", "key", "channel")
@@ -41,8 +43,7 @@ def on_past(step: str, change: Change, *, padding_first: bool = False) -> Bug:
             past = np.where(state["padding"][:, None, : state.sizes.past_len, None], 0.0, past)
             arrays["padding"] = np.zeros_like(state["padding"])
         past = _same_shape(change.apply(past, AXES, Setting(state.config, state.sizes)), past)
-        inputs = replace(state.inputs, **{PAST[step]: past})
-        return np.asarray(beneath(replace(state, inputs=inputs, arrays=arrays)))
+        return np.asarray(beneath(replace(state, inputs=_with_past(state, step, past), arrays=arrays)))
 
     suffix = "-padding-first" if padding_first else ""
     return around(step, f"past-{step}-{change.slug}{suffix}", changed, f"The past {step} are {change.words}.", FIX)
@@ -74,6 +75,11 @@ def on_joined(step: str, change: Change) -> Bug:
 
     words = f"The {step} of calls with a past are the definition's {change.words}."
     return around(step, f"{step}-with-past-{change.slug}", changed, words, FIX)
+
+
+def _with_past(state: State, step: str, past: NDArray) -> AttentionInputs:
+    given: dict[str, Any] = {PAST[step]: past}
+    return replace(state.inputs, **given)
 
 
 def _same_shape(array: NDArray, like: NDArray) -> NDArray:
@@ -181,7 +187,7 @@ def exchanged_pasts() -> Iterator[Bug]:
             past, own = getattr(state.inputs, other), getattr(state.inputs, PAST[step])
             if past is None or own is None:
                 return np.asarray(beneath(state))
-            inputs = replace(state.inputs, **{PAST[step]: _same_shape(past, own)})
+            inputs = _with_past(state, step, _same_shape(past, own))
             return np.asarray(beneath(replace(state, inputs=inputs)))
 
         words = f"The past {step} are the {other}."
