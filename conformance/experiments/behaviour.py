@@ -6,7 +6,7 @@ prepared anew each time; and one prepared layer is asked again, also after anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask, Trace, reference
 from mha_core.dtypes import DTYPES, round_to
+from mha_core.stages import GRADIENT
 
 TIMES = 3
 """How often an equal question is asked."""
@@ -67,7 +68,7 @@ def observe(lab: Lab) -> Behaviour:
             f"standard deviation is {spread:.3g} of their size. So nothing else can be measured."
         )
         return Behaviour(spread=spread, remarks=(remark,), unsteady=(remark,))
-    unsteady = (*_of_repeats(lab, problems[0]), *_of_chance(lab, problems[0]))
+    unsteady = (*_of_repeats(lab, problems[0]), *_of_gradients(lab, problems[0]), *_of_chance(lab, problems[0]))
     remarks = list(unsteady)
     outputs = [output for output in map(lab.output, problems) if output is not None]
     inside = narrower(outputs, lab.dtype)
@@ -185,15 +186,60 @@ def _of_the_layer(problem: Problem, other: Problem) -> Problem:
 
 def _in_turn(lab: Lab, problems: Sequence[Problem]) -> list[NDArray]:
     """The outputs of one prepared layer for several problems, up to the first that it fails at."""
-    found: list[NDArray] = []
+    return [np.asarray(trace.output, np.float64) for trace in _traces(lab, problems)]
+
+
+def _traces(lab: Lab, problems: Sequence[Problem]) -> list[Trace]:
+    """All that one prepared layer gives for several problems, up to the first that it fails at."""
+    found: list[Trace] = []
     try:
         session = Session(lab.subject, lab.rounded(problems[0]))
         for problem in problems:
             lab.questions += 1
-            found.append(np.asarray(session.answer(lab.rounded(problem)).output, np.float64))
+            found.append(session.answer(lab.rounded(problem)))
     except (CannotExpress, SubjectFailed):
         pass
     return found
+
+
+def _of_gradients(lab: Lab, problem: Problem) -> Iterator[str]:
+    """One prepared layer, differentiated again, and after another problem: gradients that are added up, or kept."""
+    if lab.hides_gradients:
+        return
+    other = _of_the_layer(problem, generic(problem.config, seed=1))
+    fresh = lab.ask(other)
+    given = [trace.gradients for trace in _traces(lab, [problem, problem, problem, other])]
+    if len(given) < 4 or not all(given) or fresh is None or not fresh.gradients:
+        return
+    first, again, third, after = ({name: np.asarray(a, np.float64) for name, a in (one or {}).items()} for one in given)
+    allowed = lab.wanted(problem, gradients=True).allowed_error
+
+    def differing(one: Mapping[str, NDArray], like: Mapping[str, NDArray], times: float = 1.0) -> list[str]:
+        near = Nearness(lab.unit).near
+        return [name for name in one if not near(times * one[name], like[name], allowed[GRADIENT + name])]
+
+    changed, kept = differing(first, again), differing(fresh.gradients, after)
+    if changed and not {*changed} & {*differing(first, again, 2.0), *differing(first, third, 3.0)}:
+        yield (
+            f"Gradients are added up from call to call, those of {_listed(changed)}: a second call of the same layer "
+            f"with the same inputs gives 2 times those of the first, and a third 3 times. Clear them before each call."
+        )
+    elif changed:
+        yield (
+            f"A second call of the same layer with the same inputs has other gradients than the first: those of "
+            f"{_listed(changed)}."
+        )
+    elif kept:
+        yield (
+            f"It keeps something from call to call: after another problem the gradients of {_listed(kept)} differ from "
+            f"those of a layer prepared anew."
+        )
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    """Some names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _changing(first: NDArray, again: NDArray, third: NDArray) -> str:

@@ -59,6 +59,12 @@ def parameters_where_equal() -> tuple[Bug, ...]:
     return (*_of_others(), *_read_otherwise(), *_exchanged())
 
 
+@cache
+def biases_where_equal() -> tuple[Bug, ...]:
+    """Each bias replaced by another one of its length, which some layers have whose widths all differ."""
+    return tuple(bug for bug in parameters_where_equal() if ".bias" in bug.sentence)
+
+
 def _of_others() -> Iterator[Bug]:
     for projection in PROJECTED:
         for other in PROJECTED:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.candidates.backward.every import formulas_of
+from conformance.experiments.candidates.backward.features import features_of, only_with
 from conformance.experiments.candidates.backward.formula import Formula
+from conformance.experiments.candidates.backward.inner import of_row_sums
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.fit import fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -77,9 +79,13 @@ def wrong_gradients(view: View) -> Iterator[Bug]:
         return
     chosen = list(_by_formula(view, found))
     if max((rank for rank, _ in chosen), default=0) < len(found[0].wrong):
-        chosen += [*_of_steps(view, found), *_of_named(view, found)]
-    ranked = sorted(chosen, key=lambda one: -one[0])
-    yield from (bug for _, bug in ranked[:MOST])
+        chosen += [*_of_steps(view, found), *_of_named(view, found), *of_row_sums(found, unit_of(view))]
+    ranked = [bug for _, bug in sorted(chosen, key=lambda one: -one[0])[:MOST]]
+    yield from ranked
+    if view.explained:
+        return
+    wrong = [one.problem for one in found]
+    yield from only_with(ranked, features_of(wrong, [one for one in view.problems if one not in wrong]))
 
 
 Ranked = tuple[int, Bug]
@@ -215,6 +221,7 @@ def _by_formula(view: View, found: Sequence[Backward]) -> Iterator[Ranked]:
             more = _shares(one, formula)
             if more is not None:
                 numbers.append((more[1], more[2], one))
+        rank -= len(numbers) < len(found)  # a mean of two heads may be an exchange
         settings = [Setting(one.problem.config, one.problem.sizes) for _, _, one in numbers]
         for first_words in _expressions([a for a, _, _ in numbers], settings, view)[:2]:
             for second_words in _expressions([b for _, b, _ in numbers], settings, view)[:2]:

@@ -11,7 +11,7 @@ Where A has not full rank, as for scores, x is not known; what was done there is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -41,6 +41,23 @@ CONDITION = 1e-7
 
 DICTS = ("d_score_parameters", "d_projection_parameters", "d_inputs")
 """Steps that give gradients by name."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """An array inside a step, such as the softmax's sum over a row, on which the step's result depends as c + L(array).
+
+    Args:
+        step: the step.
+        name: of the array, in kebab-case.
+        array: State -> the array as it should be. It may raise DoesNotApply.
+        result: (State, array) -> the step's result with another one.
+    """
+
+    step: str
+    name: str
+    array: Callable[[State], NDArray]
+    result: Callable[[State, NDArray], NDArray]
 
 
 @dataclass(eq=False)
@@ -143,19 +160,20 @@ class Backward:
                 found.arrays[name] = self.steps[name](found)
         return collect_gradients(found)
 
-    def read(self, step: str) -> NDArray | None:
-        """The array that the subject must have had at a step; None if it is not known.
+    def read(self, step: str, inner: Inner | None = None) -> NDArray | None:
+        """The array that the subject must have had at a step, or inside it; None if it is not known.
 
         Raises:
             Refuted: no array there gives what the subject gives, in gradients that differ.
+            DoesNotApply: there is none inside the step.
         """
-        expected = self.state[step]
+        expected = self.state[step] if inner is None else inner.array(self.state)
         reached = self.reached(step)
         wrong = [name for name in reached if name in self.wrong]
         if not wrong or expected.size > LARGEST:
             return None
-        columns = self._columns(step, reached)
-        zeroed = self.zeroed(step)
+        columns = self._columns(step, reached, inner)
+        zeroed = self._without(step, inner)
         for names in _choices(reached, wrong):
             matrix = np.concatenate([columns[name] / self._size(name) for name in names])
             target = np.concatenate([(self.measured[n] - zeroed[n]).ravel() / self._size(n) for n in names])
@@ -171,24 +189,32 @@ class Backward:
     def _size(self, name: str) -> float:
         return float(np.abs(self.measured[name]).max(initial=0.0)) or 1.0
 
-    def _columns(self, step: str, names: Sequence[str]) -> dict[str, NDArray]:
+    def _without(self, step: str, inner: Inner | None) -> dict[str, NDArray]:
+        """The gradients with zeros as the array that is read."""
+        if inner is None:
+            return self.zeroed(step)
+        return self.with_array(step, inner.result(self.state, np.zeros_like(inner.array(self.state))))
+
+    def _columns(self, step: str, names: Sequence[str], inner: Inner | None) -> dict[str, NDArray]:
         """Name -> the gradient's (size, elements of the step) matrix."""
         later = self._after(step)
         bugs = [bug for bug in self.view.model if bug.forward or any(name in bug.backward for name in later)]
         known = _COLUMNS.setdefault(self.view.variants, {})
-        key = self.problem, step, frozenset(bug.id for bug in bugs)
+        key = self.problem, step if inner is None else f"{step}/{inner.name}", frozenset(bug.id for bug in bugs)
         if key not in known:
-            known[key] = self._made_columns(step, later)
+            known[key] = self._made_columns(step, later, inner)
         return {name: known[key][name] for name in names}
 
-    def _made_columns(self, step: str, later: Sequence[str]) -> dict[str, NDArray]:
-        shape, size = self.state[step].shape, self.state[step].size
-        zeroed = self.zeroed(step)
+    def _made_columns(self, step: str, later: Sequence[str], inner: Inner | None) -> dict[str, NDArray]:
+        shape = (self.state[step] if inner is None else inner.array(self.state)).shape
+        size = int(np.prod(shape))
+        zeroed = self._without(step, inner)
         made = {name: np.empty((zeroed[name].size, size)) for name in self.measured}
         for index in range(size):
             unit = np.zeros(size)
             unit[index] = 1.0
-            gradients = self._rerun(step, unit.reshape(shape), later)
+            array = unit.reshape(shape)
+            gradients = self._rerun(step, array if inner is None else inner.result(self.state, array), later)
             for name in made:
                 made[name][:, index] = (gradients[name] - zeroed[name]).ravel()
         return made

@@ -11,13 +11,14 @@ the scores is in both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.designs import NO_BIASES, generic, selector
+from conformance.experiments.designs import NO_BIASES, changed, generic, selector
 from conformance.experiments.readings.weights import Answer, read_weights
 from mha_core import AttentionConfig
 
@@ -87,6 +88,68 @@ def read_keys(answer: Answer, config: AttentionConfig) -> NDArray | None:
     """(1, H, Lk, d): the keys that each query head reads in `keys_shown`, if queries and scores are right."""
     read = read_against_zero(answer, keys_shown(config), 0)
     return None if read is None else read.swapaxes(-1, -2) / scale_of(config)
+
+
+@lru_cache(maxsize=64)
+def _units_as_queries(config: AttentionConfig, bias: bool) -> Problem:
+    """`queries_shown` of the unit vectors; with `bias` one query of 0, which shows the bias of the queries."""
+    shown = queries_shown(config, query_len=1 if bias else config.query_dim)
+    if not bias:
+        return changed(shown, queries=np.eye(config.query_dim)[None])
+    own = generic(config, weights={}).weights.get("q_proj.bias", 0.0)
+    return changed(shown, {"q_proj.bias": np.asarray(own)}, queries=0.0)
+
+
+@lru_cache(maxsize=64)
+def _units_as_keys(config: AttentionConfig) -> Problem:
+    """`keys_shown` of 0 and the unit vectors."""
+    keys = np.concatenate([np.zeros((1, config.key_dim)), np.eye(config.key_dim)])[None]
+    return changed(keys_shown(config, key_len=config.key_dim + 1), keys=keys)
+
+
+def read_query_weight(answer: Answer, config: AttentionConfig) -> NDArray | None:
+    """(H * d, Dq): q_proj.weight as it takes effect, if keys and scores are right; None if it can't be told.
+
+    >>> from conformance.experiments.designs import CONFIGS
+    >>> from mha_core import reference
+    >>> run = lambda one: reference.run(one.config, one.weights, one.inputs).output
+    >>> weight = _units_as_queries(CONFIGS[0], False).weights["q_proj.weight"]
+    >>> bool(np.allclose(read_query_weight(run, CONFIGS[0]), weight))
+    True
+    """
+    read = _read_units(answer, config, _units_as_queries, False)
+    return None if read is None else read[0].swapaxes(1, 2).reshape(-1, config.query_dim)
+
+
+def read_query_bias(answer: Answer, config: AttentionConfig) -> NDArray | None:
+    """(H * d,): q_proj.bias as it takes effect, if keys and scores are right; None if it can't be told."""
+    read = _read_units(answer, config, _units_as_queries, True) if config.bias.q_proj else None
+    return None if read is None else read[0, :, 0].ravel()
+
+
+def _read_units(
+    answer: Answer, config: AttentionConfig, shown: Callable[[AttentionConfig, bool], Problem], bias: bool
+) -> NDArray | None:
+    if not _are_readable(answer, config) or config.key_dim < config.head_dim:
+        return None
+    read = read_against_zero(answer, shown(config, bias), 0)
+    return None if read is None else read[..., 1:] / scale_of(config)
+
+
+def read_key_weight(answer: Answer, config: AttentionConfig) -> NDArray | None:
+    """(G * d, Dk): k_proj.weight as the first query head of each group reads it; None if it can't be told."""
+    if not _are_readable(answer, config) or config.query_dim < config.head_dim:
+        return None
+    read = read_against_zero(answer, _units_as_keys(config), 0)
+    if read is None:
+        return None
+    heads = read[0, :: config.num_heads // config.num_kv_heads, :, 1:] / scale_of(config)
+    return heads.reshape(-1, config.key_dim)
+
+
+def _are_readable(answer: Answer, config: AttentionConfig) -> bool:
+    """Whether a layer has weights, takes others, and its scores are products."""
+    return config.projections and getattr(answer, "fixed", None) is None and config.score != "additive"
 
 
 def centred(scores: NDArray) -> NDArray:

@@ -134,6 +134,13 @@ FORMULAS: tuple[Formula, ...] = (
         lambda s: where_open(s, s["d_weights"] - _weighted(s).sum(axis=-1, keepdims=True)),
         fix=SOFTMAX_FIX,
     ),
+    Formula(
+        "d_scores",
+        "weighted-again",
+        "P * P * (dP - rowsum(P * dP))",
+        lambda s: where_open(s, s["weights"] * s["d_scores"]),
+        fix=SOFTMAX_FIX,
+    ),
     Formula("d_scores", "as-it-is", "dP", lambda s: where_open(s, s["d_weights"]), fix=SOFTMAX_FIX),
     Formula("d_scores", "sum-over-queries", "P * (dP - its sum over queries)", _row_sums(-2), fix=SOFTMAX_FIX),
     Formula("d_scores", "sum-over-heads", "P * (dP - its sum over heads)", _row_sums(1), fix=SOFTMAX_FIX),

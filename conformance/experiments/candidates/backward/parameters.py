@@ -19,6 +19,8 @@ from mha_core.reference import backward
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State
 
+DECAY_FIX = "A gradient is that of the layer alone: leave decay and penalties to the optimiser."
+
 
 def _through(step: str, projection: str, weight: Callable[[NDArray], NDArray]) -> Array:
     return lambda state: state[step] @ weight(state.parameters[f"{projection}.weight"])
@@ -78,6 +80,8 @@ def of_parameters(state: State) -> Iterator[Formula]:
             for one in value:
                 zero: Array = lambda s, d=dict_step, n=one: np.zeros_like(s[d][n])  # type: ignore[misc]  # noqa: E731
                 yield Formula(dict_step, "times", "0", zero, name=one, is_zero=True)
+                own: Array = lambda s, n=one: s.parameters[n]  # type: ignore[misc]  # noqa: E731
+                yield Formula(dict_step, "parameter", "the parameter itself", own, name=one, fix=DECAY_FIX)
                 for other in value:
                     if other != one and value[other].shape == value[one].shape:
                         taken: Array = lambda s, d=dict_step, n=other: s[d][n]  # type: ignore[misc]  # noqa: E731

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.arrays import read_arrays
 from conformance.experiments.candidates.scores.families import Family, factor, linear
 from conformance.experiments.candidates.scores.functions import curves, functions_at, on_both, patterns
+from conformance.experiments.candidates.scores.matrices import weights_read
 from conformance.experiments.candidates.scores.numbers import measured_numbers
 from conformance.experiments.candidates.scores.places import (
     HEADS,
@@ -67,7 +69,8 @@ def whole_first(
         return
     differing = targets(view, problems)
     found = False
-    for candidate in _that_fit(differing, places):
+    read = (bug for bug in weights_read(view) if all(target.is_given_by(bug) for target in differing))
+    for candidate in chain(read if differing else (), _that_fit(differing, places)):
         found = True
         yield candidate
     if not found:
@@ -101,6 +104,8 @@ def anything_at(places: Sequence[Place]) -> Propose:
     def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
         if not _has_turn(view, "anything"):
             return
+        if any(place in WEIGHTS for place in places):
+            yield from weights_read(view)
         yield from reordered(places)
         yield from functions_at(tuple(places))
         yield from measured_numbers(targets(view, problems), linear_at(places))

@@ -36,8 +36,15 @@ def plain(lab: Lab) -> Sequence[Problem]:
     return [_one_item(config) for config in lab.configs]
 
 
+SEVERAL = ((3, 2, 3), (5, 1, 2), (3, 2, 3), (4, 2, 2))
+"""(items, queries, keys) of calls of several items: so few that a weight's gradient tells the rows it is made of."""
+
+
 def _items(lab: Lab) -> Sequence[Problem]:
-    return [generic(config, batch=3, query_len=4, key_len=5) for config in lab.configs]
+    return [
+        generic(config, batch=batch, query_len=query_len, key_len=key_len)
+        for config, (batch, query_len, key_len) in zip(lab.configs, SEVERAL, strict=False)
+    ]
 
 
 def _square(lab: Lab) -> Sequence[Problem]:
@@ -65,7 +72,7 @@ def gradient_probe(id: str, says: str, problems: Callable[[Lab], Sequence[Proble
 
 PROBES: tuple[Probe, ...] = (
     gradient_probe("gradients", "All gradients of a plain call of one item.", plain, "whether its gradients are right"),
-    gradient_probe("gradients-of-items", "All gradients of a call of three items.", _items),
+    gradient_probe("gradients-of-items", "All gradients of calls of 3 to 5 items.", _items),
     gradient_probe("gradients-of-square-calls", "As many queries as keys.", _square),
     gradient_probe("gradients-of-magnitudes", "Small and large cotangents: clipping.", _magnitudes),
 )

@@ -17,6 +17,9 @@ from mha_core import AttentionConfig, AttentionMask
 RATES = (0.25, 0.4, 0.15, 0.3)
 """The dropout of layers that are asked with a keep-mask."""
 
+BATCHES = (3, 2, 4, 3)
+"""The items of their calls, and of those with a past."""
+
 
 def _lengths(lab: Lab) -> Sequence[Problem]:
     mask = AttentionMask(valid_lens=np.array([3, 1]))
@@ -65,26 +68,29 @@ def _with_biases(lab: Lab) -> Iterator[Problem]:
 
 
 def _dropout(lab: Lab) -> Sequence[Problem]:
-    return [_dropped(replace(config, dropout=rate)) for config, rate in zip(lab.configs, RATES, strict=False)]
+    return [
+        _dropped(replace(config, dropout=rate), batch)
+        for config, rate, batch in zip(lab.configs, RATES, BATCHES, strict=False)
+    ]
 
 
-def _dropped(config: AttentionConfig) -> Problem:
-    keep = np.random.default_rng(0).random((2, config.num_heads, 3, 5)) > config.dropout
-    return generic(config, batch=2, dropout_keep=keep)
+def _dropped(config: AttentionConfig, batch: int) -> Problem:
+    keep = np.random.default_rng(0).random((batch, config.num_heads, 3, 5)) > config.dropout
+    return generic(config, batch=batch, dropout_keep=keep)
 
 
 def _past(lab: Lab) -> Sequence[Problem]:
-    return [_with_past(config) for config in lab.configs]
+    return [_with_past(config, batch) for config, batch in zip(lab.configs, BATCHES, strict=False)]
 
 
-def _with_past(config: AttentionConfig) -> Problem:
+def _with_past(config: AttentionConfig, batch: int) -> Problem:
     rng = np.random.default_rng(0)
     heads, past_len = config.num_kv_heads, 2
     return generic(
         config,
-        batch=2,
-        past_keys=rng.normal(size=(2, heads, past_len, config.head_dim)),
-        past_values=rng.normal(size=(2, heads, past_len, config.value_head_dim)),
+        batch=batch,
+        past_keys=rng.normal(size=(batch, heads, past_len, config.head_dim)),
+        past_values=rng.normal(size=(batch, heads, past_len, config.value_head_dim)),
         mask=AttentionMask(query_offset=past_len),
     )
 

@@ -20,15 +20,22 @@ BARE = (
 )
 
 
+LENGTHS = ((3, 5), (2, 4), (4, 5), (3, 6))
+"""Queries and keys: other ones in each layer, so that what depends on a length is no constant."""
+
+
 def _softcap(lab: Lab) -> Sequence[Problem]:
-    return [generic(replace(config, softcap=1.5)) for config in lab.configs]
+    return [
+        generic(replace(config, softcap=1.5), query_len=query_len, key_len=key_len)
+        for config, (query_len, key_len) in zip(lab.configs, LENGTHS, strict=False)
+    ]
 
 
 def _additive(lab: Lab) -> Sequence[Problem]:
     sizes = (5, 6, 7, 8)
     return [
-        generic(replace(config, score="additive", score_dim=size), batch=2)
-        for config, size in zip(lab.configs, sizes, strict=False)
+        generic(replace(config, score="additive", score_dim=size), batch=2, query_len=query_len, key_len=key_len)
+        for config, size, (query_len, key_len) in zip(lab.configs, sizes, LENGTHS, strict=False)
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.scores.anything import (
     Candidate,
     Propose,
@@ -24,6 +25,7 @@ from conformance.experiments.candidates.scores.anything import (
 )
 from conformance.experiments.candidates.scores.arrays import read_bias
 from conformance.experiments.candidates.scores.families import Family, factor
+from conformance.experiments.candidates.scores.matrices import bias_read
 from conformance.experiments.candidates.scores.places import (
     ADDED,
     ADDITIVE,
@@ -139,6 +141,12 @@ def _is_dot(state: State) -> bool:
     return state.config.score == "dot"
 
 
+def _of_biases(view: View) -> Iterator[Candidate]:
+    yield from biases_where_equal()
+    yield from bias_read(view)
+    yield from anything_at(OF_BIASES)(view, view.problems)
+
+
 def _is_additive(state: State) -> bool:
     return state.config.score == "additive"
 
@@ -184,7 +192,7 @@ PROBES = (
         "Queries and keys with biases, no mask: that of the keys cancels in a softmax, that of the queries shows.",
         r"\log a_{ij} - \log a_{ik} = c\, (W_q x_i + b_q)^\top (k_j - k_k)",
         _problems({"without_biases": False}),
-        _with_bugs((), anything_at(OF_BIASES)),
+        _of_biases,
     ),
     Probe(
         "given-scale",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.amounts import added_amounts
+from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.fitted import (
     HEADS,
     INPUT,
@@ -124,6 +125,7 @@ def _from_bias(reading: Reading) -> Callable[[View], Iterator[Bug]]:
         # The bias first: that a factor or an order is another fault's, was to be seen before there was a bias.
         yield from fitted(view, reading)
         yield from parameters_otherwise()
+        yield from biases_where_equal()
         if not view.explained:
             yield from _plain(view)
 

@@ -131,3 +131,44 @@ def test_the_narrowest_dtype_is_named():
     for dtype in ("float32", "float16", "bfloat16"):
         assert narrower([round_to(numbers, dtype).astype(float)], "float64") == dtype
     assert narrower([np.zeros(3)], "float64") is None
+
+
+class Differentiated(BuggySubject):
+    """The definition with its gradients; `change(gradients, those of the call before or None)` gives others."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def prepare(self, config, weights):
+        run, before = super().prepare(config, weights), []
+
+        def answer(inputs):
+            trace = run(inputs)
+            if trace.gradients is not None:
+                given = self.change(dict(trace.gradients), before[-1] if before else None)
+                before.append(given)
+                trace = replace(trace, gradients=given)
+            return trace
+
+        return answer
+
+
+def added_up(gradients, before):
+    return {
+        name: array if before is None or "." not in name else array + before[name] for name, array in gradients.items()
+    }
+
+
+def of_the_first(gradients, before):
+    return gradients if before is None else {**gradients, "q_proj.bias": before["q_proj.bias"]}
+
+
+def test_gradients_that_are_added_up_from_call_to_call_are_seen():
+    (sentence,) = observe(Lab(Differentiated(added_up))).unsteady
+    assert "added up from call to call" in sentence
+    assert "v_proj.weight" in sentence
+    assert "queries" not in sentence
+    (sentence,) = observe(Lab(Differentiated(of_the_first))).unsteady
+    assert "the gradients of q_proj.bias differ" in sentence
+    assert not observe(Lab(Differentiated(lambda gradients, before: gradients))).unsteady

@@ -56,6 +56,11 @@ def _row_sum(state: State) -> NDArray:
     return state["weights"] * total
 
 
+def _row_sum_of_the_next(state: State, result: NDArray) -> NDArray:
+    total: NDArray = (state["weights"] * state["d_weights"]).sum(axis=-1, keepdims=True)
+    return result + np.where(state["allowed"], state["weights"] * (total - np.roll(total, -1, axis=2)), 0.0)
+
+
 def _from_dropped(state: State, result: NDArray) -> NDArray:
     if state.inputs.dropout_keep is None:
         return result
@@ -99,6 +104,13 @@ CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
     "value 0 without": (wrong(d_values=lambda s, r: r * (np.arange(r.shape[2]) > 0)[:, None]), WITH_PAST),
     "kept weights": (wrong(d_kept_weights=lambda s, r: 1.3 * r), PLAIN),
     "part of the row sum": (wrong(d_scores=lambda s, r: r + 0.6 * _row_sum(s)), PLAIN),
+    "row sum of the next query": (wrong(d_scores=_row_sum_of_the_next), PLAIN),
+    "queries of the next item": (wrong(d_queries=lambda s, r: np.roll(r, 1, axis=0)), PLAIN),
+    "keys of the next head": (wrong(d_keys=lambda s, r: np.roll(r, 1, axis=1)), WITH_PAST),
+    "decay": (
+        wrong(d_projection_parameters=of("q_proj.weight", lambda s, r: r + 0.03 * s.parameters["q_proj.weight"])),
+        PLAIN,
+    ),
     "diagonal": (wrong(d_scores=lambda s, r: s["weights"] * (1.0 - s["weights"]) * s["d_weights"]), PLAIN),
     "half precision": (wrong(d_scores=lambda s, r: r.astype(np.float16).astype(np.float64)), PLAIN),
     "queries by a quarter": (wrong(d_queries=lambda s, r: r * s.config.head_dim**-0.25), PLAIN),
@@ -112,6 +124,10 @@ CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
     "items exchanged": (wrong(d_inputs=of("values", lambda s, r: np.roll(r, 1, axis=0))), WITH_LENGTHS),
     "mask's bias": (wrong(d_bias=unless_none(lambda s, r: 2.5 * r)), ("gradients-of-bias",)),
     "softcap": (wrong(d_similarity=_softcap_slope), ("gradients-with-softcap",)),
+    "a factor under the softcap": (
+        wrong(d_similarity=lambda s, r: r if s.config.softcap is None else 0.4 * r),
+        ("gradients", "gradients-with-softcap"),
+    ),
     "past halved": (wrong(d_inputs=of("past_keys", lambda s, r: 0.5 * r)), ("gradients-with-past",)),
     "keep alone": (wrong(d_values=_from_dropped), ("gradients-with-dropout",)),
     "score's vector": (
