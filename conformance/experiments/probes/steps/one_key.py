@@ -111,9 +111,10 @@ def _plain(view: View) -> Iterator[Bug]:
 def _anything(view: View) -> Iterator[Bug]:
     """Also what is read off the steps and the matrices, if nothing plain explains what differs."""
     yield from _plain(view)
-    for reading in (OUTPUT, HEADS, VALUES, INPUT, MERGED, PROJECTED, VALUE_WEIGHT, OUTPUT_WEIGHT):
+    for readings in ((OUTPUT,), (HEADS,), (VALUES,), (INPUT, VALUE_WEIGHT), (MERGED,), (PROJECTED,), (OUTPUT_WEIGHT,)):
         if not view.explained:
-            yield from fitted(view, reading)
+            for reading in readings:  # an input's channel is a column of the weight, but where there is no weight
+                yield from fitted(view, reading)
 
 
 def _isolated(view: View) -> Iterator[Bug]:
