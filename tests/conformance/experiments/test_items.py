@@ -89,7 +89,7 @@ def agrees(wrong: tuple[Bug, ...], found: Measured) -> bool:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_items_do_to_each_other_is_measured(name: str) -> None:
-    found = measure(OutputsOnly(WRONG[name]), probes=OF_ITEMS)
+    found = measure(OutputsOnly(WRONG[name]), probes=OF_ITEMS, zoo=())
 
     assert found.models[0]
     assert not found.unexplained

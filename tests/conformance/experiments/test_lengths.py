@@ -63,7 +63,7 @@ WRONG = {
 def test_what_depends_on_lengths_is_measured(name: str) -> None:
     wrong = WRONG[name]
 
-    found = measure(OutputsOnly(wrong), probes=LENGTHS)
+    found = measure(OutputsOnly(wrong), probes=LENGTHS, zoo=())
 
     assert found.models[0]
     assert not found.unexplained
