@@ -18,6 +18,7 @@ from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
+from conformance.experiments.localise.located import Located, localise
 from conformance.experiments.measured import is_measured
 from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.ranking import preference
@@ -61,6 +62,7 @@ class Diagnosis:
         partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
         closest: if there is none of these either, those that explain some failing cases, best first.
         measured: what experiments showed; None if the subject was not asked more than the cases.
+        located: the first wrong step of what nothing explains wholly, if it could be told.
     """
 
     subject: str
@@ -75,6 +77,12 @@ class Diagnosis:
     partly: tuple[Hypothesis, ...] = ()
     closest: tuple[Hypothesis, ...] = ()
     measured: Measured | None = None
+    located: Located | None = None
+
+    @property
+    def first_stage(self) -> str | None:
+        """The stage of the first wrong step, if it is known though what is wrong there is not; else None."""
+        return None if self.located is None else self.located.stage
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -148,7 +156,11 @@ def diagnose(
         measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
-    return _explained(found, search, zoo, larger, whole, progress)
+    found = _explained(found, search, zoo, larger, whole, progress)
+    if found.measured is None or found.explanations:
+        return found
+    progress("looking for the first wrong step")
+    return replace(found, located=localise(found.measured, [one.wanted.problem for one in failing]))
 
 
 def _lab(subject: Subject, experiments: bool | Lab) -> Lab:

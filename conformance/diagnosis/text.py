@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
 from conformance.experiments.measured import is_measured
-from conformance.experiments.text import experiments_text
+from conformance.experiments.text import experiments_text, located_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
@@ -16,6 +16,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     paragraphs = [_extent(diagnosis)]
     if diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
+        if diagnosis.located is not None:
+            paragraphs.append(located_text(diagnosis.located))
         if diagnosis.measured is not None:
             paragraphs += experiments_text(diagnosis.measured, details=details)
     if diagnosis.left_out:

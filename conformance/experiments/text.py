@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.cases.problem import Problem
+from conformance.experiments.localise.located import Located
 from conformance.experiments.measured import is_measured
 from conformance.experiments.outcome import Measured, Outcome
 
@@ -34,6 +35,12 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
         if refused:
             paragraphs.append("\n".join(["Refused:", *(f"  {n} times: {reason}" for reason, n in refused.items())]))
     return paragraphs
+
+
+def located_text(located: Located) -> str:
+    """Which step is the first wrong one, where what it does was not found."""
+    where = _sizes(located.problem)
+    return f"First wrong step: {located.stage}, seen in calls such as {where}. What it does was not found."
 
 
 def _agreement(measured: Measured) -> str:

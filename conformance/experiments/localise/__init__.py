@@ -1,0 +1,1 @@
+"""Where a subject is wrong first, when nothing explains it."""
