@@ -3,7 +3,7 @@
 1-17, 1-17x2, 1-17g     drawn layers, as in `made`; 1-17r takes only some calls
 zoo:ID                  the reference with a bug of the zoo, of which only the output shows (or the gradients)
 rewritten:NUMBER        a known bug written anew into another layer, from the tests of this repository
-right:NAME:DTYPE        a right layer: a formulation of `conformance.calibration`
+right:NAME:DTYPE        a right layer: a formulation of `conformance.calibration`, or a backend
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ from conformance.bounds.precision import Precision
 from conformance.calibration.formulations import FORMULATIONS, formulation
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose
+from conformance.experiments.search import measure
+from conformance.subjects.backend import BackendSubject
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD
 from conformance.trials.judge import Truth, Verdict, answer_of, judge
 from conformance.trials.made import Trial, of_id
 from conformance.workers import Unit
+from conformance.workers.described import loaded
 from conformance.workers.interpreters import NUMPY, Home
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
-from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
-from mha_core.backend import Run
+from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
+from mha_core.backend import Backend, Run, names
 from mha_core.errors import one_line
 from mha_core.weights import Weights
 
@@ -41,6 +45,8 @@ TESTS = "tests.conformance.diagnosis.rewritten_bugs"
 """The module of the known bugs that were written anew."""
 
 RIGHT_DTYPES = ("float64", "float32")
+
+CPU = "cpu"
 
 TOGETHER = 4
 """Items of one unit."""
@@ -137,6 +143,17 @@ def ids_of_right() -> list[str]:
     return [f"{RIGHT}:{name}:{dtype}" for dtype in RIGHT_DTYPES for name in names]
 
 
+def ids_of_backends(backends: Iterable[Backend]) -> list[str]:
+    """One for each backend in each of its dtypes."""
+    return [f"{RIGHT}:{backend.name}:{dtype}" for backend in backends for dtype in backend.dtypes(CPU)]
+
+
+def home_of(id: str) -> str:
+    """The name of the `Home` in which it is tried: its backend's, or NUMPY."""
+    name = id.split(":")[1] if id.startswith(f"{RIGHT}:") else ""
+    return name if name in names() and name not in FORMULATIONS else NUMPY
+
+
 def found_by(id: str) -> tuple[Trial | Known, Subject]:
     """What an id means: its truth, and the subject. Raises SpecError if it means nothing."""
     sort, _, rest = id.partition(":")
@@ -158,9 +175,21 @@ def found_by(id: str) -> tuple[Trial | Known, Subject]:
     if sort == RIGHT:
         name, _, dtype = rest.partition(":")
         right = Known(id, None, "nothing is wrong", frozenset(), f"{RIGHT}, {dtype}")
-        return right, OutputOnly(formulation(name, dtype), name=name)
+        if home_of(id) == NUMPY:
+            return right, OutputOnly(formulation(name, dtype), name=name)
+        return right, OutputOnly(_of_backend(name, dtype), gradients=True, name=name)
     trial = of_id(id)
     return trial, trial.subject()
+
+
+def _of_backend(name: str, dtype: str) -> Subject:
+    try:
+        backend = loaded(name)
+    except BackendError as error:
+        raise SpecError(str(error)) from error
+    if dtype not in backend.dtypes(CPU):
+        raise SpecError(f"{name} has no dtype {dtype!r} on {CPU} (it has: {', '.join(backend.dtypes(CPU))})")
+    return BackendSubject(backend, dtype, CPU)
 
 
 def _rewritten() -> list[Any]:
@@ -195,6 +224,9 @@ def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tup
     cases = [case for case in all_cases() if not case.expensive]
     began, worked = time.perf_counter(), time.thread_time()
     diagnosis = diagnose(subject, cases, runs=runs, experiments=experiments)
+    if experiments and isinstance(truth, Known) and truth.bug is None and not diagnosis.failing:
+        # A diagnosis of what is right in every case runs no probe; here each of them must find it right.
+        diagnosis = replace(diagnosis, measured=measure(subject))
     busy, seconds = time.thread_time() - worked, time.perf_counter() - began
     verdict = judged(truth, subject, diagnosis)
     return Outcome(id, kind_of(truth), truth.words, verdict, seconds, busy), diagnosis
@@ -206,7 +238,9 @@ def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
     if not isinstance(truth, Known):
         return verdict
     if truth.bug is None:
-        said = bool(diagnosis.failing or getattr(diagnosis, "findings", ())) or not verdict.silent
+        measured = diagnosis.measured
+        said = bool(diagnosis.failing or diagnosis.findings) or not verdict.silent
+        said |= measured is not None and (measured.differs or any(measured.models))
         return replace(verdict, differs=said, stage=not said, described=not said, wrong=said)
     answer = answer_of(diagnosis)
     named = any(bug.id == truth.bug for claim in (*answer.confident, *answer.partly) for bug in claim.bugs or ())
@@ -225,7 +259,7 @@ class TrialUnit(Unit):
 
     @property
     def home(self) -> Home:
-        return Home(NUMPY, time_limit=600.0)
+        return Home(home_of(self.ids[0]), time_limit=600.0)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -244,4 +278,8 @@ class TrialUnit(Unit):
 
 def units_of(ids: Sequence[str], *, experiments: bool = True) -> list[TrialUnit]:
     """The ids in units, in their order."""
-    return [TrialUnit(tuple(ids[start : start + TOGETHER]), experiments) for start in range(0, len(ids), TOGETHER)]
+    found = []
+    for _, group in groupby(ids, home_of):
+        of_home = tuple(group)
+        found += [of_home[start : start + TOGETHER] for start in range(0, len(of_home), TOGETHER)]
+    return [TrialUnit(some, experiments) for some in found]

@@ -223,7 +223,7 @@ def _run(
     inputs: AttentionInputs,
 ) -> Trace:
     """In the worker."""
-    run: Run = _kept(number, lambda: _loaded(name).build(config, weights, dtype, device, path))
+    run: Run = _kept(number, lambda: loaded(name).build(config, weights, dtype, device, path))
     return run(inputs)
 
 
@@ -292,14 +292,15 @@ def relative_cost(subject: Subject) -> float:
 def live(subject: Any) -> Any:
     """The subject itself where it is only described: called in the worker that it runs in."""
     if isinstance(subject, BackendSubject) and isinstance(subject.backend, DescribedBackend):
-        return replace(subject, backend=_loaded(subject.backend.name))
+        return replace(subject, backend=loaded(subject.backend.name))
     if isinstance(subject, RemoteSubject):
         return _own(subject.spec, subject.dtype, subject.limit)
     return subject
 
 
 @cache
-def _loaded(name: str) -> Backend:
+def loaded(name: str) -> Backend:
+    """The backend, in the worker that it runs in."""
     with quiet_stderr():
         backend = load(name)
     use_compile_cache(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conformance.trials.unit import Outcome
+    from conformance.workers.interpreters import Settings
+    from mha_core.backend import Backend
 
 SINGLES = 20
 """Layers with one fault that are tried if nothing is asked for."""
@@ -46,9 +49,9 @@ class TrialsOptions:
     def apart(self) -> Apart:
         return Apart(self.workers, self.pythons)
 
-    def ids(self) -> list[str]:
+    def ids(self, settings: Settings) -> list[str]:
         """What is to be tried. Raises SpecError where the bugs written anew are asked for and not there."""
-        from conformance.trials.unit import ids_of_rewritten, ids_of_right, ids_of_zoo
+        from conformance.trials.unit import ids_of_backends, ids_of_rewritten, ids_of_right, ids_of_zoo
 
         numbered = {"": self.singles, "x2": self.pairs, "x3": self.triples, "g": self.gradients, "r": self.restricted}
         if not any((*numbered.values(), self.zoo, self.rewritten, self.right)):
@@ -58,7 +61,17 @@ class TrialsOptions:
             *(ids_of_zoo() if self.zoo else ()),
             *(ids_of_rewritten() if self.rewritten else ()),
             *(ids_of_right() if self.right else ()),
+            *(ids_of_backends(self._usable(settings)) if self.right else ()),
         ]
+
+    def _usable(self, settings: Settings) -> Iterator[Backend]:
+        """The backends that are installed and can be used."""
+        from mha_core import BackendError
+        from mha_core.backend import names
+
+        for name in names():
+            with suppress(BackendError):
+                yield self.apart.one_backend(name, settings)[0]
 
 
 @click.command()
@@ -70,7 +83,7 @@ class TrialsOptions:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the faults.")
 @click.option("--zoo", is_flag=True, help="Each bug of the zoo, of which only the output shows.")
 @click.option("--rewritten", is_flag=True, help="The known bugs in other people's style, in a checkout's tests.")
-@click.option("--right", is_flag=True, help="Right layers, of which nothing may be said.")
+@click.option("--right", is_flag=True, help="Right layers, the installed backends too, of which nothing may be said.")
 @click.option(
     "--experiments/--no-experiments",
     default=True,
@@ -101,8 +114,8 @@ def trials(asked: TrialsOptions) -> None:
     try:
         if asked.trial is not None:
             sys.exit(DIFFERENT if _one(console, asked.trial, asked.experiments) else EQUAL)
-        ids = asked.ids()
         settings = asked.apart.settings()
+        ids = asked.ids(settings)
     except SpecError as error:
         raise CouldNotRun(str(error)) from error
 

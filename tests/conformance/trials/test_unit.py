@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.experiments.behaviour import Behaviour
 from conformance.trials import report
 from conformance.trials.judge import Verdict
 from conformance.trials.unit import (
     Outcome,
     found_by,
+    ids_of_backends,
     ids_of_rewritten,
     ids_of_right,
     ids_of_zoo,
@@ -68,11 +71,26 @@ def test_whatever_is_said_of_a_right_layer_is_wrong():
     assert judged(truth, subject, diagnosis(BUGS["scale-missing"])).wrong
     assert not judged(truth, subject, diagnosis()).wrong
     assert judged(truth, subject, replace(diagnosis(), failing=("a",))).wrong
+    probed = SimpleNamespace(differs=True, models=((),), behaviour=Behaviour())
+    assert judged(truth, subject, replace(diagnosis(), measured=probed)).wrong
+
+
+def test_backends_are_right_layers_each_tried_in_its_own_process():
+    backends = [
+        SimpleNamespace(name="jax", dtypes=lambda device: ("float32", "bfloat16")),
+        SimpleNamespace(name="torch", dtypes=lambda device: ("float64",)),
+    ]
+    ids = ids_of_backends(backends)
+    assert ids == ["right:jax:float32", "right:jax:bfloat16", "right:torch:float64"]
+    units = units_of(["right:plain:float32", *ids, "zoo:scale-missing"])
+    assert [(unit.home.name, len(unit)) for unit in units] == [("numpy", 1), ("jax", 2), ("torch", 1), ("numpy", 1)]
 
 
 def test_a_right_layer_is_tried():
     outcome, found = tried("right:online:float32")
     assert found.failing == ()
+    assert found.measured is not None
+    assert len(found.measured.outcomes) > 40  # every probe, though no case fails
     assert outcome.verdict is not None
     assert not outcome.verdict.wrong
     assert outcome.group == "right"

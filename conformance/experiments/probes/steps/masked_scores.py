@@ -82,11 +82,17 @@ def _steep(lab: Lab) -> Sequence[Problem]:
     for place, config in enumerate(lab.configs[:2]):
         if not config.projections:
             continue
-        sizes = LARGEST if place == 0 else LARGEST[1::2]
-        found += [steep(config, size) for size in sizes]
+        sizes = [size for size in LARGEST if _is_held(lab, config, size)]
+        found += [steep(config, size) for size in (sizes if place == 0 else sizes[1::2])]
         edge = _edge(lab, config) if place == 0 else None
         found += [] if edge is None else [edge]
     return found
+
+
+def _is_held(lab: Lab, config: AttentionConfig, size: float) -> bool:
+    """Whether the dtype has numbers for queries, and products with keys, of such scores: else right layers give NaN."""
+    largest = float(np.finfo(np.float16).max) if lab.precision.storage == "float16" else np.inf
+    return size * WIDE[1] / min(1.0, config.softmax_scale) <= largest
 
 
 STEPS = 8
@@ -101,9 +107,10 @@ def _edge(lab: Lab, config: AttentionConfig) -> Problem | None:
     Key 0, which is let in, scores -2 T, and key 1 -T: log w_1 - log w_0 = c + 2 T if c stands in place of excluded
     scores, c + T if it is added to them.
     """
-    if all(lab.output(steep(config, size)) is None or lab.is_right(steep(config, size)) for size in LARGEST):
+    held = [size for size in LARGEST if _is_held(lab, config, size)]
+    if all(lab.output(steep(config, size)) is None or lab.is_right(steep(config, size)) for size in held):
         return None
-    low, high = 1.0, LARGEST[-1]
+    low, high = 1.0, held[-1]
     for step in range(MOST_STEPS):
         middle = (low * high) ** 0.5 if step < STEPS else (low + high) / 2
         problem = steep(config, middle, 1, 2)

@@ -67,7 +67,7 @@ def test_a_compiled_subject_is_measured_in_time(monkeypatch, bugs):
 def test_what_a_call_costs_is_learned_from_those_of_its_kind():
     costs = Costs()
     plain = [generic(CONFIGS[0], key_len=keys) for keys in (4, 5, 6)]
-    for problem, seconds in zip(plain, (0.3, 5.0, 0.2), strict=True):  # one was slow for another reason
+    for problem, seconds in zip(plain, (0.3, 5.0, 0.4), strict=True):  # one was slow for another reason
         assert costs.newness(problem) == NEW
         costs.note(problem, seconds)
     assert costs.slow
