@@ -15,7 +15,7 @@ from itertools import chain, islice
 from conformance.cases.problem import Problem
 from conformance.experiments.behaviour import observe
 from conformance.experiments.candidates.calls.lengths import other_lengths
-from conformance.experiments.candidates.curves import curves
+from conformance.experiments.candidates.elementwise.curves import curves
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured, Model, Outcome
 from conformance.experiments.probe import Probe
@@ -48,6 +48,9 @@ MOST_TRIED_IN_VAIN = 12_000
 EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
 """Most models from before the last bug that are extended anew, by proposals of how many probes, by how many proposals
 each, and at how many probes."""
+
+MOST_CURVED = 8
+"""Most problems of earlier probes in which functions of one step are looked for, in place of the last bug."""
 
 PARTLY = 6
 """Most candidates that explain a part of a probe's problems and are extended by another bug."""
@@ -176,6 +179,8 @@ class Search:
         # What nothing explained was not explained by two bugs, and is in the later probes too.
         in_vain = self._gradients_unexplained if probe.gradients else self._forward_unexplained
         rounds = 1 if in_vain else AT_ONCE
+        if curved := [model for base in earlier for model in self._curved(probe, base, problems)]:
+            return distinct(curved)
         for size in range(rounds):
             whole: list[Model] = []
             partly: list[tuple[int, Model]] = []
@@ -200,6 +205,15 @@ class Search:
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
+
+    def _curved(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
+        """Extensions of an earlier model by a function of one step that explains all up to here: it is one fault."""
+        if probe.gradients:
+            return
+        passed = (one for before, there in self._passed for one in there if not self._fits(base, one, before))
+        for bug in curves(View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))):
+            if self._holds((*base, bug), problems, probe) and self._fits_passed((*base, bug)):
+                yield (*base, bug)
 
     def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.experiments.candidates.curves import INSIDE, NAMES, Bench, fitted_curves
+from conformance.experiments.candidates.elementwise.curves import INSIDE, NAMES, Bench, fitted_curves
+from conformance.experiments.candidates.elementwise.shown import parts_shown
 from conformance.experiments.designs import CONFIGS, NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.view import View
@@ -57,6 +58,28 @@ def test_a_function_is_found_with_its_number(name):
             one.prepare(problem.config, problem.weights)(problem.inputs).output for one in (model, lab.subject)
         )
         np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=1e-7)
+
+
+PARTS = {
+    "similarity-clipped-at-0.4-at-key-odd": (
+        "similarity",
+        lambda state, x: np.where(np.arange(x.shape[-1]) % 2 == 1, x.clip(-0.4, 0.4), x),
+    ),
+    "unscaled-cap-tanh-1.5-at-head-last": (
+        "unscaled",
+        lambda state, x: np.where((np.arange(x.shape[1]) == x.shape[1] - 1)[:, None, None], 1.5 * np.tanh(x / 1.5), x),
+    ),
+    "values-zero-where-small-0.06-at-key-odd": (
+        "values",
+        lambda state, x: np.where((np.arange(x.shape[2]) % 2 == 1)[:, None] & (np.abs(x) < 0.06), 0.0, x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_function_of_a_part_is_read_off(name):
+    view = View(Lab(OutputAlone(wrong_at(*PARTS[name]))), Variants(), (), ())
+    assert f"measured:{name}" in [bug.id for bug in parts_shown(view)]
 
 
 def test_every_step_with_numbers_has_a_name():

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.elementwise.shown import parts_shown
 from conformance.experiments.changes.elements.limits import shortest
 from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
 from conformance.experiments.changes.numbers import neat
 from conformance.experiments.changes.parameter import solve
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step
-from conformance.experiments.view import View
+from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from conformance.zoo.rerun import rerun
 from mha_core.reference import pipeline as reference
@@ -231,8 +232,13 @@ def curves(view: View) -> Iterator[Bug]:
         return
     # One key has one weight, 1: of a function of the weights that tells a single number.
     differing.sort(key=lambda one: one.problem.sizes.key_len < 2)
-    for fitted in fitted_curves(differing):
-        yield fitted.bug()
+    whole = False
+    for bug in (fitted.bug() for fitted in fitted_curves(differing)):
+        model = (*view.model, bug)
+        whole = whole or all(fits(view.lab, view.variants, problem, model) for problem in view.problems)
+        yield bug
+    if not whole:
+        yield from parts_shown(view)
 
 
 def _bench(view: View, problem: Problem) -> Bench | None:
@@ -252,6 +258,8 @@ def fitted_curves(benches: Sequence[Bench]) -> Iterator[Fitted]:
         if array is None:
             continue
         same = next((other for other in done if _same(first.array(other), array) and INSIDE not in (step, other)), None)
+        if step == "capped" and same is not None:
+            continue  # only a softcap can tell
         found = list(_at(benches, step)) if same is None else [one._replace(step=step) for one in done[same]]
         done[step] = found
         yield from found
