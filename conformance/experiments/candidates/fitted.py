@@ -11,10 +11,17 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
-from conformance.experiments.changes.fit import factors, fit
+from conformance.experiments.changes.fit import factors, fit, one_change
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.readings.projection import read_output_weight, read_value_weight
-from conformance.experiments.readings.values import read_heads, read_lone_input, read_lone_values, read_merged
+from conformance.experiments.readings.values import (
+    each_key_chosen,
+    read_chosen_values,
+    read_heads,
+    read_lone_input,
+    read_lone_values,
+    read_merged,
+)
 from conformance.experiments.readings.weights import Answer, read_weights
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -96,6 +103,44 @@ def _elsewhere(reading: Reading, change: Change) -> Iterator[Bug]:
         yield read_otherwise("values", change)
     if reading.name == "kept_weights":
         yield change_on("weights", change)
+
+
+CHOSEN = (7, 6, 9, 5)
+"""How many keys there are where each is chosen by a query."""
+
+
+def fitted_by_key(view: View) -> Iterator[Bug]:
+    """Every change of the values that is read off each key by itself, as queries see them that choose one."""
+    found: list[tuple[NDArray, NDArray, Setting]] = []
+    for place, config in enumerate(view.lab.configs):
+        if not config.projections or min(config.head_dim, config.query_dim, config.key_dim) < 2:
+            continue
+        problem = each_key_chosen(config, CHOSEN[place % len(CHOSEN)])
+        measured, expected = read_chosen_values(view.got, problem), read_chosen_values(view.made, problem)
+        if measured is None or expected is None or not np.isfinite(measured).all():
+            return
+        found.append((measured, expected, Setting(problem.config, problem.sizes)))
+    axes, unit = PLACES["values"].axes, 100 * view.lab.unit
+    with np.errstate(all="ignore"):
+        whole = [Sample(measured, expected, axes, setting, unit) for measured, expected, setting in found]
+        if not any(sample.differs for sample in whole):
+            return
+        own = [_of_groups(sample) for sample in whole]
+        for change in one_change([one for one in own if one is not None]) if all(own) else ():
+            for step in ("new_values", "values"):
+                yield change_on(step, change)
+        for change in one_change(whole):
+            yield read_otherwise("values", change)
+
+
+def _of_groups(sample: Sample) -> Sample | None:
+    """The sample with one head for each value head, if all query heads of a group read the same."""
+    groups = sample.setting.config.num_kv_heads
+    split = sample.measured.reshape(len(sample.measured), groups, -1, *sample.measured.shape[2:])
+    if np.abs(split - split[:, :, :1]).max() > sample.tolerance:
+        return None
+    each = sample.setting.config.num_heads // groups
+    return replace(sample, measured=split[:, :, 0], expected=sample.expected[:, ::each])
 
 
 def factors_on(view: View, reading: Reading, names: Sequence[str] = ()) -> Iterator[Bug]:

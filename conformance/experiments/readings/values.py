@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.designs import changed, selector
+from conformance.experiments.designs import NO_BIASES, changed, generic, selector
 from conformance.experiments.readings.weights import Answer
+from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
@@ -95,6 +96,48 @@ def _passing_input(problem: Problem) -> tuple[tuple[int, Problem], ...]:
         (first, changed(problem, {"v_proj.weight": selector(width, config.value_dim, first), "v_proj.bias": 0.0}))
         for first in range(0, config.value_dim, width)
     )
+
+
+HIGHEST_SCORE = 600.0
+"""Of a chosen key, against 0 for one at a right angle to it: others get no weight, also if scores are a tenth."""
+
+
+@lru_cache(maxsize=64)
+def each_key_chosen(config: AttentionConfig, length: int) -> Problem:
+    """As many queries as keys, each with the direction of its key in a plane: query i has all its weight on key i."""
+    angles = 2.0 * np.pi * np.arange(length) / length
+    root = float(np.sqrt(HIGHEST_SCORE / (config.softmax_scale * (1.0 - np.cos(angles[1])))))
+    places = root * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+    def passing(heads: int, width: int) -> NDArray:
+        return np.tile(selector(config.head_dim, width), (heads, 1))
+
+    def rows(width: int) -> NDArray:
+        found = np.zeros((1, length, width))
+        found[0, :, :2] = places
+        return found
+
+    weights: dict[str, NDArray | float] = {
+        **NO_BIASES,
+        "q_proj.weight": passing(config.num_heads, config.query_dim),
+        "k_proj.weight": passing(config.num_kv_heads, config.key_dim),
+    }
+    queries, keys = rows(config.query_dim), rows(config.key_dim)
+    return generic(config, query_len=length, key_len=length, weights=weights, queries=queries, keys=keys)
+
+
+def read_chosen_values(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, H, Lk, dv): the values that each query head reads, by queries that choose one key each; or None.
+
+    >>> from conformance.experiments.designs import CONFIGS
+    >>> from mha_core import reference
+    >>> problem = each_key_chosen(CONFIGS[0], 6)
+    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
+    >>> found = read_chosen_values(lambda one: trace(one).output, problem)
+    >>> bool(np.allclose(found, trace(problem).values.repeat(2, axis=1)))
+    True
+    """
+    return read_heads(answer, problem)
 
 
 def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:

@@ -95,6 +95,12 @@ def _by_size(name: str) -> Iterator[Place]:
         lambda i, n, m: i >= n // m * m,
     )
     yield _sized(
+        "last-block-not-full",
+        "{many} after the last full block of # (where there is one, and # does not divide their number)",
+        name,
+        lambda i, n, m: (i >= n // m * m) & (n > m),
+    )
+    yield _sized(
         "within-full-blocks", "{many} of full blocks of #", name, lambda i, n, m: (i < n // m * m) & (n % m > 0)
     )
     yield _sized("last-block", "the last block of # {many}", name, lambda i, n, m: i >= (n - 1) // m * m)

@@ -20,6 +20,7 @@ from conformance.experiments.candidates.fitted import (
     OUTPUT,
     factors_on,
     fitted,
+    fitted_by_key,
     whole_first,
 )
 from conformance.experiments.candidates.steps import BESIDE, positions_on
@@ -78,6 +79,8 @@ def _anything(view: View) -> Iterator[Bug]:
     for reading in (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED):
         if not view.explained:
             yield from fitted(view, reading)
+    if not view.explained:
+        yield from fitted_by_key(view)
 
 
 def _isolated(view: View) -> Iterator[Bug]:

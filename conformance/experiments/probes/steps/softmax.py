@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.rounded import rounded
+from conformance.experiments.candidates.scores.arrays import longer
 from conformance.experiments.candidates.steps import change_on
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Setting
@@ -40,11 +41,11 @@ Make = Callable[[Scored], NDArray]
 def propose(view: View) -> Iterator[Bug]:
     """Every softmax that gives the measured weights: of longer rows too, or else of the probe's problems alone."""
     own = reading.weighed(view, reading.readable(view))
-    longer = [one for one in reading.weighed(view, _rows(view.lab)) if one.sample.differs]
-    for samples in ((*own, *longer), own):
+    further = reading.weighed(view, (*_rows(view.lab), *longer(view.lab)))
+    for samples in ((*own, *further), own):
         found = _found(view, samples) if any(one.sample.differs for one in samples) else []
         yield from found
-        if found or not longer:
+        if found or not any(one.sample.differs for one in further):
             return
 
 
@@ -259,7 +260,7 @@ def _rows_of(config: AttentionConfig) -> tuple[Problem, ...]:
 
 
 def _rows(lab: Lab) -> list[Problem]:
-    return [problem for config in lab.configs[:3] for problem in _rows_of(config)]
+    return [_rows_of(config)[1] for config in lab.configs[:3]]
 
 
 def _longer(lab: Lab) -> Sequence[Problem]:
