@@ -154,5 +154,6 @@ def _are_readable(answer: Answer, config: AttentionConfig) -> bool:
 
 def centred(scores: NDArray) -> NDArray:
     """Scores less their mean over the keys, which is what weights can tell of them."""
-    found: NDArray = scores - scores.mean(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinite scores have no mean
+        found: NDArray = scores - scores.mean(axis=-1, keepdims=True)
     return found

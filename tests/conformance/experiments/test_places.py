@@ -1,4 +1,4 @@
-"""Linear changes of a step's array, or of a part of it, are read off and put where they act; none of them is on file."""
+"""Linear changes of a step's array, or of a part of it, are read off and put where they act; none is on file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from mha_core.reference.state import State
 from tests.conformance.experiments.wrong import OutputAlone, fresh_problems, is_right, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+LONGER_SCORES, LONGER, BIAS = (
+    tuple(one for one in module.PROBES if one.id == name)
+    for module, name in ((scores, "scores-longer"), (equal_scores, "equal-scores-longer"), (biases, "score-bias"))
+)
+"""The probes that show them: each alone."""
 
 
 def _exchanged_in_one_head(state: State, queries: NDArray) -> NDArray:
@@ -43,23 +50,23 @@ def _clamped(bias: NDArray) -> NDArray:
 
 
 FAULTS: dict[str, tuple[Bug, tuple]] = {
-    "channels of one head": (wrong_at("queries", _exchanged_in_one_head), scores.PROBES),
-    "heads of keys, as read": (wrong_at("unscaled", lambda s, a: _mixed_key_heads(s)), scores.PROBES),
+    "channels of one head": (wrong_at("queries", _exchanged_in_one_head), LONGER_SCORES),
+    "heads of keys, as read": (wrong_at("unscaled", lambda s, a: _mixed_key_heads(s)), LONGER_SCORES),
     "weights of the next query": (
         wrong_at("weights", lambda s, a: 0.75 * a + 0.25 * np.roll(a, -1, axis=2)),
-        scores.PROBES,
+        LONGER_SCORES,
     ),
-    "values from a key on": (wrong_at("new_values", _heads_mixed_at_late_keys), equal_scores.PROBES),
+    "values from a key on": (wrong_at("new_values", _heads_mixed_at_late_keys), LONGER),
     "late queries": (
         wrong_at("heads", lambda s, a: a * np.where(np.arange(a.shape[2]) >= 4, 0.3, 1.0)[:, None]),
-        equal_scores.PROBES,
+        LONGER,
     ),
     "bias of the next key": (
         wrong_at(
             "scores",
             lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + _clamped(additive_bias(s.inputs.mask)),
         ),
-        tuple(one for one in biases.PROBES if one.id == "score-bias"),
+        BIAS,
     ),
 }
 

@@ -23,6 +23,7 @@ from conformance.experiments.candidates.fitted import (
     fitted_by_key,
     whole_first,
 )
+from conformance.experiments.candidates.scores.arrays import read_arrays
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.candidates.values import all_otherwise
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
@@ -85,6 +86,12 @@ def _anything(view: View) -> Iterator[Bug]:
 
 def _isolated(view: View) -> Iterator[Bug]:
     return whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
+
+
+def _positions(view: View) -> Iterator[Bug]:
+    """What differs as everywhere here; or queries, keys and scores, as generic calls show them: they choose too."""
+    yield from read_arrays(view)
+    yield from _anything(view)
 
 
 CHOICES = (0.0, -1.0, 0.5, 1.0, -0.5)
@@ -150,6 +157,6 @@ PROBES = (
         "Queries that give all weight to one key each: only which position is read can show.",
         r"o_{bi} = W_o R W_v x_{b j(i)}",
         _chosen_keys,
-        _anything,
+        _positions,
     ),
 )
