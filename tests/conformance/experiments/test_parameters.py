@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformance.experiments.designs import generic
-from conformance.experiments.probes.steps import equal_shapes
+from conformance.experiments.probes.steps import biases, equal_shapes, scores
 from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, pipelines
 from mha_core import AttentionConfig, AttentionMask
@@ -70,6 +70,31 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_arrays_taken_for_others_of_their_shape(wrong: Bug) -> None:
     found = measure(OutputAlone(wrong), zoo=(), probes=equal_shapes.PROBES)
+    assert not found.unexplained
+    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+
+
+def less_in_later_channels(state: State, result: np.ndarray) -> np.ndarray:
+    bias = state.parameters.get("q_proj.bias", np.zeros(1))
+    return result - bias * (1.0 - 1.0 / (1.0 + np.arange(bias.size)))
+
+
+def plus_diagonal(state: State, result: np.ndarray) -> np.ndarray:
+    diagonal = np.eye(*state.parameters["k_proj.weight"].shape)
+    return result + 0.1 * state["key_inputs"] @ diagonal.T
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        (wrong_at("k_proj", plus_diagonal), ("scores",)),
+        (wrong_at("q_proj", less_in_later_channels), ("projection-biases",)),
+    ],
+    ids=("a diagonal of W_k", "b_q less in later channels"),
+)
+def test_matrices_and_biases_of_scores_are_read_whole(wrong: Bug, names: tuple[str, ...]) -> None:
+    probes = [probe for probe in (*scores.PROBES, *biases.PROBES) if probe.id in names]
+    found = measure(OutputAlone(wrong), zoo=(), probes=probes)
     assert not found.unexplained
     assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
 
