@@ -273,7 +273,7 @@ def _shares(one: Backward, formula: Formula) -> tuple[int, float, float] | None:
 
 
 def _solved(x: NDArray, t: NDArray, measured: NDArray) -> tuple[float, float] | None:
-    """a, b with measured = a x + b t, by least squares; the simplest if x and t are parallel."""
+    """a, b with measured = a x + b t, by least squares; a = 0 if x and t are parallel, None if they are equal."""
     if not np.isfinite(t).all() or measured.size < 3:
         return None
     if not t.any():
@@ -285,7 +285,8 @@ def _solved(x: NDArray, t: NDArray, measured: NDArray) -> tuple[float, float] | 
     found, _, rank, _ = np.linalg.lstsq(basis / scale, measured, rcond=1e-9)
     if rank < 2:
         square = float(t @ t)
-        return (0.0, float(t @ measured) / square)
+        # What is the same here says no more than a factor does.
+        return None if np.allclose(t, x, rtol=1e-9, atol=0.0) else (0.0, float(t @ measured) / square)
     a, b = found / scale
     return (_whole(float(a)), _whole(float(b)))
 
