@@ -10,6 +10,7 @@ from conformance.cases.problem import Problem
 from conformance.zoo.bug import Bug
 
 if TYPE_CHECKING:
+    from conformance.experiments.candidates.calls.circumstances import Circumstance
     from conformance.experiments.lab import Lab
     from conformance.experiments.view import View
 
@@ -36,6 +37,8 @@ class Probe:
         unknown: what is not known of a subject that refuses all of its problems, in words.
         everywhere: whether its candidates are tried at every probe that shows something: for steps that no probe can
             make harmless to those before it.
+        circumstances: kinds of calls that its problems are asked in: if they differ, the probes before are asked of the
+            subject seen through one of them, and what they show is limited to such calls.
     """
 
     id: str
@@ -46,3 +49,4 @@ class Probe:
     gradients: bool = False
     unknown: str = ""
     everywhere: bool = False
+    circumstances: tuple[Circumstance, ...] = ()

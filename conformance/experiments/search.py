@@ -14,7 +14,9 @@ from itertools import chain, islice
 
 from conformance.cases.problem import Problem
 from conformance.experiments.behaviour import observe
+from conformance.experiments.candidates.calls.circumstances import revisions
 from conformance.experiments.candidates.calls.lengths import other_lengths
+from conformance.experiments.candidates.calls.within import within_circumstances
 from conformance.experiments.candidates.elementwise.curves import curves
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured, Model, Outcome
@@ -173,6 +175,9 @@ class Search:
         before it are extended as well, by bugs that explain all the earlier probes too.
         """
         self._left_here = min(MOST_TRIED_HERE, self._left)
+        limited = self._limited(probe, beam, problems)
+        if limited:
+            return self._likeliest(distinct(limited))
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
@@ -212,8 +217,21 @@ class Search:
             return
         passed = (one for before, there in self._passed for one in there if not self._fits(base, one, before))
         for bug in curves(View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))):
-            if self._holds((*base, bug), problems, probe) and self._fits_passed((*base, bug)):
+            if self._explains((*base, bug), probe, problems):
                 yield (*base, bug)
+
+    def _limited(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
+        """Models of the beam whose bugs act in some calls alone, or with bugs that do, that give all so far."""
+        if probe.gradients:
+            return []
+        views = [View(self.lab, self.variants, base, problems) for base in beam]
+        inside = within_circumstances(probe, views, self._passed, self._within)
+        revised = [model for view in views for model in revisions(view.model, next(view.differing()))]
+        found = [model for model in revised if self._explains(model, probe, problems)]
+        return found or [model for model in inside if self._explains(model, probe, problems)]
+
+    def _within(self, lab: Lab, probes: Sequence[Probe], start: Sequence[Model]) -> Sequence[Model]:
+        return Search(lab, self.zoo, self.progress, _left=self._left // 2).run(probes, start).models
 
     def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""
@@ -225,12 +243,13 @@ class Search:
                 left -= 1
                 if left <= 0:
                     return
-                if self._holds(model, problems, probe) and self._fits_passed(model):
+                if self._explains(model, probe, problems):
                     yield model
 
-    def _holds(self, model: Model, problems: tuple[Problem, ...], probe: Probe) -> bool:
+    def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...]) -> bool:
+        """Whether a model gives a probe's problems, and those of every probe so far."""
         try:
-            return self._fits_all(model, problems, probe)
+            return self._fits_all(model, problems, probe) and self._fits_passed(model)
         except TROUBLE:
             return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.experiments.candidates.calls.conditions import consistent, of_places, of_sizes
-from conformance.experiments.candidates.calls.items import all_of_items
+from conformance.experiments.candidates.calls.items import all_of_items, exchanged
 from conformance.experiments.candidates.calls.mixtures import mixtures
 from conformance.experiments.candidates.calls.places import (
     factors_where,
@@ -32,8 +32,15 @@ def of_values(view: View) -> Iterator[Bug]:
 def of_scores(view: View) -> Iterator[Bug]:
     """Where scores show too."""
     yield from all_of_items()
-    yield from mixtures(view, ("queries", "keys", "weights", "values", "output"))
+    yield from mixtures(view, ("queries", "keys", "scores", "weights", "values", "output"))
     yield from of_some(view)
+
+
+def of_bias(view: View) -> Iterator[Bug]:
+    """Where the mask's bias shows too."""
+    yield from exchanged(("bias",))
+    yield from mixtures(view, ("bias",))
+    yield from of_scores(view)
 
 
 def of_some(view: View) -> Iterator[Bug]:

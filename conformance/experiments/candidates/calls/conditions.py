@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.experiments.measured import PREFIX
 from conformance.zoo.bug import Bug, DoesNotApply, OnTop
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
@@ -45,6 +46,10 @@ class Condition:
     words: str
     axis: str | None
     holds: Callable[[CallSizes], Any]
+
+    def at(self, config: AttentionConfig, inputs: AttentionInputs, sizes: CallSizes) -> Any:
+        """What `holds` gives for a call, of which more may count than its sizes."""
+        return self.holds(sizes)
 
 
 Seen = tuple[CallSizes, NDArray[np.bool_]]
@@ -97,7 +102,7 @@ def only_where(bug: Bug, condition: Condition) -> Bug | None:
 
 def _where(name: str, step: Step, condition: Condition) -> Callable[[State, Step], Any]:
     def change(state: State, beneath: Step) -> Any:
-        holds = np.asarray(condition.holds(state.sizes), bool)
+        holds = np.asarray(condition.at(state.config, state.inputs, state.sizes), bool)
         right = beneath(state)
         if right is None or not holds.any():
             return right

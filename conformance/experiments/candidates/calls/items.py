@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.changes.axes import RULES, taken
-from conformance.experiments.measured import PREFIX, on_step
+from conformance.experiments.measured import PREFIX, on_step, stage_of
 from conformance.zoo.bug import Bug, DoesNotApply, OnTop
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
@@ -46,6 +46,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "values": ("values",),
     "keys-and-values": ("keys", "values"),
     "queries-and-keys": ("queries", "keys"),
+    "scores": ("similarity",),
+    "bias": ("scores",),
     "weights": ("weights",),
     "heads": ("heads",),
     "output": ("output",),
@@ -53,25 +55,37 @@ PARTS: dict[str, tuple[str, ...]] = {
 """Name -> the steps that are changed alike."""
 
 
+WORDS = {"bias": "bias of the mask"}
+"""How a sentence calls a part, unless by its name."""
+
+
 def mixed(part: str, slug: str, words: str, matrix: Callable[[State], NDArray]) -> Bug:
-    """A bug by which each item's part is a sum of those of all: `matrix(state)` is (B, B)."""
+    """A bug by which each item's part is a sum of those of all: `matrix(state)` is (B, B).
+
+    Of the scores with the mask's bias, the bias alone.
+    """
 
     def change(state: State, beneath: Callable[[State], NDArray]) -> NDArray:
-        return np.tensordot(matrix(state), beneath(state), axes=1)
+        own = beneath(state)
+        if part == "bias":
+            if state.inputs.mask.bias is None:
+                return own
+            return state["capped"] + np.tensordot(matrix(state), own - state["capped"], axes=1)
+        return np.tensordot(matrix(state), own, axes=1)
 
     names = PARTS[part]
     return Bug(
         f"{PREFIX}items-of-{part}-{slug}",
-        f"Each batch item gets the {part.replace('-', ' ')} of other items: {words}.",
-        names[0],
+        f"Each batch item gets the {WORDS.get(part, part.replace('-', ' '))} of other items: {words}.",
+        stage_of(names[0]),
         FIX,
         forward={name: OnTop(FORWARD[name], change) for name in names},
     )
 
 
-def exchanged() -> Iterator[Bug]:
-    """Every matrix in every part."""
-    for part in PARTS:
+def exchanged(parts: Iterable[str] = PARTS) -> Iterator[Bug]:
+    """Every matrix in every part, or in some."""
+    for part in parts:
         for name, (words, matrix) in MATRICES.items():
             yield mixed(part, name, words, _of_batch(matrix))
 

@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.changes.sample import Setting
+from conformance.experiments.changes.fit import fit
+from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import around, on_step
 from conformance.experiments.probe import Probe
 from conformance.experiments.readings.dropout import RATES, Dropped, Mask, Rate, dropped, factors, masks, rates
+from conformance.experiments.readings.softmax import AXES
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -45,6 +47,8 @@ def propose(view: View) -> Iterator[Bug]:
             yield from _other_masks(samples)
             yield from _over_shares(samples)
             yield from _elsewhere(samples)
+            if not view.explained:
+                yield from _fitted(samples)
         else:
             yield from _outside_training(samples)
 
@@ -114,6 +118,21 @@ def _over_shares(samples: Sequence[Dropped]) -> Iterator[Bug]:
 
 def _of_keep(factor: Callable[[NDArray], NDArray]) -> Callable[[State, NDArray], NDArray]:
     return lambda state, keep: factor(keep)
+
+
+def _fitted(samples: Sequence[Dropped]) -> Iterator[Bug]:
+    """Any change of keep / (1 - p), as it is read off: a neighbour's mixed in, in some places alone, ..."""
+    read = []
+    for one in samples:
+        with np.errstate(all="ignore"):
+            measured = np.where(one.weights > 0.0, one.measured / one.weights, np.nan)
+        read.append(Sample(measured, one.keep / (1.0 - one.rate), AXES, one.setting, unit=max(1e-12, one.unit)))
+    for change in fit(read):
+        yield _bug(f"factor-{change.slug}", _changed(change), f"What dropout multiplies weights by is {change.words}.")
+
+
+def _changed(change: Change) -> Callable[[State, NDArray], NDArray]:
+    return lambda state, keep: change.apply(keep / (1.0 - state.config.dropout), AXES, _setting(state))
 
 
 def _not_0(total: NDArray) -> NDArray:
@@ -248,7 +267,7 @@ def _training(lab: Lab) -> Sequence[Problem]:
 
 
 def _training_items(lab: Lab) -> Sequence[Problem]:
-    return [_problem(config, place, 2, 3, 5, True) for place, config in enumerate(lab.configs)]
+    return [_problem(config, place, (4, 3, 5, 2)[place % 4], 3, 5, True) for place, config in enumerate(lab.configs)]
 
 
 PROBES = (
@@ -269,7 +288,7 @@ PROBES = (
     ),
     Probe(
         "dropout-items",
-        "A given keep-mask, two items.",
+        "A given keep-mask, two to five items.",
         r"kept_{bij} / a_{bij} = keep_{bij} / (1 - p)",
         _training_items,
         propose,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.batches import of_values
+from conformance.experiments.candidates.calls.circumstances import ITEMS, asked_in
 from conformance.experiments.designs import EQUAL_SCORES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -24,6 +25,10 @@ def _equal(lab: Lab) -> Sequence[Problem]:
     ]
 
 
+def _among_others(lab: Lab) -> Sequence[Problem]:
+    return asked_in(ITEMS, [generic(config, weights=EQUAL_SCORES) for config in lab.configs[:3]])
+
+
 PROBES = (
     Probe(
         "items-of-equal-scores",
@@ -32,5 +37,12 @@ PROBES = (
         _equal,
         of_values,
         unknown="what items of a batch do to each other",
+    ),
+    Probe(
+        "among-items-of-equal-scores",
+        "One call as each item of batches of 2 to 4, with equal scores: as if alone.",
+        r"o_b(x_1, \ldots, x_B) = o(x_b)",
+        _among_others,
+        circumstances=ITEMS,
     ),
 )

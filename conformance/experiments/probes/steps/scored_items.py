@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.calls.batches import of_scores
+from conformance.experiments.candidates.calls.batches import of_bias, of_scores
+from conformance.experiments.candidates.calls.circumstances import ITEMS, MASKS, PAST, asked_in
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
+from mha_core import AttentionMask
 
 SIZES = ((2, 3, 5), (3, 4, 6), (4, 3, 3), (5, 2, 4))
 """(B, Lq, Lk), the third with Lq = Lk."""
@@ -25,6 +29,21 @@ def _generic(lab: Lab) -> Sequence[Problem]:
     ]
 
 
+def _with_bias(lab: Lab) -> Sequence[Problem]:
+    found = []
+    for config, (batch, query_len, key_len) in zip(lab.configs, SIZES[1:], strict=False):
+        bias = np.random.default_rng(batch).normal(size=(batch, config.num_heads, query_len, key_len))
+        mask = AttentionMask(bias=bias)
+        found.append(generic(config, batch=batch, query_len=query_len, key_len=key_len, mask=mask))
+    return found
+
+
+def _alike(lab: Lab) -> Sequence[Problem]:
+    return asked_in(CIRCUMSTANCES, [generic(config) for config in lab.configs[:3]])
+
+
+CIRCUMSTANCES = (*ITEMS, *MASKS, *PAST)
+
 PROBES = (
     Probe(
         "items",
@@ -33,5 +52,21 @@ PROBES = (
         _generic,
         of_scores,
         unknown="what items of a batch do to each other",
+    ),
+    Probe(
+        "items-with-bias",
+        "Batches of 3 to 5 items, each with a bias of its own in the mask.",
+        r"s_{bij} = c\, q_{bi}^\top k_{bj} + \sum_{b'} M_{bb'} B_{b'ij}, \quad M = I",
+        _with_bias,
+        of_bias,
+        unknown="whether each item has its own bias",
+    ),
+    Probe(
+        "calls-alike",
+        "One call as each item of a batch, under masks that hide nothing, and with a past of what projections give.",
+        r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1, \qquad o_b(x_1, \ldots, x_B) = o(x_b)",
+        _alike,
+        circumstances=CIRCUMSTANCES,
+        unknown="whether something befalls some kinds of calls or items alone",
     ),
 )

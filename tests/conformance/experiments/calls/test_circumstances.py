@@ -1,0 +1,68 @@
+"""Faults of some calls or items alone: what is measured is limited to those, and holds in no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from conformance.experiments.candidates.calls.circumstances import CONDITIONS, ITEMS, MASKS, PAST, asked_in
+from conformance.experiments.candidates.calls.conditions import only_where
+from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
+from conformance.zoo.bug import Bug, BuggySubject
+from mha_core import reference
+from mha_core.reference.state import State
+from tests.conformance.experiments.wrong import Change, OutputAlone, wrong_at
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+ASKED = (*("one-key", "equal-scores", "scores", "softmax", "items"), "calls-alike-of-equal-scores", "calls-alike")
+PROBES = [probe for probe in select_probes(["calls-alike*"]) if probe.id in ASKED]
+
+
+def where(slug: str, step: str, change: Change) -> Bug:
+    condition = next(one for one in CONDITIONS if one.slug == slug)
+    bug = only_where(wrong_at(step, change), condition)
+    assert bug is not None
+    return bug
+
+
+def times(number: float) -> Callable[[State, np.ndarray], np.ndarray]:
+    return lambda state, x: number * x
+
+
+WRONG = {
+    "heads-with-lens": where("with-lens", "heads", times(0.7)),
+    "queries-without-causal": where("without-causal", "queries", lambda s, x: x[..., ::-1]),
+    "keys-with-past": where("with-past", "keys", times(1.3)),
+    "queries-squared-in-item-2": where("item-2", "queries", lambda s, x: x * x),
+    "output-in-last-item": where("last-item", "output", lambda s, x: x[..., ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_some_calls(name: str) -> None:
+    wrong = OutputAlone(WRONG[name])
+    (model, *_) = measure(wrong, probes=PROBES, zoo=()).models
+    assert model
+    plain = [generic(CONFIGS[1], seed=7, query_len=4, key_len=6)]
+    for problem in (*plain, *asked_in((*ITEMS, *MASKS, *PAST), plain)):
+        runs = (layer.prepare(problem.config, problem.weights) for layer in (wrong, BuggySubject(*model)))
+        got, made = (run(problem.inputs).output for run in runs)
+        np.testing.assert_allclose(made, got, rtol=1e-6, atol=1e-8)
+
+
+def test_circumstances_change_nothing() -> None:
+    problem = generic(CONFIGS[0])
+
+    def output(one):  # type: ignore[no-untyped-def]
+        return reference.run(one.config, one.weights, one.inputs).output
+
+    for circumstance in (*ITEMS, *MASKS, *PAST):
+        wrapped = circumstance.of(problem)
+        assert wrapped is not None
+        item = output(wrapped)[circumstance.item]
+        np.testing.assert_allclose(item, output(problem)[0], rtol=1e-12, atol=1e-12)
