@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,10 @@ SECONDS = 15.0
 
 SLOW = 2.5
 """So many times that for a subject that compiles or takes long for another reason; it is asked less."""
+
+
+KEPT, SMALL = 2048, 2**16
+"""Answers of the definition that are kept from one layer to the next: how many, and of how many bytes."""
 
 
 @dataclass(eq=False)
@@ -157,7 +162,7 @@ class Lab:
         if key not in self._wanted:
             rounded = self.rounded(problem)
             asked = rounded if gradients else replace(rounded, inputs=replace(rounded.inputs, cotangent=None))
-            self._wanted[key] = answer(asked, self.precision)
+            self._wanted[key] = _answer(asked, self.precision)
         return self._wanted[key]
 
     def rounded(self, problem: Problem) -> Problem:
@@ -206,6 +211,23 @@ class Lab:
     def why_refused(self) -> Mapping[str, int]:
         """Each reason for a question without an answer -> how often, the most frequent first."""
         return dict(sorted(self.refused.items(), key=lambda item: -item[1]))
+
+
+_answers: OrderedDict[tuple[bytes, Precision], Expected] = OrderedDict()
+"""What the definition gives, with its bounds: every layer that is measured in this process is asked much the same."""
+
+
+def _answer(problem: Problem, precision: Precision) -> Expected:
+    key = _digest(problem), precision
+    if key in _answers:
+        _answers.move_to_end(key)
+        return _answers[key]
+    found = answer(problem, precision)
+    if sum(array.nbytes for array in found.trace.arrays().values()) <= SMALL:
+        _answers[key] = found
+        if len(_answers) > KEPT:
+            _answers.popitem(last=False)
+    return found
 
 
 def _digest(problem: Problem) -> bytes:

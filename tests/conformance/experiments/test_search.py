@@ -10,6 +10,7 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
+from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
 from conformance.experiments.registry import all_probes, select_probes
@@ -102,6 +103,14 @@ def test_questions_stop_when_the_time_is_spent():
     found = measure(lab.subject, lab=lab)
     assert lab.out_of_time
     assert any("was spent" in reason for reason in found.lab.why_refused())
+
+
+def test_what_the_definition_gives_is_computed_once_for_every_layer():
+    one, other = Lab(OutputOnly()), Lab(OutputOnly(SCALED))
+    problem = generic(one.configs[0], seed=5)
+    again = replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries.copy()))
+    assert one.wanted(problem) is other.wanted(again)
+    assert one.wanted(problem) is not other.wanted(generic(one.configs[0], seed=6))
 
 
 def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
