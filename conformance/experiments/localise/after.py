@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from conformance.experiments.designs import changed
 from conformance.experiments.localise.bench import ROUNDOFFS, Bench, distance
 from conformance.experiments.readings.values import read_merged
-from mha_core.heads import repeat_kv_heads
+from conformance.experiments.readings.weights import read_weights
+from mha_core.heads import merge_heads, repeat_kv_heads
 
 
 def is_shuffled(bench: Bench, merged: NDArray) -> bool:
@@ -27,6 +28,15 @@ def is_shuffled(bench: Bench, merged: NDArray) -> bool:
     same_head = head == np.arange(len(source)) // config.value_head_dim
     same_channel = channel == np.arange(len(source)) % config.value_head_dim
     return not same_head.all() and not same_channel.all()
+
+
+def is_read(bench: Bench, weights: NDArray, merged: NDArray) -> bool:
+    """Whether weights that are wrong give the merged heads, so that they are wrong indeed."""
+    right = read_weights(bench.made, bench.problem)
+    if right is None or bench.near(weights, right):
+        return False
+    made = bench.put(bench.problem, {"kept_weights": weights})["heads"]
+    return bench.near(merge_heads(made), merged, distance(merge_heads(bench.arrays(bench.problem)["heads"]), merged))
 
 
 def is_of_values(bench: Bench) -> bool:

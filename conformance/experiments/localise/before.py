@@ -46,6 +46,8 @@ def before_the_sum(bench: Bench, weights: NDArray) -> str:
     if left_out or not bench.near(weights.sum(axis=-1), right.sum(axis=-1)):
         if _are_of_other_values(bench):
             return "values"
+        if _is_after_dropout(bench, weights):
+            return "heads"
         return KEYS_LEFT_OUT if left_out else "weights"
     if is_multiplied(bench, weights):
         return "scores"
@@ -54,7 +56,9 @@ def before_the_sum(bench: Bench, weights: NDArray) -> str:
         of_queries, of_keys = _are_queries(bench), _are_keys(bench)
         if of_queries or of_keys:
             return "queries" if of_queries else "keys"
-    return "weights" if _is_of_the_softmax(bench, weights, surplus) else "scores"
+    if not _is_of_the_softmax(bench, weights, surplus):
+        return "scores"
+    return "heads" if _is_after_dropout(bench, weights) else "weights"
 
 
 def is_multiplied(bench: Bench, weights: NDArray) -> bool:
@@ -76,6 +80,14 @@ def is_one_factor(bench: Bench, weights: NDArray) -> bool:
         return False
     factor = float((weights * right).sum() / (right * right).sum())
     return bench.near(weights, factor * right)
+
+
+def _is_after_dropout(bench: Bench, weights: NDArray) -> bool:
+    """Whether dropout does not multiply the weights that are seen without it: what is wrong comes after it then."""
+    keep = np.random.default_rng(75).random(weights.shape) < 0.5
+    config = replace(bench.problem.config, dropout=0.5)
+    dropped = read_weights(bench.got, changed(replace(bench.problem, config=config), dropout_keep=keep))
+    return dropped is not None and not bench.near(dropped, 2.0 * keep * weights)
 
 
 def _leave_out_others(bench: Bench, weights: NDArray, right: NDArray) -> bool:

@@ -23,6 +23,9 @@ OF_THE_EFFECT = 0.02
 ROUNDOFFS = 1e4
 """And of the largest number, in roundoffs."""
 
+LARGE = 16.0
+"""Factor on the values: those of a projection are not small, and what is cut off shows only in large ones."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bench:
@@ -39,14 +42,16 @@ class Bench:
 
     def made(self, problem: Problem, put: dict[str, NDArray] | None = None) -> NDArray | None:
         """The model's output, with other arrays in place of its own by the names of their steps."""
-        arrays = self.variants.run(
-            self.lab.rounded(problem), (*self.model, *(_put(step, array) for step, array in (put or {}).items()))
-        )
-        return arrays["output"] if arrays else None
+        return self.put(problem, put or {}).get("output")
 
     def arrays(self, problem: Problem) -> dict[str, NDArray]:
         """Every stage of the model."""
-        return self.variants.run(self.lab.rounded(problem), self.model) or {}
+        return self.put(problem, {})
+
+    def put(self, problem: Problem, put: dict[str, NDArray]) -> dict[str, NDArray]:
+        """Every stage of the model, with other arrays in place of its own; none where it can't be run."""
+        bugs = (_put(step, array) for step, array in put.items())
+        return self.variants.run(self.lab.rounded(problem), (*self.model, *bugs)) or {}
 
     def near(self, a: NDArray | None, b: NDArray | None, effect: float = 0.0) -> bool:
         """Whether two arrays are equal but for rounding and a small part of an effect."""
@@ -64,7 +69,7 @@ class Bench:
         return fits(self.lab, self.variants, problem, self.model)
 
     def is_of_matrices(self) -> bool:
-        """Whether a like call of a layer without projections is right."""
+        """Whether like calls of a layer without projections are right."""
         config, inputs, sizes = self.problem.config, self.problem.inputs, self.problem.sizes
         if not config.projections:
             return False
@@ -79,16 +84,20 @@ class Bench:
             dropout=config.dropout,
             projections=False,
         )
-        like = generic(
-            plain,
-            batch=sizes.batch,
-            query_len=sizes.query_len,
-            key_len=sizes.key_len - sizes.past_len,
-            mask=inputs.mask,
-            past_keys=inputs.past_keys,
-            past_values=inputs.past_values,
-        )
-        return self.lab.ask(like) is not None and self.fits(like)
+        for size in (1.0, LARGE):
+            like = generic(
+                plain,
+                batch=sizes.batch,
+                query_len=sizes.query_len,
+                key_len=sizes.key_len - sizes.past_len,
+                mask=inputs.mask,
+                past_keys=inputs.past_keys,
+                past_values=inputs.past_values,
+                values=size,
+            )
+            if self.lab.ask(like) is None or not self.fits(like):
+                return False
+        return True
 
     def gives(self, put: dict[str, NDArray]) -> bool:
         """Whether the model with these arrays in place of its own gives the subject's output."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed, generic
-from conformance.experiments.localise.after import is_of_values, is_shuffled
+from conformance.experiments.localise.after import is_of_values, is_read, is_shuffled
 from conformance.experiments.localise.before import KEYS_LEFT_OUT, before_the_sum, is_multiplied, is_one_factor
 from conformance.experiments.localise.bench import Bench
 from conformance.experiments.outcome import Measured
@@ -137,7 +137,10 @@ def stage_of(bench: Bench) -> str | None:
     merged = read_merged(bench.got, bench.problem)
     if merged is None:
         return None
-    if not bench.gives({"merged": merged}) or is_shuffled(bench, merged):
+    if not bench.gives({"merged": merged}):
+        # The output is wrong, and what is read through plain matrices may tell of an earlier fault beside it.
+        return before_the_sum(bench, weights) if weights is not None and is_read(bench, weights, merged) else "output"
+    if is_shuffled(bench, merged):
         return "output"
     if is_of_values(bench):
         return "values"

@@ -40,7 +40,7 @@ STEPS = {
     "similarity": ("scores", _rough),
     "scores": ("scores", _rough),
     "weights": ("weights", lambda array: _rough(array) * (array > 0.0)),
-    "kept_weights": ("weights", _kept_sums),
+    "kept_weights": ("heads", _kept_sums),
     "heads": ("heads", _rough),
     "output": ("output", _rough),
 }
@@ -67,6 +67,17 @@ def test_keys_that_are_left_out_are_a_fault_of_the_weights():
         return allowed & ((np.arange(allowed.shape[-1]) % 3 != 1) | (allowed.shape[-1] < 4))
 
     assert _located(OutputAlone(wrong_at("allowed", change))).stage == "weights"
+
+
+def test_weights_that_are_wrong_after_dropout_are_of_the_heads():
+    subject = OutputAlone(wrong_at("kept_weights", lambda state, weights: 5.0 * np.tanh(weights / 5.0)))
+    assert _located(subject).stage == "heads"
+
+
+def test_of_two_faults_the_first_is_said_if_the_output_is_the_other():
+    bias = wrong_at("output", lambda state, output: output - 2.0 * state.parameters.get("out_proj.bias", 0.0))
+    subject = OutputAlone(wrong_at("keys", lambda state, keys: _rough(keys)), bias)
+    assert _located(subject).stage == "keys"
 
 
 def test_what_is_wrong_in_some_calls_only_is_found_in_these():
