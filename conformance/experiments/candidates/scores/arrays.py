@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.places import (
     ADDED,
+    CAPPED,
     HEADS,
     INPUTS,
     KEYS,
@@ -26,6 +27,7 @@ from conformance.experiments.candidates.scores.places import (
     WEIGHTS,
     setting_of,
 )
+from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
 from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.candidates.steps import read_otherwise
 from conformance.experiments.changes.fit import gives, singles
@@ -229,7 +231,8 @@ def _of_keys(read: Sequence[Target]) -> Iterator[Bug]:
 def _of_scores(read: Sequence[Target]) -> Iterator[Bug]:
     found = [(target, target.measured, target.state["similarity"]) for target in read if target.measured is not None]
     for change in _gauged(found, -1, SCORES):
-        yield SIMILARITY.changed(change)
+        for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS):
+            yield place.changed(change)
 
 
 def read_bias(view: View, problems: Iterable[Problem]) -> Iterator[Bug]:

@@ -58,7 +58,7 @@ def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
     for family, expression in reading.matching_families(samples, FAMILIES):
         found += _member(family, expression)
     for change in reading.matching_changes(samples):
-        found += [_changed(change), change_on("kept_weights", change)]
+        found += [_changed(change), change_on("weights", change), change_on("kept_weights", change)]
     found += [_other_sums(change, stable=stable) for change, stable in reading.matching_sums(samples)]
     found += _left_out(view, samples)
     found += _rounded(samples)
