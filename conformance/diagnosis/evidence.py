@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.expected import expected
-from conformance.judging.near import RELATIVE_INSIDE, SLACK_INSIDE, Nearness
+from conformance.judging.near import Nearness
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
@@ -57,7 +57,7 @@ class Evidence:
         self.runs = runs
         self.inside = inside
         unit = UNIT_ROUNDOFF[inside or dtype]
-        self.nearness = Nearness(unit) if inside is None else Nearness(unit, SLACK_INSIDE, RELATIVE_INSIDE)
+        self.nearness = Nearness.of(unit, inside=inside is not None)
         self._whole: dict[tuple[str, tuple[Bug, ...]], bool] = {}
         self._credit: dict[tuple[str, tuple[Bug, ...]], float] = {}
         self._wrong: dict[str, tuple[str, ...]] = {}

@@ -146,7 +146,7 @@ def _spread(answers: Sequence[Trace | None], lab: Lab) -> float:
 
 def _alike(lab: Lab, array: NDArray, other: NDArray) -> bool:
     """Whether two answers differ by no more than the order of sums explains."""
-    return Nearness(lab.unit).near(array, other, 0.0)
+    return Nearness.of(lab.unit).near(array, other, 0.0)
 
 
 def _of_chance(lab: Lab, problem: Problem) -> Iterator[str]:

@@ -19,7 +19,7 @@ from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.thrift import Costs
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
-from conformance.judging.near import RELATIVE_INSIDE, SLACK_INSIDE, Nearness
+from conformance.judging.near import Nearness
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from mha_core import AttentionConfig, Trace
 from mha_core.weights import Weights
@@ -111,8 +111,7 @@ class Lab:
 
     @property
     def nearness(self) -> Nearness:
-        # Where it computes in a narrower dtype inside, wide defaults could hide small bugs.
-        return Nearness(self.unit) if self.inside is None else Nearness(self.unit, SLACK_INSIDE, RELATIVE_INSIDE)
+        return Nearness.of(self.unit, inside=self.inside is not None)
 
     def narrow_to(self, dtype: str) -> None:
         """From here on the bounds are those of a narrower dtype, of which its outputs are numbers."""

@@ -16,6 +16,16 @@ RELATIVE = 1000.0
 SLACK_INSIDE, RELATIVE_INSIDE = 10.0, 100.0
 """In place of these where a subject computes in a narrower dtype inside: the defaults could hide small bugs."""
 
+SLACK_HALF, RELATIVE_HALF = 4.0, 8.0
+"""In place of all of them in half precision, where 1000 roundoffs are as large as the array.
+
+With every step of the reference rounded to bfloat16, a bug of the zoo is then still found to be itself in all of 1156
+runs, and 98 % of the other bugs are told from it; by SLACK and RELATIVE 2 % were.
+"""
+
+HALF = 2.0**-11
+"""Unit roundoff of float16; that of bfloat16 is greater."""
+
 
 @dataclass(frozen=True)
 class Nearness:
@@ -29,6 +39,17 @@ class Nearness:
     unit: float
     slack: float = SLACK
     relative: float = RELATIVE
+
+    @classmethod
+    def of(cls, unit: float, *, inside: bool = False) -> Nearness:
+        """That of a dtype; `inside`: one that a subject computes in, narrower than it says.
+
+        >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
+        (1000.0, 100.0, 8.0)
+        """
+        if unit >= HALF:
+            return cls(unit, SLACK_HALF, RELATIVE_HALF)
+        return cls(unit, SLACK_INSIDE, RELATIVE_INSIDE) if inside else cls(unit)
 
     def near(self, array: NDArray, other: NDArray, bound: NDArray | float, counts: NDArray | None = None) -> bool:
         """Whether `other` is `array` wherever it counts; a NaN equals a NaN, an infinity its like."""
