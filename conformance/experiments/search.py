@@ -202,6 +202,7 @@ class Search:
                         partly.append((right, bugs))
                     elif base not in earlier or self._fits_passed(bugs):
                         whole.append(bugs)
+            whole = whole or [model for base in bases for model in self._curved(probe, base, problems)]
             if size == 0 and not whole and not (probe.gradients or in_vain) and self._remade_times < REMADE_TIMES:
                 self._remade_times += bool(earlier)
                 whole = [model for base in earlier[:EARLIER] for model in self._remade(probe, base, problems)]
@@ -212,12 +213,13 @@ class Search:
         return []
 
     def _curved(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
-        """Extensions of an earlier model by a function of one step that explains all up to here: it is one fault."""
+        """Extensions by a function of one step; of a model that does not explain what is passed, those that do."""
         if probe.gradients:
             return
         passed = (one for before, there in self._passed for one in there if not self._fits(base, one, before))
-        for bug in curves(View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))):
-            if self._explains((*base, bug), probe, problems):
+        view = View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))
+        for bug in curves(view):
+            if self._explains((*base, bug), probe, problems, passed=view.problems != problems):
                 yield (*base, bug)
 
     def _limited(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
@@ -246,10 +248,10 @@ class Search:
                 if self._explains(model, probe, problems):
                     yield model
 
-    def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...]) -> bool:
-        """Whether a model gives a probe's problems, and those of every probe so far."""
+    def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...], *, passed: bool = True) -> bool:
+        """Whether a model gives a probe's problems, and if asked for those of every probe so far."""
         try:
-            return self._fits_all(model, problems, probe) and self._fits_passed(model)
+            return self._fits_all(model, problems, probe) and (not passed or self._fits_passed(model))
         except TROUBLE:
             return False
 
@@ -323,7 +325,6 @@ class Search:
                 yield from one.propose(view)
             except TROUBLE as error:
                 self._troubles[f"{one.id}: {one_line(error)}"] = None
-        yield from curves(view)  # any function at any step, if nothing else is found
 
 
 def measure(
