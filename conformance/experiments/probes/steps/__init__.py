@@ -1,7 +1,6 @@
 """Probes of one step after another; those of several items first show what items do to each other."""
 
 ORDER = (
-    "arithmetic",
     "one_key",
     "equal_scores",
     "items",
