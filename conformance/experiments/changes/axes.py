@@ -198,13 +198,15 @@ def _exchanges(found: Sequence[Match]) -> Iterator[Order]:
         for a, b in pairs:
             for first in (a, a - n):
                 for second in (b, b - n):
-                    order = _exchange(first, second, both)
+                    order = exchange(first, second, both=both)
                     if all(_agrees(order.rule, match) for match in found):
                         yield order
         return
 
 
-def _exchange(a: int, b: int, both: bool) -> Order:
+def exchange(a: int, b: int, *, both: bool) -> Order:
+    """Two indices exchanged, or with `both` False a that reads b; nothing at lengths that lack one."""
+
     def rule(n: int, setting: Setting) -> Indices:
         order = np.arange(n)
         if -n <= a < n and -n <= b < n:
@@ -249,4 +251,6 @@ def _as_seen(found: Sequence[Match]) -> Order | None:
     )
 
 
-__all__ = ["HOWS", "RULES", "Rule", "axis_changes", "order_change", "orders_for", "orders_read", "place", "taken"]
+__all__ = [
+    "HOWS", "RULES", "Rule", "axis_changes", "exchange", "order_change", "orders_for", "orders_read", "place", "taken",
+]  # fmt: skip

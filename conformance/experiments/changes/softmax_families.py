@@ -76,6 +76,33 @@ FAMILIES = (
         SIGNED,
     ),
     Family(
+        "exponentials-plus",
+        "Exponentials (less the maximum) have {} added, and are divided by the sum of that.",
+        lambda s, c: s.normalised(s.stable + c),
+        SIGNED,
+    ),
+    Family(
+        "raw-exponentials-plus",
+        "Exponentials have {} added, and are divided by the sum of that.",
+        lambda s, c: s.normalised(s.raw + c),
+        SIGNED,
+    ),
+    Family(
+        "numerators-plus",
+        "Exponentials (less the maximum) have {} added after they were summed.",
+        lambda s, c: s.weights + c / s.stable_sum,
+        SIGNED,
+    ),
+    *(
+        Family(
+            f"mixed-with-mean-over-{name}",
+            f"A share {{}} of each weight is replaced by its mean over the {name}.",
+            lambda s, c, axis=axis: (1.0 - c) * s.weights + c * s.weights.mean(axis=axis, keepdims=True),  # type: ignore[misc]
+            SIGNED,
+        )
+        for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
+    ),
+    Family(
         "at-least",
         "The sum of exponentials that is divided by is at least {}.",
         lambda s, c: s.weights * s.stable_sum / np.maximum(s.stable_sum, c),
@@ -173,7 +200,7 @@ FAMILIES = (
         "q-exponential",
         "exp is replaced by the q-exponential with q = {}.",
         _q_exponential,
-        (0.2, 0.5, 0.8, 1.2, 1.5, 2.5),
+        (0.2, 0.5, 0.66, 0.8, 1.2, 1.5, 2.5),
     ),
     Family(
         "sigmoid-less",

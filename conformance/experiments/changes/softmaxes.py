@@ -259,6 +259,15 @@ OTHERS = (
         "The exponentials are divided by the sum of their squares.",
         lambda s: s.raw / (s.raw**2).sum(axis=-1, keepdims=True),
     ),
+    *(
+        Form(
+            f"over-{slug}-sum-of-{name}",
+            f"Exponentials less the maximum are divided by the {slug} of the sums over the {name}.",
+            lambda s, axis=axis, taken=taken: s.stable / taken(s.stable_sum, axis=axis, keepdims=True),  # type: ignore[misc]
+        )
+        for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
+        for slug, taken in (("mean", np.mean), ("largest", np.max), ("smallest", np.min))
+    ),
     Form("uniform", "Every allowed key has the same weight.", lambda s: s.allowed / s.count),
     Form("hardmax", "The key with the largest score has all the weight.", lambda s: s.normalised(s.stable == 1.0)),
     Form("sparsemax", "A sparsemax stands where the softmax belongs.", lambda s: _sparse(s, 1)),

@@ -6,7 +6,7 @@ a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -42,16 +42,24 @@ class Weighed:
     Args:
         sample: the weights as measured, and as the model gives them, in the places where they are in the model.
         scored: the scores of the model.
+        inside: bool, that broadcasts: the part of the weights that counts. Default: all.
     """
 
     sample: Sample
     scored: Scored
+    inside: NDArray | None = None
+
+    def within(self, inside: NDArray) -> Weighed:
+        """The same, of which a part alone counts."""
+        return replace(self, inside=inside)
 
     def off(self, made: NDArray) -> NDArray:
         """What is missing from `made` to the measured weights; NaN in neither counts as 0, in one as infinite."""
         with np.errstate(all="ignore"):
             distance = made - self.sample.measured
         alike = (np.isnan(made) & np.isnan(self.sample.measured)) | (made == self.sample.measured)
+        if self.inside is not None:
+            alike |= ~self.inside
         return np.where(alike, 0.0, np.where(np.isnan(distance), np.inf, distance)).ravel()
 
     @property
@@ -147,6 +155,8 @@ def _ratio(one: Weighed, made: NDArray) -> float | None:
     if one.is_given_by(made):
         return 1.0
     good = np.isfinite(made) & np.isfinite(measured)
+    if one.inside is not None:
+        good &= one.inside
     with np.errstate(over="ignore"):
         square = float(made[good] @ made[good])
         if not square or not np.isfinite(square):

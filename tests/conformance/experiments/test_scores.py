@@ -37,6 +37,8 @@ SINGLE: dict[str, Bug] = {
     "talking-heads": wrong_at("similarity", lambda s, a: a + 0.2 * a.mean(axis=1, keepdims=True)),
     "queries-through-tanh": wrong_at("queries", lambda s, a: np.tanh(a)),
     "scores-clipped": wrong_at("similarity", lambda s, a: np.clip(a, -0.52, 0.52)),
+    "over-the-head's-number": wrong_at("scores", lambda s, a: a / (1.0 + np.arange(a.shape[1]))[:, None, None]),
+    "over-their-spread": wrong_at("scores", lambda s, a: a / (a.std(axis=-1, keepdims=True) + 1e-5)),
     "distances": wrong_at("similarity", lambda s, a: a - 0.11 * np.abs(np.arange(a.shape[3]) - _rows(a))),
     "first-head": wrong_at(
         "similarity", lambda s, a: a * np.where(np.arange(a.shape[1]) == 0, 0.6, 1.0)[:, None, None]
@@ -89,7 +91,31 @@ def _hidden_with_more_of_queries(state: State, hidden: NDArray | None) -> NDArra
     return np.tanh(1.3 * from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
 
 
+def _before_tanh(number: float) -> Bug:
+    def changed(state: State, hidden: NDArray | None) -> NDArray | None:
+        return None if hidden is None else np.tanh(number * np.arctanh(hidden))
+
+    return wrong_at("additive_hidden", changed)
+
+
+def _exchanged(state: State, hidden: NDArray | None) -> NDArray | None:
+    """Units 1 and 2 of the hidden layer exchanged."""
+    return None if hidden is None else hidden[..., [0, 2, 1, *range(3, hidden.shape[-1])]]
+
+
 AROUND: dict[str, Bug] = {
+    "additive-before-tanh": _before_tanh(0.9),
+    "additive-units": wrong_at("additive_hidden", _exchanged),
+    "softcap-of-heads": wrong_at(
+        "capped",
+        lambda s, a: (
+            a
+            if s.config.softcap is None
+            else s.config.softcap
+            * s.config.num_heads
+            * np.tanh(s["similarity"] / s.config.softcap / s.config.num_heads)
+        ),
+    ),
     "additive-query-factor": wrong_at("additive_hidden", _hidden_with_more_of_queries),
     "scale-given-squared": wrong_at(
         "similarity", lambda s, a: a if s.config.scale is None else s["unscaled"] * s.config.scale**2
@@ -104,6 +130,6 @@ AROUND: dict[str, Bug] = {
 @pytest.mark.parametrize("name", AROUND)
 def test_what_is_around_the_scores_is_measured(name: str) -> None:
     given, additive = FRESH
-    configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"))
+    configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"), replace(given, softcap=0.9))
     bug = AROUND[name]
     assert is_right(measured_of(bug, around=True), (bug,), fresh_problems(configs))

@@ -19,6 +19,11 @@ Apply = Callable[[State, NDArray, float], NDArray]
 Part = Callable[[State, NDArray], NDArray]
 
 
+def no_detail(number: float, setting: Setting) -> str:
+    """Nothing to say besides."""
+    return ""
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """Faults that differ in one number.
@@ -39,7 +44,7 @@ class Family:
     words: str
     neutral: float | None = 0.0
     starts: tuple[float, ...] = ()
-    detail: Callable[[float, Setting], str] = lambda number, setting: ""
+    detail: Callable[[float, Setting], str] = no_detail
 
     @property
     def begin(self) -> tuple[float, ...]:
@@ -151,6 +156,24 @@ PARTS: dict[str, tuple[str, Callable[[NDArray, int], NDArray]]] = {
 }
 
 
+def by_index(place: Place, position: int, axis: str) -> Family:
+    """The array times a power of an index + 1."""
+
+    def apply(state: State, array: NDArray, power: float) -> NDArray:
+        n = array.shape[position]
+        shape = [n if axis == position else 1 for axis in range(array.ndim)]
+        return array * ((np.arange(n) + 1.0) ** power).reshape(shape)
+
+    return Family(
+        place,
+        f"times-power-of-{axis.replace(' ', '-')}",
+        apply,
+        f"the definition's times the power {{}} of 1 + the number of the {axis}",
+        neutral=None,
+        starts=(-1.0, 1.0, -0.4),
+    )
+
+
 def factor(place: Place) -> Family:
     """The whole array times a number."""
     family = times_where(place, "all", lambda state, array: np.ones(1), "")
@@ -178,6 +201,7 @@ def linear(place: Place) -> Iterator[Family]:
             yield plus(place, f"{slug}-{name}", _where(position, rule), f"1 at {words.format(axis)}")
         # What is the same for all keys of a row cancels in the softmax: a mix with it would be a factor in other words.
         cancels = axis == "key" or (axis == "position" and place.step in ("key_inputs", "new_keys"))
+        yield by_index(place, position, axis)
         for rule_name in COPIED:
             if cancels and rule_name.startswith("all-"):
                 continue

@@ -13,9 +13,12 @@ from conformance.experiments.candidates.scores.families import Family, fitting, 
 from conformance.experiments.candidates.scores.places import (
     ADDED,
     HEADS,
+    HIDDEN,
     INPUTS,
+    INSIDE,
     KEYS,
     PROJECTIONS,
+    SCORES,
     SIMILARITY,
     UNSCALED,
     WEIGHTS,
@@ -25,7 +28,15 @@ from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 
-PLACES = (*HEADS, KEYS, *PROJECTIONS, SIMILARITY, *INPUTS, ADDED)
+PLACES = (*HEADS, KEYS, *PROJECTIONS, UNSCALED, SIMILARITY, SCORES, *INPUTS, ADDED, HIDDEN, INSIDE)
+
+BESIDE = {SIMILARITY: (UNSCALED, SIMILARITY, SCORES)}
+"""Place -> those that differ from it in other layers alone: with a given scale, or with a softcap."""
+
+
+def _with_those_beside(places: tuple[Place, ...]) -> list[Place]:
+    return [one for place in places for one in BESIDE.get(place, (place,))]
+
 
 Change = Callable[[State, NDArray], NDArray]
 
@@ -40,7 +51,7 @@ def _quiet(function: Callable[[NDArray], NDArray]) -> Change:
 
 def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
     """Activations, normalisations and coarse numbers, at each place; weights read otherwise."""
-    for place in places:
+    for place in _with_those_beside(places):
         if place in WEIGHTS:
             for slug, (words, read) in WEIGHT_READINGS.items():
                 yield place.bug(slug, _of_same_shape(read), f"the definition's {words}")
@@ -58,10 +69,43 @@ def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
             for step in (1.0, 0.5, 0.25, 0.125, 0.1, 1 / 16, 0.05, 1 / 32, 0.02, 0.01, 1 / 64, 1 / 128, 1 / 256, 1e-3):
                 grid = lambda x, step=step: step * np.round(x / step)  # noqa: E731
                 yield place.bug(f"grid-{step:g}", _quiet(grid), f"rounded to multiples of {step:g}")
+        if place in SCORED_PLACES:
+            for slug, words, function in standardised():
+                yield place.bug(slug, _quiet(function), words)
     for place in places:
         if place in HEADS:
             for slug, (words, rotated) in ROTATIONS.items():
                 yield place.bug(slug, rotated, words)
+
+
+SCORED_PLACES = (SIMILARITY, SCORES)
+
+
+def standardised() -> Iterator[tuple[str, str, Callable[[NDArray], NDArray]]]:
+    """Scores divided by how far they are spread over an axis, less their mean or not."""
+    for axis, name in ((-1, "keys"), (-2, "queries"), (1, "heads"), ((-2, -1), "queries and keys")):
+        for less, said in ((True, ", less their mean"), (False, "")):
+            for eps in (0.0, 1e-3, 1e-5, 1e-6, 1e-8):
+                slug = f"standardised-{name.replace(' ', '-')}{'' if less else '-uncentred'}-{eps:g}"
+                words = f"divided by their standard deviation over the {name}"
+                yield slug, f"{words} plus {eps:g}{said}", _standardised(axis, less, eps, 0.0)
+                if eps:
+                    told = f"{words}, with {eps:g} added to its square{said}"
+                    yield f"{slug}-inside", told, _standardised(axis, less, 0.0, eps)
+
+
+def _standardised(
+    axis: int | tuple[int, int], less: bool, outside: float, inside: float
+) -> Callable[[NDArray], NDArray]:
+    def function(x: NDArray) -> NDArray:
+        if not x.size:
+            return x
+        mean = x.mean(axis=axis, keepdims=True)
+        spread = np.sqrt(((x - mean) ** 2).mean(axis=axis, keepdims=True) + inside) + outside
+        found: NDArray = (x - mean if less else x) / spread
+        return found
+
+    return function
 
 
 def on_both() -> Iterator[tuple[Bug, Bug]]:
@@ -145,8 +189,8 @@ CURVES: tuple[tuple[str, str, Callable[[NDArray, float], NDArray], tuple[float, 
 
 def curves(places: tuple[Place, ...]) -> Iterator[Family]:
     """Functions of each number at a place that have a number themselves, and powers of lengths."""
-    for place in places:
-        if place not in (*HEADS, SIMILARITY, ADDED):
+    for place in _with_those_beside(places):
+        if place not in (*HEADS, UNSCALED, SIMILARITY, SCORES, ADDED, HIDDEN, INSIDE):
             continue
         for name, words, function, starts in CURVES:
 

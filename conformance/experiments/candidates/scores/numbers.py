@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.candidates.scores.families import Family, Number
-from conformance.experiments.candidates.scores.places import setting_of
+from conformance.experiments.candidates.scores.families import Family, Number, no_detail
+from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY, setting_of
 from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Setting
@@ -139,10 +140,30 @@ def _bugs(targets: Sequence[Target], families: tuple[Family, ...], solved: NDArr
     for place, family_names in enumerate(names):
         for choice in family_names if not place else family_names[1:]:
             chosen = [choice if other == place else names[other][0] for other in range(len(names))]
-            yield tuple(
-                family.bug(number, told, family.detail(float(measured), targets[0].setting))
-                for family, (told, number), measured in zip(families, chosen, solved[0], strict=True)
-            )
+            for alike in _alike(families):
+                yield tuple(
+                    family.bug(number, told, family.detail(float(measured), targets[0].setting))
+                    for family, (told, number), measured in zip(alike, chosen, solved[0], strict=True)
+                )
+
+
+def _alike(families: tuple[Family, ...]) -> Iterator[tuple[Family, ...]]:
+    """The families; and one alone at places that differ from its own with a softcap or another score alone."""
+    yield families
+    if len(families) == 1 and families[0].place == SIMILARITY:
+        for place in (SCORES, SCALED, UNCAPPED):
+            yield (replace(families[0], place=place, detail=families[0].detail if place is SCALED else no_detail),)
+
+
+SCALED = replace(
+    SIMILARITY,
+    label="scaled-",
+    when=lambda state: state.config.score == "scaled_dot",
+    name="With a scale, scores",
+)
+UNCAPPED = replace(
+    SCORES, label="uncapped-", when=lambda state: state.config.softcap is None, name="Without a softcap, scores"
+)
 
 
 def solve(target: Target, families: Sequence[Family], start: NDArray) -> NDArray | None:

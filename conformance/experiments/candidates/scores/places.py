@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.axes import axis_changes
+from conformance.experiments.changes.axes import axis_changes, exchange, order_change
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.measured import around, on_parameter, on_step, with_mask
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -16,6 +17,7 @@ from mha_core.call.masks import additive_bias
 from mha_core.reference.state import State, Step
 
 BIAS = "mask.bias"
+INNER = "inside"
 
 
 def always(state: State) -> bool:
@@ -32,7 +34,8 @@ class Place:
         name: what the array is called in a sentence, as a plural.
         fix: what to do where it is wrong.
         own: those of the axes where changes are tried; a change along others is one of another place as well.
-        parameter: the parameter that is changed instead of the step's result; BIAS is the mask's additive bias.
+        parameter: the parameter that is changed instead of the step's result; BIAS is the mask's additive bias, INNER
+            what the step takes the tanh of.
         when: whether it is wrong in a layer; what other layers do has been seen by then.
         label: what is before its name in ids, where `when` is given.
     """
@@ -59,6 +62,8 @@ class Place:
 
         if self.parameter == BIAS:
             return around(self.step, slug, _biased(where), sentence, self.fix)
+        if self.parameter == INNER:
+            return around(self.step, slug, _before_tanh(where), sentence, self.fix)
         if self.parameter:
             return on_parameter(self.step, self.parameter, slug, where, sentence, self.fix)
         return on_step(self.step, slug, where, sentence, self.fix)
@@ -84,6 +89,25 @@ def _biased(change: Callable[[State, NDArray], NDArray]) -> Callable[[State, Ste
             return found
         whole = np.broadcast_to(additive_bias(mask), state["capped"].shape)
         found = beneath(with_mask(state, bias=change(state, whole)))
+        return found
+
+    return changed
+
+
+def _before_tanh(change: Callable[[State, NDArray], NDArray]) -> Callable[[State, Step], NDArray | None]:
+    """The tanh of something else than A q + C k, where there is one."""
+
+    def changed(state: State, beneath: Step) -> NDArray | None:
+        hidden = beneath(state)
+        if hidden is None:
+            return None
+        weights = state.parameters
+        of_query = state["queries"] @ weights["score.query.weight"].T
+        inside = of_query[:, :, :, None] + (state.heads_of("keys") @ weights["score.key.weight"].T)[:, :, None]
+        if not np.array_equal(np.tanh(inside), hidden):  # another bug is beneath
+            with np.errstate(all="ignore"):
+                inside = np.arctanh(hidden)
+        found: NDArray = np.tanh(change(state, inside))
         return found
 
     return changed
@@ -135,6 +159,7 @@ CAPPED = Place("capped", SCORED, "Scores after the softcap", OF_CAP, SCORED[1:])
 ADDED = Place("scores", SCORED, "The numbers of the additive bias, as they are added,", OF_SUM, SCORED[1:], BIAS)
 SCORES = Place("scores", SCORED, "Scores with the additive bias", OF_SUM, SCORED[1:])
 HIDDEN = Place("additive_hidden", (*SCORED, "hidden"), "Hidden units of the additive score", OF_ADDITIVE, ("hidden",))
+INSIDE = replace(HIDDEN, name="Hidden units of the additive score, before their tanh,", parameter=INNER)
 ADDITIVE = tuple(
     Place(step, axes, f"The numbers of {name}, as used,", OF_ADDITIVE, axes, name)
     for step, name, axes in (
@@ -145,12 +170,16 @@ ADDITIVE = tuple(
 )
 
 
+EXCHANGES = tuple(exchange(a, b, both=True) for a, b in combinations(range(5), 2) if b > 1)
+"""Two of an axis exchanged; the first two are among the rules of every axis."""
+
+
 def reordered(places: Iterable[Place]) -> Iterator[Bug]:
     """Each order of each axis of its own at each place: nothing is read for it, the search tries them."""
     for place in places:
         position = {axis: position for position, axis in enumerate(place.axes)}
         for axis in place.own:
-            for change in axis_changes((axis,)):
+            for change in (*axis_changes((axis,)), *(order_change(axis, -1, one) for one in EXCHANGES)):
                 yield place.changed(_along(change, position[axis], axis))
 
 

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.candidates.scores.places import OF_ADDITIVE, OF_CAP, OF_SUM
+from conformance.experiments.candidates.scores.places import OF_ADDITIVE, OF_CAP, OF_SCORES, OF_SUM
 from conformance.experiments.changes.elements.values import FUNCTIONS
 from conformance.experiments.measured import around
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.call.masks import additive_bias
 from mha_core.reference.forward import cap
 from mha_core.reference.state import State, Step
+
+# A given scale --------------------------------------------------------------------------------------
+
+GIVEN: dict[str, tuple[str, Callable[[float, float], float]]] = {
+    "unsigned": ("without its sign", lambda scale, default: abs(scale)),
+    "default": ("not used: the default stands in its place", lambda scale, default: default),
+    "squared": ("squared", lambda scale, default: scale * scale),
+    "inverted": ("divided by", lambda scale, default: 1.0 / scale),
+    "root": (
+        "used as its square root, with its sign",
+        lambda scale, default: math.copysign(abs(scale) ** 0.5, scale),
+    ),
+    "and-default": ("used on top of the default", lambda scale, default: scale * default),
+    "at-most-1": ("at most 1", lambda scale, default: min(scale, 1.0)),
+    "positive": ("0 where it is negative", lambda scale, default: max(scale, 0.0)),
+}
+"""Name -> (words to be read after "A given scale is", (the scale, 1 / sqrt(head_dim)) -> what is multiplied by)."""
+
+
+def given_scales() -> Iterator[Bug]:
+    for name, (words, other) in GIVEN.items():
+
+        def step(state: State, beneath: Step, other: Callable[[float, float], float] = other) -> NDArray:
+            scale = state.config.scale
+            if not scale:
+                found: NDArray = beneath(state)
+                return found
+            scaled: NDArray = state["unscaled"] * other(scale, state.config.head_dim**-0.5)
+            return scaled
+
+        yield around("similarity", f"given-scale-{name}", step, f"A given scale is {words}.", OF_SCORES)
+
 
 # The softcap ----------------------------------------------------------------------------------------
 
@@ -34,6 +67,7 @@ CAPS: dict[str, tuple[str, Cap]] = {
     "sigmoid": ("c * (2 sigmoid(x) - 1), x = score / c", lambda s, x, c: c * np.tanh(0.5 * x / c)),
     "logistic": ("c * sigmoid(x), x = score / c", lambda s, x, c: c * (0.5 + 0.5 * np.tanh(0.5 * x / c))),
     "arctan": ("c * arctan(x), x = score / c", lambda s, x, c: c * np.arctan(x / c)),
+    "arctan-times-2-pi": ("2 c / pi * arctan(x), x = score / c", lambda s, x, c: 2 * c / np.pi * np.arctan(x / c)),
     "arctan-2-pi": (
         "2 c / pi * arctan(pi x / 2), x = score / c",
         lambda s, x, c: 2 * c / np.pi * np.arctan(0.5 * np.pi * x / c),

@@ -24,7 +24,8 @@ from conformance.experiments.candidates.scores.anything import (
     measured_numbers,
 )
 from conformance.experiments.candidates.scores.arrays import read_bias
-from conformance.experiments.candidates.scores.families import Family, factor
+from conformance.experiments.candidates.scores.caps import caps
+from conformance.experiments.candidates.scores.families import factor
 from conformance.experiments.candidates.scores.matrices import bias_read
 from conformance.experiments.candidates.scores.places import (
     ADDED,
@@ -33,13 +34,14 @@ from conformance.experiments.candidates.scores.places import (
     CAPPED,
     HEADS,
     HIDDEN,
+    INSIDE,
     KEYS,
     PROJECTIONS,
     SIMILARITY,
     Place,
 )
 from conformance.experiments.candidates.scores.target import targets
-from conformance.experiments.candidates.scores.variants import additive_scores, softcaps, sums
+from conformance.experiments.candidates.scores.variants import additive_scores, given_scales, softcaps, sums
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -50,8 +52,9 @@ from mha_core import AttentionConfig, AttentionMask
 from mha_core.errors import SpecError
 from mha_core.reference.state import State
 
-SCALES = (0.31, 1.7, 0.83, 0.55)
+SCALES = (0.31, 1.7, 0.83, -0.55)
 CAPS = (0.8, 1.3, 0.6, 1.7)
+OTHER_CAPS = (2.6, 0.9, 4.1, 1.4)
 HIDDEN_SIZES = (5, 4, 3, 6)
 WITH_BIASES: dict[str, float] = {}
 
@@ -117,10 +120,6 @@ def _with_bugs(bugs: Iterable[Bug], propose: Propose) -> Any:
     return proposed
 
 
-def _numbers_at(*families: Family) -> Propose:
-    return lambda view, problems: measured_numbers(targets(view, problems), families, pairs=False)
-
-
 def _both(*proposals: Propose) -> Propose:
     def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
         for one in proposals:
@@ -153,27 +152,11 @@ def _is_additive(state: State) -> bool:
 
 AFTER_CAP = _where(CAPPED, "softcap-", _has_cap, "With a softcap,")
 BEFORE_CAP = _where(SIMILARITY, "softcap-", _has_cap, "With a softcap,")
-OTHER_CAP = Family(
-    AFTER_CAP,
-    "other-c",
-    lambda state, array, c: c * np.tanh(state["similarity"] / c),
-    "c * tanh(score / c) with c = {}",
-    neutral=None,
-    starts=(1.0, 3.0, 0.4),
-)
-INSIDE_CAP = Family(
-    AFTER_CAP,
-    "inside",
-    lambda state, array, a: state.config.softcap * np.tanh(a * state["similarity"]),
-    "c * tanh({} * score)",
-    neutral=None,
-    starts=(1.0, 0.3),
-)
 OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, KEYS, SIMILARITY)
 
 
 def _of_softcap(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
-    families = [OTHER_CAP, INSIDE_CAP, factor(BEFORE_CAP), *linear_at([AFTER_CAP])]
+    families = [*caps(AFTER_CAP), factor(BEFORE_CAP), *linear_at([AFTER_CAP])]
     yield from measured_numbers(targets(view, problems), families)
 
 
@@ -199,7 +182,7 @@ PROBES = (
         "A scale that is given, another one in each layer.",
         r"s_{ij} = \sigma\, q_i^\top k_j",
         _problems({"scale": SCALES}),
-        _with_bugs((), _in_layers("given-scale-", _has_scale, "With a given scale,")),
+        _with_bugs(given_scales(), _in_layers("given-scale-", _has_scale, "With a given scale,")),
         unknown="A given scale: the subject takes none.",
     ),
     Probe(
@@ -222,7 +205,7 @@ PROBES = (
         "softcap-with-scale",
         "A softcap and a given scale.",
         r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)",
-        _problems({"softcap": CAPS, "scale": SCALES}),
+        _problems({"softcap": OTHER_CAPS, "scale": SCALES}),
         _with_bugs(softcaps(), _of_softcap),
     ),
     Probe(
@@ -245,7 +228,7 @@ PROBES = (
             additive_scores(),
             _both(
                 _in_layers("additive-", _is_additive, "With score='additive',"),
-                anything_at((*ADDITIVE, HIDDEN)),
+                anything_at((*ADDITIVE, HIDDEN, INSIDE)),
             ),
         ),
         unknown="score='additive': the subject does not take it.",

@@ -6,6 +6,7 @@ output[b, i] = W_o R W_v (1 / Lk) sum_j x_j
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,12 +24,15 @@ from conformance.experiments.candidates.fitted import (
     fitted_by_key,
     whole_first,
 )
-from conformance.experiments.candidates.scores.arrays import read_arrays
+from conformance.experiments.candidates.scores.anything import Candidate
+from conformance.experiments.candidates.scores.anything import whole_first as whole_scores
+from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.candidates.values import all_otherwise
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
+from conformance.experiments.probes.steps.scores import plain_calls
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -84,14 +88,19 @@ def _anything(view: View) -> Iterator[Bug]:
         yield from fitted_by_key(view)
 
 
+def _of_chosen_keys(view: View) -> Iterator[Candidate]:
+    """What differs in the weighted sum; and scores that are wrong, read off calls in which they can show."""
+    yield from whole_scores(view, plain_calls(view.lab), lambda view, problems: iter(()))
+    yield from _anything(view)
+    yield from reordered((ORDER_OF_SCORES,))
+
+
+ORDER_OF_SCORES = replace(SIMILARITY, own=("query", "key"))
+"""Whose order of positions can't be told from that of values or output."""
+
+
 def _isolated(view: View) -> Iterator[Bug]:
     return whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
-
-
-def _positions(view: View) -> Iterator[Bug]:
-    """What differs as everywhere here; or queries, keys and scores, as generic calls show them: they choose too."""
-    yield from read_arrays(view)
-    yield from _anything(view)
 
 
 CHOICES = (0.0, -1.0, 0.5, 1.0, -0.5)
@@ -157,6 +166,6 @@ PROBES = (
         "Queries that give all weight to one key each: only which position is read can show.",
         r"o_{bi} = W_o R W_v x_{b j(i)}",
         _chosen_keys,
-        _positions,
+        _of_chosen_keys,
     ),
 )

@@ -37,15 +37,15 @@ SIZES = (SIMILARITY, WEIGHTS[0], WEIGHTS[1], HEADS[0], HEADS[1], KEYS)
 
 
 def _sizes(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, _generic(view.lab), measured_factors(SIZES))
+    yield from whole_first(view, plain_calls(view.lab), measured_factors(SIZES))
 
 
 def _of_queries(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, _generic(view.lab), anything_at((*OF_QUERIES, SIMILARITY)))
+    yield from whole_first(view, plain_calls(view.lab), anything_at((*OF_QUERIES, SIMILARITY)))
 
 
 def _of_keys(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, _generic(view.lab), anything_at((*OF_KEYS, SIMILARITY)))
+    yield from whole_first(view, plain_calls(view.lab), anything_at((*OF_KEYS, SIMILARITY)))
 
 
 def _of_both(view: View) -> Iterator[Candidate]:
@@ -121,7 +121,8 @@ def _plain(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
     return generic(config, query_len=query_len, key_len=key_len, weights=NO_BIASES)
 
 
-def _generic(lab: Lab) -> Sequence[Problem]:
+def plain_calls(lab: Lab) -> Sequence[Problem]:
+    """A call of each layer in which everything up to the scores can show."""
     return [_plain(*call) for call in _calls(lab)]
 
 
@@ -155,7 +156,7 @@ PROBES = (
         "scores",
         "Queries and keys without biases or mask: the bilinear form of the scores.",
         r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
-        _generic,
+        plain_calls,
         _of_both,
         unknown="Scores: the subject took no call without a mask.",
     ),

@@ -1,0 +1,97 @@
+"""Softmaxes that give the measured weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.steps import change_on
+from conformance.experiments.candidates.weights.bugs import softmax_bug
+from conformance.experiments.candidates.weights.grids import on_grids
+from conformance.experiments.candidates.weights.left_out import left_out
+from conformance.experiments.candidates.weights.parts import in_parts
+from conformance.experiments.changes.expressions import Expression
+from conformance.experiments.changes.sample import Change
+from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS
+from conformance.experiments.changes.softmaxes import AXES, OTHERS, Family, Form, Scored
+from conformance.experiments.readings import softmax as reading
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+
+
+def likeliest(view: View, longer: Sequence[Problem]) -> Iterator[Bug]:
+    """Every softmax that gives the measured weights: of longer rows too, or else of the probe's problems alone.
+
+    Only if there is none, those in places alone; and changes of the weights.
+    """
+    own = reading.weighed(view, reading.readable(view))
+    rows = reading.weighed(view, longer)
+    for samples in ((*own, *rows), own):
+        if not any(one.sample.differs for one in samples):
+            continue
+        found = _found(view, samples) or list(in_parts(samples, lambda inside: _found(view, inside)))
+        yield from found
+        changes = list(reading.matching_changes(samples))
+        for change in changes:
+            yield _changed(change)
+            yield change_on("weights", change)
+            yield change_on("kept_weights", change)
+        if found or changes or not any(one.sample.differs for one in rows):
+            return
+
+
+def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
+    found: list[Bug] = []
+    for form in reading.matching(samples, (*AXES, *SHIFTS)):
+        found.append(softmax_bug(form.name, form.make, form.words))
+    for form, expression in reading.matching_forms(samples, OTHERS):
+        found += _form(form, expression)
+    for family, expression in reading.matching_families(samples, FAMILIES):
+        found += _member(family, expression)
+    found += [_other_sums(change, stable=stable) for change, stable in reading.matching_sums(samples)]
+    found += left_out(view, samples)
+    found += on_grids(samples)
+    return found
+
+
+def _form(form: Form, expression: Expression) -> Iterator[Bug]:
+    if expression.words == "1":
+        yield softmax_bug(form.name, form.make, form.words)
+    else:
+        slug = f"{form.name}-times-{expression.words.replace(' ', '')}"
+        yield softmax_bug(
+            slug,
+            lambda s: form.make(s) * expression.at(s.setting),
+            f"{form.words} All of it is times {expression.words}.",
+        )
+
+
+def _member(family: Family, expression: Expression) -> Iterator[Bug]:
+    slug = f"{family.name}-{expression.words.replace(' ', '')}"
+    sentence = family.words.format(expression.words)
+
+    def make(s: Scored) -> NDArray:
+        return family.make(s, expression.at(s.setting))
+
+    yield softmax_bug(slug, make, sentence)
+    if family.name.startswith(("plus", "smoothed", "mixed")):
+        yield softmax_bug(slug, make, f"{sentence} Excluded keys get it too.", excluded=True)
+
+
+def _changed(change: Change) -> Bug:
+    return softmax_bug(
+        f"weights-{change.slug}",
+        lambda s: change.apply(s.weights, reading.AXES, s.setting),
+        f"Weights are the definition's {change.words}.",
+        excluded=True,
+    )
+
+
+def _other_sums(change: Change, *, stable: bool) -> Bug:
+    return softmax_bug(
+        f"sums-{change.slug}{'-stable' if stable else ''}",
+        lambda s: reading.over_other_sums(s, change, stable=stable),
+        f"Exponentials are divided by the sums of other rows: those of the definition {change.words}.",
+    )
