@@ -55,6 +55,23 @@ SHIFTS = tuple(
 )
 """Other numbers than the maximum subtracted: they show only where exp overflows, or loses everything."""
 
+
+def _sums(s: Scored) -> Array:
+    """(B, H, Lq, 1): the sums of the exponentials less the maximum; 0 in a row without a key."""
+    return s.stable.sum(axis=-1, keepdims=True)
+
+
+SUMS = tuple(
+    Form(
+        f"over-{slug}-sum-of-{name}",
+        f"Exponentials less the maximum are divided by the {slug} of the sums over the {name}.",
+        lambda s, axis=axis, taken=taken: s.stable / taken(_sums(s), axis=axis, keepdims=True),  # type: ignore[misc]
+    )
+    for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
+    for slug, taken in (("mean", np.mean), ("largest", np.max), ("smallest", np.min))
+)
+"""The exponentials over what is made of the sums of several rows."""
+
 FAMILIES = (
     Family("temperature", "The softmax is of scores times {}.", lambda s, c: s.softmax(c * s.scores), POWERS),
     Family(

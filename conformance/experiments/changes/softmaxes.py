@@ -154,9 +154,14 @@ def _limit(n: int, *, stable: bool) -> Callable[[Scored], Array]:
     return lambda s: s.normalised(np.maximum(1.0 + (s.scores - (s.highest if stable else 0.0)) / n, 0.0) ** n)
 
 
-def _part_of_sum(part: Callable[[int, int], Array]) -> Callable[[Scored], Array]:
-    """The exponentials over the sum of those that `part(Lq, Lk)` gives a factor."""
-    return lambda s: s.stable / (s.stable * part(*s.stable.shape[-2:])).sum(axis=-1, keepdims=True)
+def _part_of_sum(part: Callable[[int, int], Array], *, guarded: bool = False) -> Callable[[Scored], Array]:
+    """The exponentials over the sum of those that `part(Lq, Lk)` gives a factor; `guarded`: over 1 where that is 0."""
+
+    def make(s: Scored) -> Array:
+        total = (s.stable * part(*s.stable.shape[-2:])).sum(axis=-1, keepdims=True)
+        return s.stable / (np.where(total == 0.0, 1.0, total) if guarded else total)
+
+    return make
 
 
 def _in_blocks(width: int) -> Callable[[Scored], Array]:
@@ -259,15 +264,6 @@ OTHERS = (
         "The exponentials are divided by the sum of their squares.",
         lambda s: s.raw / (s.raw**2).sum(axis=-1, keepdims=True),
     ),
-    *(
-        Form(
-            f"over-{slug}-sum-of-{name}",
-            f"Exponentials less the maximum are divided by the {slug} of the sums over the {name}.",
-            lambda s, axis=axis, taken=taken: s.stable / taken(s.stable_sum, axis=axis, keepdims=True),  # type: ignore[misc]
-        )
-        for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
-        for slug, taken in (("mean", np.mean), ("largest", np.max), ("smallest", np.min))
-    ),
     Form("uniform", "Every allowed key has the same weight.", lambda s: s.allowed / s.count),
     Form("hardmax", "The key with the largest score has all the weight.", lambda s: s.normalised(s.stable == 1.0)),
     Form("sparsemax", "A sparsemax stands where the softmax belongs.", lambda s: _sparse(s, 1)),
@@ -302,7 +298,12 @@ OTHERS = (
         lambda s: s.weights - s.weights.sum(axis=-1, keepdims=True) / s.count,
     ),
     *(
-        Form(f"sum-without-{name}", f"The sum that is divided by lacks {words}.", _part_of_sum(part))
+        Form(
+            f"sum-without-{name}{'-or-1' if guarded else ''}",
+            f"The sum that is divided by lacks {words}{', and is 1 where it is 0' if guarded else ''}.",
+            _part_of_sum(part, guarded=guarded),
+        )
+        for guarded in (False, True)
         for name, words, part in (
             ("first", "the first key", lambda q, k: np.arange(k) > 0),
             ("last", "the last key", lambda q, k: np.arange(k) < k - 1),

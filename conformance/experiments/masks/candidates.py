@@ -15,7 +15,7 @@ from conformance.experiments.masks.patterns import always_bugs, pattern_bugs
 from conformance.experiments.masks.places import INDICES, Place, on_axis
 from conformance.experiments.masks.positions import causal_bugs, window_bugs
 from conformance.experiments.masks.reading import read_exclusion, read_off
-from conformance.experiments.masks.sources import SIDES, SOURCES, given, only_where, with_zeroed_padding
+from conformance.experiments.masks.sources import SIDES, SOURCES, given, on_source, only_where, with_zeroed_padding
 from conformance.experiments.readings.weights import read_weights
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -40,6 +40,7 @@ def proposals(view: View, sources: Sequence[str]) -> Iterator[Bug]:
         return
     likely = list(_likely(view, wrong, sources))
     yield from likely
+    yield with_zeroed_padding(on_source("all", "ignored", lambda state, array: np.ones_like(array), "is ignored"))
     if not any(fits(view.lab, view.variants, wrong, (*view.model, bug)) for bug in likely):
         yield from rarer(view, wrong, likely)
 

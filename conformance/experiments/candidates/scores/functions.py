@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from conformance.experiments.candidates.functions import ACTIVATIONS, FORMATS, NORMS, narrowed
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
-from conformance.experiments.candidates.scores.families import Family, fitting, plus
+from conformance.experiments.candidates.scores.families import Family, fitting, linear, plus
 from conformance.experiments.candidates.scores.places import (
     ADDED,
+    ADDITIVE,
     HEADS,
     HIDDEN,
     INPUTS,
@@ -69,6 +70,9 @@ def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
             for step in (1.0, 0.5, 0.25, 0.125, 0.1, 1 / 16, 0.05, 1 / 32, 0.02, 0.01, 1 / 64, 1 / 128, 1 / 256, 1e-3):
                 grid = lambda x, step=step: step * np.round(x / step)  # noqa: E731
                 yield place.bug(f"grid-{step:g}", _quiet(grid), f"rounded to multiples of {step:g}")
+        if place in ADDITIVE:
+            parts = (family for family in linear(place) if family.slug.startswith("times-") and family.neutral == 1.0)
+            yield from (family.bug(lambda state: 0.0, "0") for family in parts)
         if place in SCORED_PLACES:
             for slug, words, function in standardised():
                 yield place.bug(slug, _quiet(function), words)
@@ -190,7 +194,7 @@ CURVES: tuple[tuple[str, str, Callable[[NDArray, float], NDArray], tuple[float, 
 def curves(places: tuple[Place, ...]) -> Iterator[Family]:
     """Functions of each number at a place that have a number themselves, and powers of lengths."""
     for place in _with_those_beside(places):
-        if place not in (*HEADS, UNSCALED, SIMILARITY, SCORES, ADDED, HIDDEN, INSIDE):
+        if place not in (*HEADS, KEYS, UNSCALED, SIMILARITY, SCORES, ADDED, HIDDEN, INSIDE):
             continue
         for name, words, function, starts in CURVES:
 
@@ -199,7 +203,10 @@ def curves(places: tuple[Place, ...]) -> Iterator[Family]:
                     found: NDArray = f(array, a)
                 return found
 
-            yield Family(place, name, apply, words, neutral=None, starts=starts)
+            if place != KEYS:
+                yield Family(place, name, apply, words, neutral=None, starts=starts)
+        if place in (*HEADS, KEYS):
+            yield from turned(place)
         if place in HEADS:
             for name, words, norm in (("length", "length", np.linalg.norm), ("rms", "root mean square", _rms)):
 
@@ -211,6 +218,23 @@ def curves(places: tuple[Place, ...]) -> Iterator[Family]:
                 yield Family(
                     place, f"over-{name}", divided, f"divided by the power {{}} of their {words}", starts=(0.3,)
                 )
+
+
+def turned(place: Place) -> Iterator[Family]:
+    """Pairs of channels turned by so much a position: the first pair alone, or all, by the same angle."""
+    for pairs, said in ((1, "channels 0 and 1"), (0, "every two neighbouring channels")):
+
+        def change(state: State, array: NDArray, angle: float, pairs: int = pairs) -> NDArray:
+            n = min(pairs or array.shape[-1], array.shape[-1] // 2)
+            by = angle * np.arange(array.shape[2])[:, None]
+            first, second = array[..., 0 : 2 * n : 2], array[..., 1 : 2 * n : 2]
+            found = array.copy()
+            found[..., 0 : 2 * n : 2] = first * np.cos(by) - second * np.sin(by)
+            found[..., 1 : 2 * n : 2] = first * np.sin(by) + second * np.cos(by)
+            return found
+
+        words = f"with {said} turned by {{}} a position"
+        yield Family(place, f"turned-{pairs or 'all'}", change, words, neutral=None, starts=(0.1, 1.0, -0.1, 0.5))
 
 
 def _rms(array: NDArray, axis: int, keepdims: bool) -> NDArray:

@@ -15,8 +15,11 @@ from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, DoesNotApply
 
 
-def _top(s: Scored, count: int) -> NDArray[np.bool_]:
-    """The `count` largest of each row."""
+def _top(s: Scored, count: int, *, ties: bool = False) -> NDArray[np.bool_]:
+    """The `count` largest of each row; with `ties` all that are as large as the last of them."""
+    if ties:
+        ordered = np.sort(s.open, axis=-1)[..., ::-1]
+        return s.open >= ordered[..., [min(max(count, 1), ordered.shape[-1]) - 1]]
     ranks = np.argsort(np.argsort(-s.open, axis=-1, kind="stable"), axis=-1, kind="stable")
     return ranks < count
 
@@ -38,7 +41,9 @@ def left_out(view: View, samples: Sequence[reading.Weighed]) -> Iterator[Bug]:
     counts = reading.most_kept(samples)
     for expression in expressions_of(counts):
         slug = f"top-{expression.words.replace(' ', '')}"
-        yield from _kept(slug, f"Only the {expression.words} largest weights of a row are kept", _top_of(expression))
+        words = f"Only the {expression.words} largest weights of a row are kept"
+        yield from _kept(slug, words, _top_of(expression))
+        yield from _kept(f"{slug}-or-equal", f"{words}, and those equal to them", _top_of(expression, ties=True))
     for share, words in ((0.5, "half"), (0.25, "a quarter"), (0.75, "three quarters")):
         yield from _kept(
             f"top-share-{share:g}", f"Only {words} of a row's weights, the largest, are kept", _share(share)
@@ -46,12 +51,12 @@ def left_out(view: View, samples: Sequence[reading.Weighed]) -> Iterator[Bug]:
     yield from _kept("at-least-mean", "Weights below the row's mean are 0", lambda s: s.weights >= 1.0 / s.count)
 
 
-def _top_of(count: Expression) -> Callable[[Scored], NDArray[np.bool_]]:
+def _top_of(count: Expression, *, ties: bool = False) -> Callable[[Scored], NDArray[np.bool_]]:
     def top(s: Scored) -> NDArray[np.bool_]:
         number = count.at(s.setting)
         if not np.isfinite(number):
             raise DoesNotApply("one over a size of 0 is no number of keys")
-        return _top(s, round(number))
+        return _top(s, round(number), ties=ties)
 
     return top
 

@@ -14,7 +14,7 @@ from conformance.experiments.candidates.weights.left_out import left_out
 from conformance.experiments.candidates.weights.parts import in_parts
 from conformance.experiments.changes.expressions import Expression
 from conformance.experiments.changes.sample import Change
-from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS
+from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS, SUMS
 from conformance.experiments.changes.softmaxes import AXES, OTHERS, Family, Form, Scored
 from conformance.experiments.readings import softmax as reading
 from conformance.experiments.view import View
@@ -46,7 +46,7 @@ def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
     found: list[Bug] = []
     for form in reading.matching(samples, (*AXES, *SHIFTS)):
         found.append(softmax_bug(form.name, form.make, form.words))
-    for form, expression in reading.matching_forms(samples, OTHERS):
+    for form, expression in reading.matching_forms(samples, (*OTHERS, *SUMS)):
         found += _form(form, expression)
     for family, expression in reading.matching_families(samples, FAMILIES):
         found += _member(family, expression)

@@ -5,16 +5,19 @@ If item b gets sum_b' M_bb' of the items' queries, its scores are the same sum o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.batches import of_bias, of_scores
 from conformance.experiments.candidates.calls.circumstances import ITEMS, MASKS, PAST, asked_in
+from conformance.experiments.candidates.scores.anything import Candidate, measured_factors
+from conformance.experiments.candidates.scores.places import SIMILARITY
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
+from conformance.experiments.view import View
 from mha_core import AttentionMask
 
 SIZES = ((2, 3, 5), (3, 4, 6), (4, 3, 3), (5, 2, 4))
@@ -44,13 +47,20 @@ def _alike(lab: Lab) -> Sequence[Problem]:
 
 CIRCUMSTANCES = (*ITEMS, *MASKS, *PAST)
 
+
+def _of_scores(view: View) -> Iterator[Candidate]:
+    """A factor that depends on the number of items; and what items do to each other."""
+    yield from measured_factors((SIMILARITY,))(view, view.problems)
+    yield from of_scores(view)
+
+
 PROBES = (
     Probe(
         "items",
         "Batches of 2 to 5 items without a mask: queries, keys and weights that are another item's.",
         r"s_{bij} = \sum_{b'} M_{bb'}\, c\, q_{b'i}^\top k_{bj}, \quad M = I",
         _generic,
-        of_scores,
+        _of_scores,
         unknown="what items of a batch do to each other",
     ),
     Probe(
