@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.experiments.candidates.backward.clipped import clipped_inside
 from conformance.experiments.candidates.backward.every import formulas_of
 from conformance.experiments.candidates.backward.features import features_of, only_with
 from conformance.experiments.candidates.backward.formula import Formula
@@ -80,6 +81,8 @@ def wrong_gradients(view: View) -> Iterator[Bug]:
     chosen = list(_by_formula(view, found))
     if max((rank for rank, _ in chosen), default=0) < len(found[0].wrong):
         chosen += [*_of_steps(view, found), *_of_named(view, found), *of_row_sums(found, unit_of(view))]
+    if max((rank for rank, _ in chosen), default=0) < len(found[0].wrong):
+        chosen += clipped_inside(found, WORDS, unit_of(view))
     ranked = [bug for _, bug in sorted(chosen, key=lambda one: -one[0])[:MOST]]
     yield from ranked
     if view.explained:

@@ -183,8 +183,8 @@ def _bent(
                     continue
                 b, a = np.polyfit(i[known], of(one)[known], 1) if known.sum() > 1 else (math.nan, math.nan)
             power = words.startswith("{a} * {b}")
-            first.append((math.exp(a) if power else float(a), sample.setting))
-            slope.append((math.exp(b) if power else float(b), sample.setting))
+            first.append((float(np.exp(a)) if power else float(a), sample.setting))
+            slope.append((float(np.exp(b)) if power else float(b), sample.setting))
         for a in expressions_of(first, error=_error(samples))[:2]:
             for b in expressions_of(slope, error=_error(samples))[:2]:
                 said = words.format(a=a.words, b=b.words, i=f"{name} index").removeprefix("1 * ")

@@ -212,7 +212,7 @@ def _power(samples: Sequence[Sample]) -> Iterator[Change]:
         u, v = np.log(np.abs(x[part])), np.log(np.abs(y[part]))
         u0, v0 = u.mean(), v.mean()
         slope = float((u - u0) @ (v - v0) / ((u - u0) @ (u - u0)))
-        return slope, math.exp(v0 - slope * u0)
+        return slope, float(np.exp(v0 - slope * u0))  # infinite, where it is none
 
     first = next(sample for sample in samples if sample.differs)
     x, y = first.expected[first.known], first.measured[first.known]

@@ -112,6 +112,7 @@ CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
         PLAIN,
     ),
     "diagonal": (wrong(d_scores=lambda s, r: s["weights"] * (1.0 - s["weights"]) * s["d_weights"]), PLAIN),
+    "scores clipped": (wrong(d_similarity=lambda s, r: np.clip(r, -0.3, 0.3)), (*PLAIN, "gradients-with-softcap")),
     "half precision": (wrong(d_scores=lambda s, r: r.astype(np.float16).astype(np.float64)), PLAIN),
     "queries by a quarter": (wrong(d_queries=lambda s, r: r * s.config.head_dim**-0.25), PLAIN),
     "queries' channels": (wrong(d_queries=lambda s, r: r[..., ::-1]), PLAIN),
