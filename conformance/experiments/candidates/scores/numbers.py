@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.experiments.candidates.scores.families import Family, Number, no_detail
-from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY, setting_of
+from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY, UNSCALED, setting_of
 from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Setting
@@ -155,8 +155,8 @@ def _alike(families: tuple[Family, ...]) -> Iterator[tuple[Family, ...]]:
             yield (replace(families[0], place=place, detail=families[0].detail if place is SCALED else no_detail),)
 
 
-SCALED = replace(
-    SIMILARITY,
+SCALED = replace(  # a step of its own, so that it is followed beside the factor of all scores
+    UNSCALED,
     label="scaled-",
     when=lambda state: state.config.score == "scaled_dot",
     name="With a scale, scores",
