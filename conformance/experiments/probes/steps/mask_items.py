@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.calls.circumstances import MASKS, PAST, asked_in
+from conformance.experiments.candidates.calls.circumstances import MASKS, asked_in
 from conformance.experiments.designs import EQUAL_SCORES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.masks.candidates import proposals
@@ -58,7 +58,7 @@ def _measured(view: View) -> Iterator[Bug]:
 
 
 def _alike(lab: Lab) -> Sequence[Problem]:
-    return asked_in((*MASKS, *PAST), [generic(config, weights=EQUAL_SCORES) for config in lab.configs[:3]])
+    return asked_in(MASKS, [generic(config, weights=EQUAL_SCORES) for config in lab.configs[:3]])
 
 
 PROBES = (
@@ -72,9 +72,9 @@ PROBES = (
     ),
     Probe(
         "calls-alike-of-equal-scores",
-        "Masks that hide nothing, and a past of what the projections give, with equal scores: all as without them.",
+        "Masks that hide nothing, with equal scores: all as without them.",
         r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1",
         _alike,
-        circumstances=(*MASKS, *PAST),
+        circumstances=MASKS,
     ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.batches import of_bias, of_scores
-from conformance.experiments.candidates.calls.circumstances import ITEMS, MASKS, PAST, asked_in
+from conformance.experiments.candidates.calls.circumstances import ITEMS, MASKS, asked_in
 from conformance.experiments.candidates.scores.anything import Candidate, measured_factors
 from conformance.experiments.candidates.scores.places import SIMILARITY
 from conformance.experiments.designs import generic
@@ -45,7 +45,7 @@ def _alike(lab: Lab) -> Sequence[Problem]:
     return asked_in(CIRCUMSTANCES, [generic(config) for config in lab.configs[:3]])
 
 
-CIRCUMSTANCES = (*ITEMS, *MASKS, *PAST)
+CIRCUMSTANCES = (*ITEMS, *MASKS)
 
 
 def _of_scores(view: View) -> Iterator[Candidate]:
@@ -73,7 +73,7 @@ PROBES = (
     ),
     Probe(
         "calls-alike",
-        "One call as each item of a batch, under masks that hide nothing, and with a past of what projections give.",
+        "One call as each item of a batch, and under masks that hide nothing.",
         r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1, \qquad o_b(x_1, \ldots, x_B) = o(x_b)",
         _alike,
         circumstances=CIRCUMSTANCES,
