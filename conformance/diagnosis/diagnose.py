@@ -19,7 +19,7 @@ from conformance.diagnosis.observations import Observation, Runs
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.localise.located import Located, localise
-from conformance.experiments.measured import is_measured
+from conformance.experiments.measured import is_measured, unwarned
 from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.ranking import preference
 from conformance.experiments.search import measure
@@ -95,6 +95,7 @@ class Diagnosis:
         return bool(self.failing or self.findings)
 
 
+@unwarned()
 def diagnose(
     subject: Subject,
     cases: Iterable[Case],

@@ -17,7 +17,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     if diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
         if diagnosis.located is not None:
-            paragraphs.append(located_text(diagnosis.located))
+            paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
         if diagnosis.measured is not None:
             paragraphs += experiments_text(diagnosis.measured, details=details)
     if diagnosis.left_out:

@@ -5,7 +5,9 @@ They are Bugs as the zoo's are, made while a subject is diagnosed. Their ids beg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +22,23 @@ from mha_core.stages import STAGES
 
 PREFIX = "measured:"
 
+TROUBLE = (ArithmeticError, ValueError, IndexError)
+"""What a guess with odd numbers may raise: no diagnosis ends with that."""
+
 STAGE_OF_MASK = "weights"
 """The stage at which a wrong mask shows first."""
 
 
 def is_measured(bug: Bug) -> bool:
     return bug.id.startswith(PREFIX)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Without NumPy's warnings of what experiments compute: a guess with odd numbers does not fit, and that is all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.experiments\.")
+        yield
 
 
 def stage_of(step: str) -> str:

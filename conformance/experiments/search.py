@@ -19,6 +19,7 @@ from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.candidates.calls.within import within_circumstances
 from conformance.experiments.candidates.elementwise.curves import curves
 from conformance.experiments.lab import Lab
+from conformance.experiments.measured import TROUBLE, unwarned
 from conformance.experiments.outcome import Measured, Model, Outcome
 from conformance.experiments.probe import Probe
 from conformance.experiments.ranking import distinct
@@ -31,9 +32,6 @@ from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line
 from mha_core.stages import is_gradient
-
-TROUBLE = (ArithmeticError, ValueError, IndexError)
-"""What a candidate of odd numbers may raise: no diagnosis ends with that."""
 
 BEAM = 12
 """Most models that are followed at once."""
@@ -84,6 +82,7 @@ class Search:
     _remade_times: int = 0
     _troubles: dict[str, None] = field(default_factory=dict)
 
+    @unwarned()
     def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
         """Run the probes.
 

@@ -37,10 +37,10 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
     return paragraphs
 
 
-def located_text(located: Located) -> str:
-    """Which step is the first wrong one, where what it does was not found."""
-    where = _sizes(located.problem)
-    return f"First wrong step: {located.stage}, seen in calls such as {where}. What it does was not found."
+def located_text(located: Located, *, partly: bool) -> str:
+    """Which step is the first wrong one, where what it does was not found, or only `partly`."""
+    said = f"First wrong step: {located.stage}, seen in calls such as {_sizes(located.problem)}."
+    return said if partly else f"{said} What it does was not found."
 
 
 def _agreement(measured: Measured) -> str:

@@ -26,6 +26,7 @@ from conformance.experiments.designs import changed, generic
 from conformance.experiments.localise.after import is_of_values, is_read, is_shuffled
 from conformance.experiments.localise.before import KEYS_LEFT_OUT, before_the_sum, is_multiplied, is_one_factor
 from conformance.experiments.localise.bench import Bench
+from conformance.experiments.measured import TROUBLE
 from conformance.experiments.outcome import Measured
 from conformance.experiments.readings.values import read_merged
 from conformance.experiments.readings.weights import read_weights
@@ -66,7 +67,7 @@ def localise(measured: Measured, further: Sequence[Problem] = ()) -> Located | N
         bench = Bench(lab, variants, (), problem)
         try:
             stage = stage_of(bench)
-        except (ArithmeticError, ValueError, IndexError, np.linalg.LinAlgError):
+        except TROUBLE:
             continue  # numbers that can't be read tell nothing
         if stage is not None:
             votes.append(Located(stage, problem))

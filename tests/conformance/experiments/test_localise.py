@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from conformance.cases.table import all_cases
 from conformance.diagnosis import diagnose as diagnosing
+from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.diagnosis.text import describe
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
@@ -104,4 +106,10 @@ def test_a_diagnosis_says_the_first_wrong_step_if_it_finds_no_more(monkeypatch):
     found = diagnosing.diagnose(subject, cases, bugs=[], experiments=Lab(subject, configs=CONFIGS[:1]))
     assert not found.explanations
     assert found.first_stage == "scores"
-    assert "First wrong step: scores, seen in calls such as B=" in describe(found)
+    said = "First wrong step: scores, seen in calls such as B="
+    alone = "What it does was not found."
+    assert said in describe(found)
+    assert alone in describe(found)
+    nearly = replace(found, partly=(Hypothesis((), 2, 3, 1, 2),))
+    assert said in describe(nearly)
+    assert alone not in describe(nearly)

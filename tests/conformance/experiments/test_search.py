@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
+from conformance.experiments.measured import unwarned
 from conformance.experiments.probe import Probe
 from conformance.experiments.registry import all_probes, select_probes
 from conformance.experiments.search import measure
@@ -45,6 +47,13 @@ class OutputOnly(BuggySubject):
             return Trace(output=run(replace(inputs, cotangent=None)).output)
 
         return shown
+
+
+def test_odd_numbers_of_a_guess_warn_nobody_and_those_of_a_subject_do():
+    with unwarned():
+        warnings.warn_explicit("odd", RuntimeWarning, "guess.py", 1, module="conformance.experiments.candidates.guess")
+        with pytest.raises(RuntimeWarning, match="odd"):
+            warnings.warn_explicit("odd", RuntimeWarning, "layer.py", 1, module="my.layer")
 
 
 def test_every_probe_has_a_name_of_its_own_and_says_what_it_isolates():
