@@ -8,6 +8,7 @@ What comes after the values is linear, so c times a source adds c times what the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ def added_amounts(view: View) -> Iterator[Bug]:
     """Each source added to each step as often as it takes to explain what differs."""
     for step, sources in SOURCES.items():
         for name in sources:
-            yield from amounts_of(view, lambda amount, step=step, name=name: added(step, name, amount))  # type: ignore[misc]
+            yield from amounts_of(view, partial(added, step, name))
 
 
 def amounts_of(view: View, bug: Callable[[Expression | None], Bug]) -> Iterator[Bug]:

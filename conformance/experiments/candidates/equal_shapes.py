@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,9 +159,9 @@ def added_where_equal(view: View) -> Iterator[Bug | tuple[Bug, ...]]:
     """So much of an input of the layer mixed into another, or added to a projection or the output."""
     for step in ("output", "merged", "v_proj"):
         for other in GIVEN:
-            yield from amounts_of(view, lambda c, step=step, other=other: _added(step, other, c))  # type: ignore[misc]
+            yield from amounts_of(view, partial(_added, step, other))
     for other in ("query_inputs", "key_inputs"):
-        yield from amounts_of(view, lambda c, other=other: _added("value_inputs", other, c, is_mixture=True))  # type: ignore[misc]
+        yield from amounts_of(view, partial(_added, "value_inputs", other, is_mixture=True))
     yield from measured_numbers(targets(view, view.problems), tuple(_mixtures()), pairs=False)
 
 

@@ -119,12 +119,12 @@ def _readings(axes: tuple[str, ...]) -> Iterator[tuple[str, str, Reading]]:
         yield (
             f"mean-{first}-{second}".replace(" ", "-"),
             f"its mean over the {first} and {second} axes",
-            lambda x, both=both: x.mean(axis=both, keepdims=True),  # type: ignore[misc]
+            partial(ALONG["mean"][1], axis=both),
         )
         yield (
             f"transposed-{first}-{second}".replace(" ", "-"),
             f"itself with its {first} and {second} axes exchanged",
-            lambda x, both=both: _exchanged(x, *both),  # type: ignore[misc]
+            partial(_exchanged, a=both[0], b=both[1]),
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -61,11 +63,19 @@ def _sums(s: Scored) -> Array:
     return s.stable.sum(axis=-1, keepdims=True)
 
 
+def _over_sums(s: Scored, axis: int, taken: Callable[..., Any]) -> Array:
+    return s.stable / taken(_sums(s), axis=axis, keepdims=True)
+
+
+def _mixed_with_mean(s: Scored, share: float, axis: int) -> Array:
+    return (1.0 - share) * s.weights + share * s.weights.mean(axis=axis, keepdims=True)
+
+
 SUMS = tuple(
     Form(
         f"over-{slug}-sum-of-{name}",
         f"Exponentials less the maximum are divided by the {slug} of the sums over the {name}.",
-        lambda s, axis=axis, taken=taken: s.stable / taken(_sums(s), axis=axis, keepdims=True),  # type: ignore[misc]
+        partial(_over_sums, axis=axis, taken=taken),
     )
     for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
     for slug, taken in (("mean", np.mean), ("largest", np.max), ("smallest", np.min))
@@ -114,7 +124,7 @@ FAMILIES = (
         Family(
             f"mixed-with-mean-over-{name}",
             f"A share {{}} of each weight is replaced by its mean over the {name}.",
-            lambda s, c, axis=axis: (1.0 - c) * s.weights + c * s.weights.mean(axis=axis, keepdims=True),  # type: ignore[misc]
+            partial(_mixed_with_mean, axis=axis),
             SIGNED,
         )
         for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))

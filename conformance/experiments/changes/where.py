@@ -12,7 +12,7 @@ from itertools import combinations, islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.expressions import SIZES
+from conformance.experiments.changes.expressions import SIZES, Size
 from conformance.experiments.changes.rules.places import Flags, Place, Relation, places_seen, relations_seen
 from conformance.experiments.changes.sample import Change, Sample, Setting
 
@@ -164,7 +164,7 @@ def conditions_of(samples: Sequence[Sample]) -> Iterator[Part]:
         if name == other:
             yield from _limits(name, [size(s) for s in wrong], [size(s) for s in right])
         elif all(size(s) > than(s) for s in wrong) and not any(size(s) > than(s) for s in right):
-            yield _where(f"{name}-above-{other}", f"{name} > {other}", lambda s, a=size, b=than: a(s) > b(s))  # type: ignore[misc]
+            yield _where(f"{name}-above-{other}", f"{name} > {other}", _above(size, than))
 
 
 def _limits(name: str, wrong: Sequence[float], right: Sequence[float]) -> Iterator[Part]:
@@ -184,8 +184,16 @@ def _limits(name: str, wrong: Sequence[float], right: Sequence[float]) -> Iterat
                 yield _where(
                     f"{name}-{slug}-{m}",
                     f"{name} {words} {m}",
-                    lambda s, m=m, rule=rule: rule(size(s), m),  # type: ignore[misc]
+                    _of_size(size, rule, m),
                 )
+
+
+def _above(size: Size, than: Size) -> Callable[[Setting], bool]:
+    return lambda setting: size(setting) > than(setting)
+
+
+def _of_size(size: Size, rule: Callable[[float, int], bool], m: int) -> Callable[[Setting], bool]:
+    return lambda setting: rule(size(setting), m)
 
 
 def _where(slug: str, words: str, rule: Callable[[Setting], bool]) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def of_any(step: str, axes: int) -> Iterator[Formula]:
         for slug, words, part in PARTS:
             yield _formula(step, axes, f"{slug}-of-{axis}", words.format(axis), _part(place - axes, part))
     for dtype in DTYPES:
-        yield _formula(step, axes, dtype, f"rounded to {dtype}", lambda x, d=dtype: round_to(x, d).astype(np.float64))  # type: ignore[misc]
+        yield _formula(step, axes, dtype, f"rounded to {dtype}", partial(_rounded, dtype=dtype))
     yield _formula(step, axes, "signs", "its signs", np.sign)
     yield _formula(step, axes, "abs", "without its signs", np.abs)
     yield _formula(step, axes, "norm-1", "divided by its norm", lambda x: x / np.sqrt(np.square(x).sum()))
@@ -53,6 +54,10 @@ def _mean(axis: int) -> Callable[[NDArray], NDArray]:
 
 def _running(axis: int) -> Callable[[NDArray], NDArray]:
     return lambda x: np.cumsum(x, axis=axis)
+
+
+def _rounded(x: NDArray, dtype: str) -> NDArray:
+    return round_to(x, dtype).astype(np.float64)
 
 
 def _swapped(x: NDArray) -> NDArray:

@@ -69,6 +69,10 @@ def _per_head_values(state: State) -> NDArray:
     return product
 
 
+def _times(name: str, factor: Callable[[State], Any]) -> Array:
+    return lambda s: s[name] * factor(s)
+
+
 def _of_dropout() -> Iterator[Formula]:
     def keep(state: State) -> NDArray:
         if state.inputs.dropout_keep is None:
@@ -92,14 +96,14 @@ def _of_dropout() -> Iterator[Formula]:
             "d_weights",
             slug,
             f"that of kept weights, {words}",
-            lambda s, f=factor: s["d_kept_weights"] * f(s),  # type: ignore[misc]
+            _times("d_kept_weights", factor),
             fix=DROPOUT_FIX,
         )
         yield Formula(
             "d_values",
             slug,
             f"weights^T @ d_heads {words}",
-            _values_by(lambda s, f=factor: s["weights"] * f(s)),  # type: ignore[misc]
+            _values_by(_times("weights", factor)),
             fix=DROPOUT_FIX,
         )
 

@@ -10,6 +10,7 @@ from conformance.experiments.candidates.backward import attention, scores
 from conformance.experiments.candidates.backward.anywhere import of_any
 from conformance.experiments.candidates.backward.formula import (
     Formula,
+    nothing,
 )
 from conformance.experiments.candidates.backward.parameters import of_parameters, of_projections
 from mha_core.reference import backward
@@ -20,7 +21,7 @@ def formulas_of(state: State) -> Iterator[Formula]:
     """Every formula for the steps of a run: factors first, then those of each step, then those of any step."""
     arrays = [name for name in backward.BACKWARD if isinstance(state.arrays.get(name), np.ndarray)]
     for step in arrays:
-        yield Formula(step, "times", "0", lambda s, step=step: np.zeros_like(s[step]), is_zero=True)  # type: ignore[misc]
+        yield nothing(step)
     yield from attention.FORMULAS
     yield from scores.FORMULAS
     yield from of_projections()

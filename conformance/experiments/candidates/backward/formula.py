@@ -53,6 +53,17 @@ def tiled(array: NDArray, state: State) -> NDArray:
     return np.tile(array, (1, state.config.num_heads // state.config.num_kv_heads, 1, 1))
 
 
+def array_of(step: str, name: str = "") -> Array:
+    """A step's array as it is; of a step that gives several, the one of this name."""
+    return lambda state: state[step][name] if name else state[step]
+
+
+def nothing(step: str, name: str = "") -> Formula:
+    """The formula 0, of which a factor on the step's own array remains."""
+    own = array_of(step, name)
+    return Formula(step, "times", "0", lambda state: np.zeros_like(own(state)), name=name, is_zero=True)
+
+
 def with_arrays(state: State, **arrays: Any) -> State:
     return replace(state, arrays={**state.arrays, **arrays})
 

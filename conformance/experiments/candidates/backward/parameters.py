@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from conformance.experiments.candidates.backward.formula import (
     Array,
     Formula,
+    array_of,
+    nothing,
     with_arrays,
 )
 from conformance.zoo.bug import DoesNotApply
@@ -32,6 +35,10 @@ def _transposed(weight: NDArray) -> NDArray:
     return weight.T
 
 
+def _transposed_array(step: str, name: str) -> Array:
+    return lambda state: _transposed(state[step][name])
+
+
 def of_projections() -> Iterator[Formula]:
     for projection, (given, made) in PROJECTED.items():
         step, from_step = f"d_{given}", f"d_{made}"
@@ -41,7 +48,7 @@ def of_projections() -> Iterator[Formula]:
             if other != projection:
                 words = f"{from_step} @ {other}.weight"
                 yield Formula(step, f"by-{other}", words, _through(from_step, other, lambda weight: weight))
-        yield Formula(step, "unprojected", f"{from_step} as it is", lambda s, n=from_step: s[n])  # type: ignore[misc]
+        yield Formula(step, "unprojected", f"{from_step} as it is", array_of(from_step))
     for made, array in (("d_q_proj", "d_queries"), ("d_k_proj", "d_keys"), ("d_v_proj", "d_values")):
         yield Formula(made, "interleaved", f"{array} with heads merged as (d, h)", _merged_otherwise(array))
         yield Formula(made, "first-positions", f"the first positions of {array}, the past among them", _first(array))
@@ -73,26 +80,29 @@ def of_parameters(state: State) -> Iterator[Formula]:
                 yield Formula(step, f"by-{gradient}", words, _by_other(gradient, given), name=name)
         words = "with heads merged as (d, h)"
         yield Formula(step, "interleaved", words, _by_interleaved(f"d_{made}", given), name=name)
-        yield Formula(step, "transposed", "transposed", lambda s, n=name: _transposed(s[step][n]), name=name)  # type: ignore[misc]
+        yield Formula(step, "transposed", "transposed", _transposed_array(step, name), name=name)
     for dict_step in backward.BACKWARD:
         value = state.arrays.get(dict_step)
         if isinstance(value, dict):
             for one in value:
-                zero: Array = lambda s, d=dict_step, n=one: np.zeros_like(s[d][n])  # type: ignore[misc]  # noqa: E731
-                yield Formula(dict_step, "times", "0", zero, name=one, is_zero=True)
-                own: Array = lambda s, n=one: s.parameters[n]  # type: ignore[misc]  # noqa: E731
-                yield Formula(dict_step, "parameter", "the parameter itself", own, name=one, fix=DECAY_FIX)
+                yield nothing(dict_step, one)
+                yield Formula(dict_step, "parameter", "the parameter itself", _parameter(one), name=one, fix=DECAY_FIX)
                 for other in value:
                     if other != one and value[other].shape == value[one].shape:
-                        taken: Array = lambda s, d=dict_step, n=other: s[d][n]  # type: ignore[misc]  # noqa: E731
-                        yield Formula(dict_step, f"of-{other}", f"the gradient of {other}", taken, name=one)
+                        yield Formula(
+                            dict_step, f"of-{other}", f"the gradient of {other}", array_of(dict_step, other), name=one
+                        )
     yield from _of_unpadded()
+
+
+def _parameter(name: str) -> Array:
+    return lambda state: state.parameters[name]
 
 
 def _of_unpadded() -> Iterator[Formula]:
     for name in ("keys", "values"):
         words = "not set to 0 in padding"
-        yield Formula("d_inputs", "padding", words, lambda s, n=name: _unpadded(s, n), name=name)  # type: ignore[misc]
+        yield Formula("d_inputs", "padding", words, partial(_unpadded, name=name), name=name)
 
 
 def _unpadded(state: State, name: str) -> NDArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from conformance.experiments.candidates.backward.formula import (
     Array,
     Formula,
     group_formulas,
+    nothing,
     square,
     tiled,
     where_open,
@@ -83,6 +85,10 @@ def _bias_of(state: State, axis: int, index: int) -> NDArray | None:
     at = tuple(index if place == axis else slice(None) for place in range(4))
     gradient[at] = state["d_scores"][at]
     return backward.d_bias(with_arrays(state, d_scores=gradient))
+
+
+def _bias_by(gradient: str) -> Array:
+    return lambda s: backward.d_bias(with_arrays(s, d_scores=s[gradient]))
 
 
 FORMULAS: tuple[Formula, ...] = (
@@ -190,7 +196,7 @@ FORMULAS: tuple[Formula, ...] = (
             "d_bias",
             f"by-{gradient}",
             f"{gradient}, summed",
-            lambda s, g=gradient: backward.d_bias(with_arrays(s, d_scores=s[g])),  # type: ignore[misc]
+            _bias_by(gradient),
         )
         for gradient in ("d_similarity", "d_weights", "d_kept_weights", "weights", "scores")
     ),
@@ -199,10 +205,10 @@ FORMULAS: tuple[Formula, ...] = (
             "d_bias",
             f"{end}-{axis}",
             f"that of the {end} {axis} alone",
-            lambda s, a=position, k=index: _bias_of(s, a, k),  # type: ignore[misc]
+            partial(_bias_of, axis=position, index=index),
         )
         for position, axis in enumerate(("item", "head", "query", "key"))
         for end, index in (("first", 0), ("last", -1))
     ),
-    Formula("d_bias", "times", "0", lambda s: np.zeros_like(s["d_bias"]), is_zero=True),
+    nothing("d_bias"),
 )

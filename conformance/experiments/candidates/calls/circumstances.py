@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -224,6 +224,10 @@ def _not(has: Callable[[AttentionConfig, AttentionInputs], bool]) -> Callable[[A
     return lambda config, inputs: not has(config, inputs)
 
 
+def _is_item(k: int, sizes: Any) -> NDArray[np.bool_]:
+    return np.arange(sizes.batch) == k
+
+
 CONDITIONS: tuple[Condition, ...] = (
     *_present(),
     OfCall("with-a-mask", "in calls with a mask", None, _never, lambda config, inputs: bool(features_of(inputs.mask))),
@@ -233,10 +237,7 @@ CONDITIONS: tuple[Condition, ...] = (
     OfCall("not-grouped", "in layers without grouped heads", None, _never, lambda c, i: c.num_kv_heads == c.num_heads),
     Condition("of-several-items", "in calls of more than one item", None, lambda sizes: sizes.batch > 1),
     Condition("of-one-item", "in calls of one item", None, lambda sizes: sizes.batch == 1),
-    *(
-        Condition(f"item-{k}", f"in item {k}", "item", lambda sizes, k=k: np.arange(sizes.batch) == k)  # type: ignore[misc]
-        for k in range(4)
-    ),
+    *(Condition(f"item-{k}", f"in item {k}", "item", partial(_is_item, k)) for k in range(4)),
     Condition("last-item", "in the last item", "item", lambda sizes: np.arange(sizes.batch) == sizes.batch - 1),
     Condition("not-item-0", "in all items but item 0", "item", lambda sizes: np.arange(sizes.batch) > 0),
     Condition("not-last-item", "in all items but the last", "item", lambda s: np.arange(s.batch) < s.batch - 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,4 +300,8 @@ def patterns() -> Iterator[Family]:
         ("key-sum", "the sum of k_j's channels", lambda s: s.heads_of("keys").sum(-1)),
     ):
         for place in (UNSCALED, SIMILARITY):
-            yield plus(place, name, lambda s, a, of_keys=of_keys: of_keys(s)[:, :, None, :], words)  # type: ignore[misc]
+            yield plus(place, name, partial(_for_each_query, of_keys=of_keys), words)
+
+
+def _for_each_query(state: State, array: NDArray, of_keys: Callable[[State], NDArray]) -> NDArray:
+    return of_keys(state)[:, :, None, :]

@@ -168,11 +168,15 @@ def sums() -> Iterator[Bug]:
 Hidden = Callable[[NDArray, NDArray], NDArray]
 
 
+def _of_sum(function: Callable[[NDArray], NDArray]) -> Hidden:
+    return lambda q, k: function(q + k)
+
+
 def _hidden_functions() -> Iterator[tuple[str, str, Hidden]]:
     yield "none", "without tanh", lambda q, k: q + k
     for name, (words, function) in FUNCTIONS.items():
         if name != "tanh":
-            yield name, f"{words} in place of tanh", lambda q, k, f=function: f(q + k)  # type: ignore[misc]
+            yield name, f"{words} in place of tanh", _of_sum(function)
     yield "difference", "tanh(A q - C k)", lambda q, k: np.tanh(q - k)
     yield "difference-back", "tanh(C k - A q)", lambda q, k: np.tanh(k - q)
     yield "product", "tanh((A q) * (C k))", lambda q, k: np.tanh(q * k)

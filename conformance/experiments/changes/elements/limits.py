@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +32,17 @@ SQUASHING: dict[str, tuple[str, Elementwise]] = {
 
 def _capped(samples: Sequence[Sample]) -> Iterator[Change]:
     for name, (words, function) in SQUASHING.items():
-        for cap in read_numbers(samples, lambda x, y, f=function: _cap(x, y, f)):  # type: ignore[misc]
+        for cap in read_numbers(samples, partial(_cap, function=function)):
             yield with_number(
                 f"cap-{name}",
                 f"capped by {words} with c = {{}}",
                 cap,
-                lambda x, c, f=function: c * f(x / c),  # type: ignore[misc]
+                partial(_scaled_back, function=function),
             )
+
+
+def _scaled_back(x: NDArray, c: float, function: Elementwise) -> NDArray:
+    return c * function(x / c)
 
 
 def _cap(x: NDArray, y: NDArray, function: Elementwise) -> float:
@@ -72,8 +77,12 @@ def _scaled_inside(samples: Sequence[Sample]) -> Iterator[Change]:
                 f"{name.replace(' ', '-')}-of-times",
                 f"through {name} of {{}} x",
                 factor,
-                lambda x, a, f=function: f(a * x),  # type: ignore[misc]
+                partial(_of_times, function=function),
             )
+
+
+def _of_times(x: NDArray, factor: float, function: Elementwise) -> NDArray:
+    return function(factor * x)
 
 
 def _clipped(samples: Sequence[Sample]) -> Iterator[Change]:
@@ -114,8 +123,12 @@ def _thresholded(samples: Sequence[Sample]) -> Iterator[Change]:
         yield change_of(
             f"zero-where-{name}-{text}",
             f"replaced by 0 where {words.format(text)}",
-            lambda x, size=size, limit=limit: np.where(size(x) < limit, 0.0, x),  # type: ignore[misc]
+            partial(_zero_below, size=size, limit=limit),
         )
+
+
+def _zero_below(x: NDArray, size: Elementwise, limit: float) -> NDArray:
+    return np.where(size(x) < limit, 0.0, x)
 
 
 def shortest(low: float, high: float) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,14 +64,14 @@ def _of_bits(relative: float) -> Iterator[Change]:
             yield change_of(
                 f"{slug}-to-{bits}-bits",
                 f"{words} to {bits} significant bits{name}",
-                lambda x, bits=bits, how=how: to_bits(x, bits, how),  # type: ignore[misc]
+                partial(to_bits, bits=bits, how=how),
             )
     digits = max(1, int(-math.log10(relative)))
     for count in range(max(1, digits - 1), digits + 2):
         yield change_of(
             f"rounded-to-{count}-digits",
             f"rounded to {count} significant digits",
-            lambda x, count=count: _to_digits(x, count),  # type: ignore[misc]
+            partial(_to_digits, digits=count),
         )
     # Below their smallest normal numbers these formats have fewer bits.
     yield change_of("float16", "rounded to float16", lambda x: x.astype(np.float16).astype(float))
@@ -104,7 +105,7 @@ def _of_grid(samples: Sequence[Sample], error: float) -> Iterator[Change]:
                 f"{slug}-to-multiples-of",
                 f"{words} to multiples of {{}}",
                 expression,
-                lambda x, step, how=how: how(x / step) * step,  # type: ignore[misc]
+                partial(_to_multiples, how=how),
             )
 
 
@@ -113,8 +114,12 @@ def _steps(name: str, step: float) -> Iterator[Change]:
         yield change_of(
             f"{slug}-to-multiples-of-{name}",
             f"{words} to multiples of {name}",
-            lambda x, how=how: how(x / step) * step,  # type: ignore[misc]
+            partial(_to_multiples, step=step, how=how),
         )
+
+
+def _to_multiples(x: NDArray, step: float, how: Elementwise) -> NDArray:
+    return how(x / step) * step
 
 
 def _step(y: NDArray) -> float:

@@ -74,6 +74,10 @@ def _clamped(by: int) -> Callable[[int], Indices]:
     return lambda n: np.clip(np.arange(n) + by, 0, n - 1)
 
 
+def _everywhere(index: int) -> Callable[[int], Indices]:
+    return lambda n: np.full(n, min(index, n - 1))
+
+
 def _evens_first(n: int) -> Indices:
     return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)])
 
@@ -127,10 +131,14 @@ WITHIN = ("reversed", "halves-exchanged", "neighbours-exchanged", "rolled-+1", "
 """Rules that may hold within each block, or of the blocks."""
 
 
+def _always(number: int) -> Callable[[Setting], int]:
+    return lambda setting: number
+
+
 def _sizes_within(n: int, setting: Setting) -> Iterator[tuple[str, Callable[[Setting], int]]]:
     """The sizes and numbers that may be the length of a block of an axis of length n, or a step on it."""
     for number in range(2, min(n, 9)):
-        yield str(number), lambda setting, number=number: number  # type: ignore[misc]
+        yield str(number), _always(number)
     for name, size in SIZES.items():
         if 1 < size(setting) < n:
             yield name, size
@@ -139,7 +147,7 @@ def _sizes_within(n: int, setting: Setting) -> Iterator[tuple[str, Callable[[Set
 def orders_for(n: int, setting: Setting) -> Iterator[Order]:
     """Every rule that may hold on an axis whose length is n at one setting; the simplest first."""
     for name, (words, plain) in RULES.items():
-        yield Order(name, words, lambda n, setting, plain=plain: plain(n))  # type: ignore[misc]
+        yield _plain(name, words, plain)
     for by in range(4, n):
         for signed in (by, -by):
             yield _plain(f"rolled-{signed:+d}", f"rolled by {signed:+d}", _rolled(signed))
@@ -148,7 +156,7 @@ def orders_for(n: int, setting: Setting) -> Iterator[Order]:
             yield _plain(f"shifted-{signed:+d}", f"shifted by {signed:+d}, 0 at the end", _shifted(signed))
             yield _plain(f"clamped-{signed:+d}", f"shifted by {signed:+d}, the end repeated", _clamped(signed))
     for index in range(1, n - 1):
-        yield _plain(f"all-{index}", f"number {index} everywhere", lambda n, k=index: np.full(n, min(k, n - 1)))  # type: ignore[misc]
+        yield _plain(f"all-{index}", f"number {index} everywhere", _everywhere(index))
     for name, size in SIZES.items():
         if 0 < size(setting) < n or size(setting) % n:
             yield from _by_size(name, size)
@@ -166,13 +174,17 @@ def _by_size(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:
         yield Order(
             f"rolled-{direction}{name}".replace(" ", "-"),
             f"rolled by {direction}{name}",
-            lambda n, setting, sign=sign: np.roll(np.arange(n), sign * size(setting)),  # type: ignore[misc]
+            _signed(_rolled, sign, size),
         )
         yield Order(
             f"shifted-{direction}{name}".replace(" ", "-"),
             f"shifted by {direction}{name}, 0 at the end",
-            lambda n, setting, sign=sign: _shifted(sign * size(setting))(n),  # type: ignore[misc]
+            _signed(_shifted, sign, size),
         )
+
+
+def _signed(rule: Callable[[int], Callable[[int], Indices]], sign: int, size: Callable[[Setting], int]) -> SizedRule:
+    return lambda n, setting: rule(sign * size(setting))(n)
 
 
 def _by_blocks(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:

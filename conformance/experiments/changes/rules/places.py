@@ -43,8 +43,9 @@ def plural(axis: str) -> str:
     return f"{axis[:-1]}ies" if axis.endswith("ry") else f"{axis}s"
 
 
-def _of(slug: str, words: str, rule: Callable[[NDArray, int], NDArray]) -> Place:
-    return Place(slug, words, lambda n, setting: np.asarray(rule(np.arange(n), n), bool))
+def _of(slug: str, words: str, rule: Callable[..., NDArray], *numbers: int) -> Place:
+    """A place by a rule (indices, n, *numbers) -> flags."""
+    return Place(slug, words, lambda n, setting: np.asarray(rule(np.arange(n), n, *numbers), bool))
 
 
 def _sized(slug: str, words: str, name: str, rule: Callable[[NDArray, int, int], NDArray]) -> Place:
@@ -75,14 +76,14 @@ def places_for(n: int) -> Iterator[Place]:
     yield _of("ends", "the first and the last {one}", lambda i, n: (i == 0) | (i == n - 1))
     yield _of("inner", "all {many} but the first and the last", lambda i, n: (i > 0) & (i < n - 1))
     for k in range(1, n):
-        yield _of(f"index-{k}", f"{{one}} {k}", lambda i, n, k=k: i == k)  # type: ignore[misc]
+        yield _of(f"index-{k}", f"{{one}} {k}", lambda i, n, k: i == k, k)
     for k in range(2, n):
-        yield _of(f"from-{k}", f"{{many}} from {k} on", lambda i, n, k=k: i >= k)  # type: ignore[misc]
-        yield _of(f"until-{k}", f"{{many}} before {k}", lambda i, n, k=k: i < k)  # type: ignore[misc]
-        yield _of(f"end-{k}", f"the {ordinal(k)} last {{one}}", lambda i, n, k=k: i == n - k)  # type: ignore[misc]
-        yield _of(f"last-{k}", f"the last {k} {{many}}", lambda i, n, k=k: i >= n - k)  # type: ignore[misc]
-        yield _of(f"but-last-{k}", f"all {{many}} but the last {k}", lambda i, n, k=k: i < n - k)  # type: ignore[misc]
-        yield _of(f"but-{k - 1}", f"all {{many}} but {k - 1}", lambda i, n, k=k: i != k - 1)  # type: ignore[misc]
+        yield _of(f"from-{k}", f"{{many}} from {k} on", lambda i, n, k: i >= k, k)
+        yield _of(f"until-{k}", f"{{many}} before {k}", lambda i, n, k: i < k, k)
+        yield _of(f"end-{k}", f"the {ordinal(k)} last {{one}}", lambda i, n, k: i == n - k, k)
+        yield _of(f"last-{k}", f"the last {k} {{many}}", lambda i, n, k: i >= n - k, k)
+        yield _of(f"but-last-{k}", f"all {{many}} but the last {k}", lambda i, n, k: i < n - k, k)
+        yield _of(f"but-{k - 1}", f"all {{many}} but {k - 1}", lambda i, n, k: i != k - 1, k)
     for name in (*map(str, range(2, min(n, 17))), *SIZES):
         yield from _by_size(name)
 
@@ -172,11 +173,16 @@ def relations_for(n: int) -> Iterator[Relation]:
     for aligned, note in ((False, ""), (True, ", counted from the end")):
 
         def relation(
-            slug: str, words: str, rule: Callable[[NDArray], NDArray], aligned: bool = aligned, note: str = note
+            slug: str,
+            words: str,
+            rule: Callable[..., NDArray],
+            *numbers: int,
+            aligned: bool = aligned,
+            note: str = note,
         ) -> Relation:
             def flags(n: int, m: int) -> Flags:
                 distance = np.arange(m)[None] - np.arange(n)[:, None] - ((m - n) if aligned else 0)
-                return np.asarray(rule(distance), bool)
+                return np.asarray(rule(distance, *numbers), bool)
 
             return Relation(f"{slug}{'-from-the-end' if aligned else ''}", words + note, flags)
 
@@ -189,14 +195,14 @@ def relations_for(n: int) -> Iterator[Relation]:
         yield relation("odd-distance", "{b} at an odd distance from {a}", lambda d: d % 2 == 1)
         yield relation("even-distance", "{b} at an even distance from {a}", lambda d: d % 2 == 0)
         for k in range(1, n):
-            yield relation(f"at+{k}", f"{{b}} = {{a}} + {k}", lambda d, k=k: d == k)  # type: ignore[misc]
-            yield relation(f"at-{k}", f"{{b}} = {{a}} - {k}", lambda d, k=k: d == -k)  # type: ignore[misc]
-            yield relation(f"further+{k}", f"{{b}} > {{a}} + {k}", lambda d, k=k: d > k)  # type: ignore[misc]
-            yield relation(f"further-{k}", f"{{b}} < {{a}} - {k}", lambda d, k=k: d < -k)  # type: ignore[misc]
-            yield relation(f"not-beyond+{k}", f"{{b}} <= {{a}} + {k}", lambda d, k=k: d <= k)  # type: ignore[misc]
-            yield relation(f"not-before-{k}", f"{{b}} >= {{a}} - {k}", lambda d, k=k: d >= -k)  # type: ignore[misc]
-            yield relation(f"near-{k}", f"{{b}} within {k} of {{a}}", lambda d, k=k: np.abs(d) <= k)  # type: ignore[misc]
-            yield relation(f"far-{k}", f"{{b}} more than {k} from {{a}}", lambda d, k=k: np.abs(d) > k)  # type: ignore[misc]
+            yield relation(f"at+{k}", f"{{b}} = {{a}} + {k}", lambda d, k: d == k, k)
+            yield relation(f"at-{k}", f"{{b}} = {{a}} - {k}", lambda d, k: d == -k, k)
+            yield relation(f"further+{k}", f"{{b}} > {{a}} + {k}", lambda d, k: d > k, k)
+            yield relation(f"further-{k}", f"{{b}} < {{a}} - {k}", lambda d, k: d < -k, k)
+            yield relation(f"not-beyond+{k}", f"{{b}} <= {{a}} + {k}", lambda d, k: d <= k, k)
+            yield relation(f"not-before-{k}", f"{{b}} >= {{a}} - {k}", lambda d, k: d >= -k, k)
+            yield relation(f"near-{k}", f"{{b}} within {k} of {{a}}", lambda d, k: np.abs(d) <= k, k)
+            yield relation(f"far-{k}", f"{{b}} more than {k} from {{a}}", lambda d, k: np.abs(d) > k, k)
 
 
 @lru_cache(maxsize=256)
