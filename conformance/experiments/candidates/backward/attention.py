@@ -16,13 +16,13 @@ from conformance.experiments.candidates.backward.formula import (
     tiled,
     where_open,
 )
+from conformance.zoo.backward.attention import SOFTMAX_FIX
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.heads import interleaved
 from mha_core.heads import sum_kv_groups
 from mha_core.reference.forward import dropout_factor
 from mha_core.reference.state import State
 
-SOFTMAX_FIX = "dS = P * (dP - rowsum(P * dP)), over the allowed keys."
 DROPOUT_FIX = "Multiply by keep / (1 - p) once where the forward direction does."
 
 
@@ -108,6 +108,10 @@ def _of_dropout() -> Iterator[Formula]:
         )
 
 
+def _of_scores(slug: str, words: str, array: Array) -> Formula:
+    return Formula("d_scores", slug, words, array, fix=SOFTMAX_FIX)
+
+
 FORMULAS: tuple[Formula, ...] = (
     Formula(
         "d_heads", "interleaved", "d_merged split as (d, h)", lambda s: interleaved(s["d_merged"], s.config.num_heads)
@@ -130,106 +134,58 @@ FORMULAS: tuple[Formula, ...] = (
     Formula("d_values", "by-one-minus", "that of 1 - weights", _values_by(lambda s: 1.0 - s["kept_weights"])),
     Formula("d_values", "over-queries", "that of a softmax over queries", _values_by(_of_queries)),
     *group_formulas("d_values", _per_head_values),
-    Formula("d_scores", "weighted", "P * dP, without the row sum", _weighted, fix=SOFTMAX_FIX),
-    Formula(
-        "d_scores",
+    _of_scores("weighted", "P * dP, without the row sum", _weighted),
+    _of_scores(
         "without-weights",
         "dP - rowsum(P * dP)",
         lambda s: where_open(s, s["d_weights"] - _weighted(s).sum(axis=-1, keepdims=True)),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
-        "weighted-again",
-        "P * P * (dP - rowsum(P * dP))",
-        lambda s: where_open(s, s["weights"] * s["d_scores"]),
-        fix=SOFTMAX_FIX,
+    _of_scores(
+        "weighted-again", "P * P * (dP - rowsum(P * dP))", lambda s: where_open(s, s["weights"] * s["d_scores"])
     ),
-    Formula("d_scores", "as-it-is", "dP", lambda s: where_open(s, s["d_weights"]), fix=SOFTMAX_FIX),
-    Formula("d_scores", "sum-over-queries", "P * (dP - its sum over queries)", _row_sums(-2), fix=SOFTMAX_FIX),
-    Formula("d_scores", "sum-over-heads", "P * (dP - its sum over heads)", _row_sums(1), fix=SOFTMAX_FIX),
-    Formula(
-        "d_scores", "sum-over-both", "P * (dP - its sum over queries and keys)", _row_sums((-2, -1)), fix=SOFTMAX_FIX
-    ),
-    Formula(
-        "d_scores",
-        "sum-before-dropout",
-        "P * (dP - rowsum(P * dP before dropout))",
-        _row_sums(-1, "d_kept_weights"),
-        fix=SOFTMAX_FIX,
-    ),
-    Formula(
-        "d_scores",
-        "diagonal",
-        "P * (1 - P) * dP, without other keys",
-        lambda s: _weighted(s) * (1.0 - s["weights"]),
-        fix=SOFTMAX_FIX,
-    ),
-    Formula(
-        "d_scores",
+    _of_scores("as-it-is", "dP", lambda s: where_open(s, s["d_weights"])),
+    _of_scores("sum-over-queries", "P * (dP - its sum over queries)", _row_sums(-2)),
+    _of_scores("sum-over-heads", "P * (dP - its sum over heads)", _row_sums(1)),
+    _of_scores("sum-over-both", "P * (dP - its sum over queries and keys)", _row_sums((-2, -1))),
+    _of_scores("sum-before-dropout", "P * (dP - rowsum(P * dP before dropout))", _row_sums(-1, "d_kept_weights")),
+    _of_scores("diagonal", "P * (1 - P) * dP, without other keys", lambda s: _weighted(s) * (1.0 - s["weights"])),
+    _of_scores(
         "plain-sum",
         "P * (dP - rowsum(dP))",
         lambda s: _weighted(s) - s["weights"] * where_open(s, s["d_weights"]).sum(axis=-1, keepdims=True),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "mean",
         "dP less its mean over the allowed keys",
         lambda s: where_open(s, s["d_weights"] - (_uniform(s) * s["d_weights"]).sum(axis=-1, keepdims=True)),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "mean-of-all",
         "dP less its mean over all keys",
         lambda s: where_open(s, s["d_weights"] - s["d_weights"].mean(axis=-1, keepdims=True)),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "plain-mean",
         "P * (dP - mean(dP))",
         lambda s: _weighted(s) - s["weights"] * where_open(s, s["d_weights"]).mean(axis=-1, keepdims=True),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "log-softmax",
         "dP - P * rowsum(dP), a log-softmax's",
         lambda s: where_open(s, s["d_weights"] - s["weights"] * s["d_weights"].sum(axis=-1, keepdims=True)),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "largest",
         "P * (dP - max(dP))",
         lambda s: _weighted(s) - s["weights"] * s["d_weights"].max(axis=-1, keepdims=True),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
+    _of_scores(
         "row-sum-not-weighted",
         "P * dP - rowsum(P * dP)",
         lambda s: where_open(s, _weighted(s) - _weighted(s).sum(axis=-1, keepdims=True)),
-        fix=SOFTMAX_FIX,
     ),
-    Formula(
-        "d_scores",
-        "of-kept",
-        "that of the weights after dropout",
-        _softmax_backward(lambda s: s["kept_weights"]),
-        fix=SOFTMAX_FIX,
-    ),
-    Formula("d_scores", "of-uniform", "that of uniform weights", _softmax_backward(_uniform), fix=SOFTMAX_FIX),
-    Formula(
-        "d_scores",
-        "of-squares",
-        "that of squared weights",
-        _softmax_backward(lambda s: np.square(s["weights"])),
-        fix=SOFTMAX_FIX,
-    ),
-    Formula(
-        "d_scores", "over-queries", "that of a softmax over queries", _softmax_backward(_of_queries), fix=SOFTMAX_FIX
-    ),
+    _of_scores("of-kept", "that of the weights after dropout", _softmax_backward(lambda s: s["kept_weights"])),
+    _of_scores("of-uniform", "that of uniform weights", _softmax_backward(_uniform)),
+    _of_scores("of-squares", "that of squared weights", _softmax_backward(lambda s: np.square(s["weights"]))),
+    _of_scores("over-queries", "that of a softmax over queries", _softmax_backward(_of_queries)),
 )

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.candidates.backward.attention import SOFTMAX_FIX
 from conformance.experiments.candidates.backward.formula import where_open
 from conformance.experiments.changes.fit import fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.measured import on_step
 from conformance.experiments.readings.backward import Backward, Inner, Refuted
+from conformance.zoo.backward.attention import SOFTMAX_FIX
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
 

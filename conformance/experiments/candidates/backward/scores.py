@@ -67,8 +67,13 @@ def _ratio(state: State) -> tuple[NDArray, float]:
     return unscaled(state) * state.config.softmax_scale / state.config.softcap, state.config.softcap
 
 
-def _capped_slope(slope: Callable[[NDArray, float], NDArray]) -> Array:
-    return lambda state: where_open(state, state["d_scores"] * slope(*_ratio(state)))
+def _of_slope(slug: str, words: str, slope: Callable[[NDArray, float], NDArray]) -> Formula:
+    """Another slope of the softcap c, made of (x / c, c)."""
+
+    def array(state: State) -> NDArray:
+        return where_open(state, state["d_scores"] * slope(*_ratio(state)))
+
+    return Formula("d_similarity", slug, words, array, fix=SLOPE_FIX)
 
 
 def _hidden_slope(slope: Callable[[NDArray], NDArray | float]) -> Array:
@@ -92,69 +97,15 @@ def _bias_by(gradient: str) -> Array:
 
 
 FORMULAS: tuple[Formula, ...] = (
-    Formula(
-        "d_similarity",
-        "no-slope",
-        "d_scores, without the softcap's slope",
-        _capped_slope(lambda x, c: np.ones_like(x)),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "tanh",
-        "d_scores * (1 - tanh(x / c))",
-        _capped_slope(lambda x, c: 1.0 - np.tanh(x)),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "abs-tanh",
-        "d_scores * (1 - |tanh(x / c)|)",
-        _capped_slope(lambda x, c: 1.0 - np.abs(np.tanh(x))),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "slope-squared",
-        "d_scores * slope^2",
-        _capped_slope(lambda x, c: (1.0 - np.tanh(x) ** 2) ** 2),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "slope-at-x",
-        "d_scores * (1 - tanh(x)^2)",
-        _capped_slope(lambda x, c: 1.0 - np.tanh(x * c) ** 2),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "slope-of-capped",
-        "d_scores * (1 - (c tanh(x / c))^2)",
-        _capped_slope(lambda x, c: 1.0 - (c * np.tanh(x)) ** 2),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "slope-twice",
-        "d_scores * (1 - tanh(tanh(x / c))^2)",
-        _capped_slope(lambda x, c: 1.0 - np.tanh(np.tanh(x)) ** 2),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "slope-inverse",
-        "d_scores / slope",
-        _capped_slope(lambda x, c: 1.0 / (1.0 - np.tanh(x) ** 2)),
-        fix=SLOPE_FIX,
-    ),
-    Formula(
-        "d_similarity",
-        "where-small",
-        "d_scores where |x| < c, else 0",
-        _capped_slope(lambda x, c: (np.abs(x) < 1.0) * 1.0),
-        fix=SLOPE_FIX,
-    ),
+    _of_slope("no-slope", "d_scores, without the softcap's slope", lambda x, c: np.ones_like(x)),
+    _of_slope("tanh", "d_scores * (1 - tanh(x / c))", lambda x, c: 1.0 - np.tanh(x)),
+    _of_slope("abs-tanh", "d_scores * (1 - |tanh(x / c)|)", lambda x, c: 1.0 - np.abs(np.tanh(x))),
+    _of_slope("slope-squared", "d_scores * slope^2", lambda x, c: (1.0 - np.tanh(x) ** 2) ** 2),
+    _of_slope("slope-at-x", "d_scores * (1 - tanh(x)^2)", lambda x, c: 1.0 - np.tanh(x * c) ** 2),
+    _of_slope("slope-of-capped", "d_scores * (1 - (c tanh(x / c))^2)", lambda x, c: 1.0 - (c * np.tanh(x)) ** 2),
+    _of_slope("slope-twice", "d_scores * (1 - tanh(tanh(x / c))^2)", lambda x, c: 1.0 - np.tanh(np.tanh(x)) ** 2),
+    _of_slope("slope-inverse", "d_scores / slope", lambda x, c: 1.0 / (1.0 - np.tanh(x) ** 2)),
+    _of_slope("where-small", "d_scores where |x| < c, else 0", lambda x, c: (np.abs(x) < 1.0) * 1.0),
     Formula("d_additive_hidden", "no-slope", "without the tanh's slope", _hidden_slope(lambda t: 1.0)),
     Formula("d_additive_hidden", "tanh", "with 1 - tanh as slope", _hidden_slope(lambda t: 1.0 - t)),
     Formula(
