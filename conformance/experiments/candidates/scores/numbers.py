@@ -241,31 +241,11 @@ POWERS = (("{}", 1.0), ("1 / {}", -1.0), ("{}^2", 2.0), ("1 / {}^2", -2.0), ("sq
 
 BASES: dict[str, tuple[Base, Callable[[AttentionConfig], bool]]] = {
     "": (lambda config: 1.0, lambda config: True),
-    **{
-        words.format("scale"): (_scale(power), lambda config: bool(config.scale))
-        for words, power in (
-            ("{}", 1.0),
-            ("1 / {}", -1.0),
-            ("{}^2", 2.0),
-            ("1 / {}^2", -2.0),
-            ("sqrt({})", 0.5),
-            ("1 / sqrt({})", -0.5),
-        )
-    },
+    **{words.format("scale"): (_scale(power), lambda config: bool(config.scale)) for words, power in POWERS},
     **{
         words.format("score_dim"): (_hidden(power), lambda config: config.score_dim is not None)
         for words, power in (("1 / sqrt({})", -0.5), ("1 / {}", -1.0), ("sqrt({})", 0.5))
     },
-    **{
-        words.format("softcap"): (_cap(power), lambda config: config.softcap is not None)
-        for words, power in (
-            ("{}", 1.0),
-            ("1 / {}", -1.0),
-            ("{}^2", 2.0),
-            ("1 / {}^2", -2.0),
-            ("sqrt({})", 0.5),
-            ("1 / sqrt({})", -0.5),
-        )
-    },
+    **{words.format("softcap"): (_cap(power), lambda config: config.softcap is not None) for words, power in POWERS},
 }
 """Numbers of the config on which a measured one may depend besides sizes, and whether a config has them."""
