@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.amounts import added_amounts
 from conformance.experiments.candidates.fitted import (
     HEADS,
     KEPT_WEIGHTS,
     MERGED,
     OUTPUT,
-    factors_on,
     fitted,
     fitted_by_key,
     whole_first,
@@ -28,7 +26,7 @@ from conformance.experiments.candidates.scores.anything import Candidate
 from conformance.experiments.candidates.scores.anything import whole_first as whole_scores
 from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
 from conformance.experiments.candidates.steps import BESIDE, positions_on
-from conformance.experiments.candidates.values import all_otherwise
+from conformance.experiments.candidates.values import plain_otherwise
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -70,16 +68,9 @@ def _same_value(config: AttentionConfig, keys: int) -> NDArray:
     return np.tile(one, (1, keys, 1))
 
 
-def _plain(view: View) -> Iterator[Bug]:
-    yield from all_otherwise()
-    yield from factors_on(view, OUTPUT)
-    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
-    yield from added_amounts(view)
-
-
 def _anything(view: View) -> Iterator[Bug]:
     """What differs in the output, in the heads, or in the weights that meet the values."""
-    yield from _plain(view)
+    yield from plain_otherwise(view)
     yield from positions_on(BESIDE)
     for reading in (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED):
         if not view.explained:

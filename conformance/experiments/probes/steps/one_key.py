@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.amounts import added_amounts
 from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.fitted import (
     HEADS,
@@ -29,12 +28,11 @@ from conformance.experiments.candidates.fitted import (
     VALUE_WEIGHT,
     VALUES,
     Reading,
-    factors_on,
     fitted,
     whole_first,
 )
 from conformance.experiments.candidates.parameters import parameters_otherwise
-from conformance.experiments.candidates.values import all_otherwise
+from conformance.experiments.candidates.values import plain_otherwise
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -100,17 +98,9 @@ _whole = _problems(lambda config: NO_BIASES)
 _large = _problems(lambda config: NO_BIASES, lambda config: 10.0)
 
 
-def _plain(view: View) -> Iterator[Bug]:
-    """Everything that needs no number, other factors, and so much of something else."""
-    yield from all_otherwise()
-    yield from factors_on(view, OUTPUT)
-    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
-    yield from added_amounts(view)
-
-
 def _anything(view: View) -> Iterator[Bug]:
     """Also what is read off the steps and the matrices, if nothing plain explains what differs."""
-    yield from _plain(view)
+    yield from plain_otherwise(view)
     for readings in ((OUTPUT,), (HEADS,), (VALUES,), (INPUT, VALUE_WEIGHT), (MERGED,), (PROJECTED,), (OUTPUT_WEIGHT,)):
         if not view.explained:
             for reading in readings:  # an input's channel is a column of the weight, but where there is no weight
@@ -128,7 +118,7 @@ def _from_bias(reading: Reading) -> Callable[[View], Iterator[Bug]]:
         yield from parameters_otherwise()
         yield from biases_where_equal()
         if not view.explained:
-            yield from _plain(view)
+            yield from plain_otherwise(view)
 
     return propose
 
@@ -139,7 +129,7 @@ PROBES = (
         "One key whose value is 0, no biases: only what does not come from the values can show.",
         r"o_{bi} = 0",
         _problems(lambda config: NO_BIASES, lambda config: 0.0),
-        _plain,
+        plain_otherwise,
     ),
     Probe(
         "equal-channels",
