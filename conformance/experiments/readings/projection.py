@@ -10,6 +10,7 @@ of the query heads that read that head:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
 from conformance.experiments.readings.values import read_lone_values
-from conformance.experiments.readings.weights import Answer
+from conformance.experiments.readings.weights import Answer, takes_weights
 
 
 def read_value_weight(answer: Answer, problem: Problem) -> NDArray | None:
@@ -26,15 +27,7 @@ def read_value_weight(answer: Answer, problem: Problem) -> NDArray | None:
 
     None if an answer was refused, or the layer takes no other weights.
     """
-    if not problem.config.projections or getattr(answer, "fixed", None) is not None:
-        return None
-    columns = []
-    for one in _units(problem):
-        column = read_lone_values(answer, one)
-        if column is None:
-            return None
-        columns.append(column[0].ravel())
-    return np.stack(columns, axis=-1)
+    return _columns(answer, problem, _units, read_lone_values)
 
 
 def read_output_weight(answer: Answer, problem: Problem) -> NDArray | None:
@@ -42,14 +35,29 @@ def read_output_weight(answer: Answer, problem: Problem) -> NDArray | None:
 
     None if an answer was refused, or the layer takes no other weights.
     """
-    if not problem.config.projections or getattr(answer, "fixed", None) is not None:
+    return _columns(answer, problem, _channels, _first_query)
+
+
+def _first_query(answer: Answer, problem: Problem) -> NDArray | None:
+    output = answer(problem)
+    return None if output is None else output[:, 0]
+
+
+def _columns(
+    answer: Answer,
+    problem: Problem,
+    ones: Callable[[Problem], Sequence[Problem]],
+    read: Callable[[Answer, Problem], NDArray | None],
+) -> NDArray | None:
+    """What is read of the first item of each problem, as a column; None if one can't be read."""
+    if not takes_weights(answer, problem.config):
         return None
     columns = []
-    for one in _channels(problem):
-        column = answer(one)
+    for one in ones(problem):
+        column = read(answer, one)
         if column is None:
             return None
-        columns.append(column[0, 0])
+        columns.append(column[0].ravel())
     return np.stack(columns, axis=-1)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, changed, generic, selector
-from conformance.experiments.readings.weights import Answer, read_weights
+from conformance.experiments.readings.weights import Answer, read_weights, takes_weights
 from mha_core import AttentionConfig
 
 
@@ -149,7 +149,7 @@ def read_key_weight(answer: Answer, config: AttentionConfig) -> NDArray | None:
 
 def _are_readable(answer: Answer, config: AttentionConfig) -> bool:
     """Whether a layer has weights, takes others, and its scores are products."""
-    return config.projections and getattr(answer, "fixed", None) is None and config.score != "additive"
+    return takes_weights(answer, config) and config.score != "additive"
 
 
 def centred(scores: NDArray) -> NDArray:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, changed, generic, selector
-from conformance.experiments.readings.weights import Answer
+from conformance.experiments.readings.weights import Answer, takes_weights
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
@@ -77,7 +77,7 @@ def read_lone_input(answer: Answer, problem: Problem) -> NDArray | None:
     """(B, 1, Dv): the value input of a problem with one key, by W_v that passes its channels through; or None."""
     config = problem.config
     width = config.num_kv_heads * config.value_head_dim
-    if not config.projections or getattr(answer, "fixed", None) is not None:
+    if not takes_weights(answer, config):
         return None
     found = []
     for first, passing in _passing_input(problem):

@@ -20,11 +20,17 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
+from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
 Answer = Callable[[Problem], "NDArray | None"]
 """Problem -> the output, of a subject or of a model of it; None if there is none."""
+
+
+def takes_weights(answer: Answer, config: AttentionConfig) -> bool:
+    """Whether a layer has projections, and runs with other weights than its own."""
+    return config.projections and getattr(answer, "fixed", None) is None
 
 
 def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None) -> NDArray | None:
