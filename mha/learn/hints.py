@@ -1,7 +1,8 @@
 """What is said of an exercise, level by level, so that the answer is not given away.
 
 Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
-where no bug explains it, the smallest case that fails, in numbers. 3: what to change. 4: the real function.
+where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change.
+4: the real function.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExer
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
 from mha.learn.running.layering import SECONDS, diagnosed
+from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
 from mha.learn.sources import answers
 from mha.learn.words import described, given_to, written_out
@@ -25,6 +27,9 @@ from mha_core.reference.rules import RULES
 
 DEEPEST = 4
 """The level that gives the answer."""
+
+MEASURING_LIMIT = 2 * TIME_LIMIT
+"""Seconds that measuring may take before its process is ended: it ends itself long before, unless a file hangs."""
 
 
 def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> str:
@@ -88,13 +93,17 @@ def _rules(exercise: Exercise) -> str:
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, level: int) -> str:
-    """The bugs that explain what a step gives in every case; else the smallest case that fails, in numbers."""
+    """The bugs that explain what a step gives in every case; else what was measured of it, which gives the same; else
+    the smallest case that fails, in numbers.
+    """
     found = explained(exercise, verdict.answers)
     if found.unknown:
         rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
         return f"{told(found.explanations, level)}\n{rest}"
     if found.explanations:
         return told(found.explanations, level)
+    if folder is not None and (measured := _measured(exercise, verdict, folder, level)):
+        return measured
     smallest = "" if folder is None else _smallest(exercise, verdict, folder)
     return "\n".join(["No known mistake, and no two of them, give what yours gives in every case.", smallest]).strip()
 
@@ -118,6 +127,23 @@ def _of_bug(bug: Bug, level: int) -> str:
     lines = [f"  {bug.id}: {bug.sentence}{seen}"]
     if level > 2:
         lines.append(f"    What to change: {bug.fix}")
+    return "\n".join(lines)
+
+
+def _measured(exercise: StepExercise, verdict: Verdict, folder: Path, level: int) -> str:
+    """What experiments show of a step that no bug explains; "" if they don't, or its process ends."""
+    path = str((folder / exercise.file).resolve())
+    try:
+        found: tuple[Said, ...] = ask(
+            exercise.dialect, MEASURING_LIMIT, measured_in, path, exercise.name, verdict.answers
+        )
+    except WorkerDied:
+        return ""
+    lines = ["No known mistake; measured, and the same as yours in every case:"] if found else []
+    for said in found:
+        lines.append(f"  {said.sentence}")
+        if level > 2:
+            lines.append(f"    What to change: {said.fix}")
     return "\n".join(lines)
 
 

@@ -125,7 +125,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
     places = bench(exercise).places
     answers, form = [], ""
     for place, answer in zip(places, tried.answers, strict=False):
-        pairs = [_formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True)]
+        pairs = [formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True)]
         answers.append(tuple(array for array, _ in pairs))
         wrong = [f"{name} {said}" for name, (_, said) in zip(names_of(exercise), pairs, strict=True) if said]
         form = form or (f"{wrong[0]} (case {place.case.id}: {described(place.problem)})" if wrong else "")
@@ -145,7 +145,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
     return Verdict(exercise, "right", f"equal within the float64 bound in {len(places)} cases", whole, tried.printed)
 
 
-def _formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> tuple[NDArray, str]:
+def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> tuple[NDArray, str]:
     """The array in the shape asked for, if it can have it; and what is wrong with its dtype or shape."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:

@@ -53,7 +53,7 @@ def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
     for bug in all_bugs():
         if not bug.equivalent and bug.steps & set(exercise.covers):
             answers = tuple(_given_by(there, place, bug) for place in there.places)
-            if any(one is not None and not _same(one, place.wanted, place) for one, place in _beside(answers, there)):
+            if any(one is not None and not same(one, place.wanted, place) for one, place in _beside(answers, there)):
                 found.append(Mistake(bug, answers))
     return tuple(found)
 
@@ -99,7 +99,7 @@ def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
         (mistake.bug,)
         for mistake in known
         if all(
-            one is not None and _same(one, answer, place)
+            one is not None and same(one, answer, place)
             for one, answer, place in zip(mistake.answers, answers, there.places, strict=True)
         )
     )
@@ -115,7 +115,7 @@ def _together(there: Bench, known: Sequence[Mistake], answers: Sequence[Answer])
         if compatible(a, b) and (a.steps & covers) and (b.steps & covers):
             for place, answer in zip(there.places, answers, strict=True):
                 given = _given_by(there, place, a, b)
-                if given is None or not _same(given, answer, place):
+                if given is None or not same(given, answer, place):
                     break
             else:
                 found.append((a, b))
@@ -173,7 +173,8 @@ def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer]) -> NDA
     )
 
 
-def _same(answer: Answer, other: Answer, place: Place) -> bool:
+def same(answer: Answer, other: Answer, place: Place) -> bool:
+    """Whether what a bug gives in a case is what a learner's function gives, within rounding."""
     return all(
         one.shape == two.shape and bool(close(one, two, allowed).all())
         for one, two, allowed in zip(answer, other, place.allowed, strict=True)
@@ -215,6 +216,6 @@ def _alike(a: Mistake, b: Mistake, places: Sequence[Place]) -> bool:
         if one is None or two is None:
             if one is not two:
                 return False
-        elif not _same(one, two, place):
+        elif not same(one, two, place):
             return False
     return True

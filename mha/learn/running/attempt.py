@@ -79,7 +79,7 @@ def attempt(asked: Asked) -> Attempt:
         try:
             function = found(asked.path, asked.function, asked.parameters)
             for arguments, shapes in asked.calls:
-                answers.append(_answer(asked, function, arguments, shapes))
+                answers.append(answer_of(asked, function, arguments, shapes))
         except NotBegun:
             return Attempt(tuple(answers), f"{asked.function} is still to be written", begun=False)
         except (Unfit, SubjectFailed) as error:
@@ -238,9 +238,10 @@ def place(error: BaseException, path: str) -> str:
     return f" (line {lines[-1]})" if lines else ""
 
 
-def _answer(
+def answer_of(
     asked: Asked, function: Callable[..., Any], arguments: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Arrays:
+    """What one call of a function gives; `shapes` are those that it must return. Raises NotBegun or Unfit."""
     named = dict(zip(asked.parameters, arguments, strict=True))
     handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
     handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]
