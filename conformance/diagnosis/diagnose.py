@@ -16,6 +16,7 @@ from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
+from conformance.diagnosis.second_call import SecondCall
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.localise.located import Located, localise
@@ -28,7 +29,7 @@ from conformance.judging.expected import Expected, expected
 from conformance.judging.repeats import can_be_asked_again
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
-from conformance.zoo.bug import Bug
+from conformance.zoo.bug import GRADIENTS, Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import STAGES, SpecError, Trace
 
@@ -63,6 +64,7 @@ class Diagnosis:
         closest: if there is none of these either, those that explain some failing cases, best first.
         measured: what experiments showed; None if the subject was not asked more than the cases.
         located: the first wrong step of what nothing explains wholly, if it could be told.
+        again: of a subject that is right when it is asked once, and not when asked again: the diagnosis of second calls.
     """
 
     subject: str
@@ -78,11 +80,17 @@ class Diagnosis:
     closest: tuple[Hypothesis, ...] = ()
     measured: Measured | None = None
     located: Located | None = None
+    again: Diagnosis | None = None
 
     @property
     def first_stage(self) -> str | None:
-        """The stage of the first wrong step, if it is known though what is wrong there is not; else None."""
-        return None if self.located is None else self.located.stage
+        """The stage of the first wrong step, if it is known though what is wrong there is not, or in second calls."""
+        if self.located is not None:
+            return self.located.stage
+        if self.again is None:
+            return None
+        stages = {bug.stage for one in self.again.explanations[:1] for bug in one.bugs}
+        return self.again.first_stage or next((stage for stage in (*STAGES, GRADIENTS) if stage in stages), None)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -120,6 +128,7 @@ def diagnose(
     Raises:
         SpecError: the subject could not run a single case.
     """
+    cases = tuple(cases)
     progress("running the subject")
     observations, left_out = observe(subject, cases)
     if not observations:
@@ -138,7 +147,8 @@ def diagnose(
     if not failing:  # it may still answer otherwise when it is asked again
         if not experiments or not can_be_asked_again(subject):
             return found
-        return replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments)))
+        found = replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments)))
+        return replace(found, again=_again(found, subject, cases, bugs, experiments, progress))
     inside = narrower([one.arrays["output"] for one in observations], subject.dtype)
     if inside is not None and subject.dtype == "float64":
         inside = "float32"  # what rounds to less is a bug on top of that
@@ -162,6 +172,25 @@ def diagnose(
         return found
     progress("looking for the first wrong step")
     return replace(found, located=localise(found.measured, [one.wanted.problem for one in failing]))
+
+
+def _again(
+    found: Diagnosis,
+    subject: Subject,
+    cases: Sequence[Case],
+    bugs: Sequence[Bug] | None,
+    experiments: bool | Lab,
+    progress: Callable[[str], None],
+) -> Diagnosis | None:
+    """The diagnosis of second calls, if equal calls of one layer have other answers and there is something to explain."""
+    assert found.measured is not None
+    if not found.findings or not found.measured.behaviour.is_function or isinstance(subject, SecondCall):
+        return None
+    progress("asking everything twice")
+    second = SecondCall(subject)
+    lab = Lab(second, experiments.seconds, experiments.configs) if isinstance(experiments, Lab) else True
+    again = diagnose(second, cases, bugs=bugs, experiments=lab, progress=progress)
+    return again if again.failing else None
 
 
 def _lab(subject: Subject, experiments: bool | Lab) -> Lab:

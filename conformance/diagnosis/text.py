@@ -20,9 +20,20 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
             paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
         if diagnosis.measured is not None:
             paragraphs += experiments_text(diagnosis.measured, details=details)
+    if diagnosis.again is not None:
+        paragraphs.append(_again(diagnosis.again))
     if diagnosis.left_out:
         paragraphs.append(f"Left out, and so not explained:\n{_left_out(diagnosis)}")
     return "\n\n".join(paragraphs)
+
+
+def _again(again: Diagnosis) -> str:
+    """What differs in second calls."""
+    total = len(again.failing) + len(again.passing)
+    lines = [f"Each called twice, the second calls differ in {len(again.failing)} of {total} cases.", _cause(again)]
+    if again.located is not None:
+        lines.append(located_text(again.located, partly=bool(again.partly)))
+    return "\n".join(lines)
 
 
 def _left_out(diagnosis: Diagnosis) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.second_call import SecondCall
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD, Dice
@@ -165,6 +166,9 @@ def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdi
     claims = answer.confident or answer.partly
     right = [claim for claim in claims if is_right(claim, truth, subject)]
     stages = truth.stages | {claim.first for claim in right}
+    if truth.stateful and diagnosis.again is not None:
+        second = answer_of(diagnosis.again).confident
+        stages |= {claim.first for claim in second if _gives(claim.bugs or (), truth, SecondCall(subject))}
     said = " | ".join(claim.words for claim in claims) or "-"
     return Verdict(
         differs=bool(diagnosis.failing) or bool(claims),
@@ -183,10 +187,13 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
     """
     if truth.stateful:
         return claim.bugs is None and "call" in claim.words
-    if claim.bugs is None:
-        return False
+    return claim.bugs is not None and _gives(claim.bugs, truth, subject)
+
+
+def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
+    """Whether the reference with these bugs gives what a subject gives, in fresh problems in which that is not right."""
     right = FaultySubject(gradients=truth.gradients)
-    model = BuggySubject(*claim.bugs)
+    model = BuggySubject(*bugs)
     acting = 0
     for problem in fresh_problems(truth):
         try:

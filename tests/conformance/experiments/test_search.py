@@ -151,8 +151,12 @@ def test_what_differs_only_when_asked_again_is_said():
 
             return counted
 
-    found = diagnose(Counting(), CASES[:6], experiments=True)
+    found = diagnose(Counting(), CASES[:6], bugs=[], experiments=True)
     assert not found.failing
     assert found.differs
     assert "asked once. But: A second call" in describe(found)
     assert np.isfinite(found.measured.behaviour.spread)
+    (explained,) = {one.bugs for one in found.again.explanations}
+    assert [bug.sentence for bug in explained] == ["The output is the definition's times 1.1."]
+    assert found.first_stage == "output"
+    assert "Each called twice, the second calls differ in 6 of 6 cases.\nThis gives" in describe(found)
