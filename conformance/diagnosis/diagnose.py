@@ -64,7 +64,7 @@ class Diagnosis:
         closest: if there is none of these either, those that explain some failing cases, best first.
         measured: what experiments showed; None if the subject was not asked more than the cases.
         located: the first wrong step of what nothing explains wholly, if it could be told.
-        again: of a subject that is right when it is asked once, and not when asked again: the diagnosis of second calls.
+        again: of a subject that is right when asked once, and not when asked again: the diagnosis of second calls.
     """
 
     subject: str
@@ -182,7 +182,7 @@ def _again(
     experiments: bool | Lab,
     progress: Callable[[str], None],
 ) -> Diagnosis | None:
-    """The diagnosis of second calls, if equal calls of one layer have other answers and there is something to explain."""
+    """The diagnosis of second calls, if equal calls of one layer have other answers and something is wrong in them."""
     assert found.measured is not None
     if not found.findings or not found.measured.behaviour.is_function or isinstance(subject, SecondCall):
         return None
