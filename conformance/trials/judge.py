@@ -191,7 +191,7 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
 
 
 def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
-    """Whether the reference with these bugs gives what a subject gives, in fresh problems in which that is not right."""
+    """Whether the reference with these bugs gives what a subject gives, in fresh problems where that is wrong."""
     right = FaultySubject(gradients=truth.gradients)
     model = BuggySubject(*bugs)
     acting = 0
