@@ -39,8 +39,8 @@ BEAM = 12
 AT_ONCE = 3
 """Most bugs that one probe may add."""
 
-MOST_TRIED_HERE, MOST_TRIED = 10_000, 50_000
-"""Most runs of candidates at one probe, and at all of them: it takes seconds, whatever the subject does."""
+MOST_TRIED_HERE, MOST_TRIED, MOST_RUNS = 10_000, 50_000, 80_000
+"""Most runs of candidates at one probe, and at all of them; and of models, whatever for: some 15 s of the processor."""
 
 MOST_TRIED_IN_VAIN = 12_000
 """Most runs at all probes after one that nothing explained: that step shows in most of them."""
@@ -52,11 +52,9 @@ each, and at how many probes."""
 MOST_CURVED = 8
 """Most problems of earlier probes in which functions of one step are looked for, in place of the last bug."""
 
-PARTLY = 6
-"""Most candidates that explain a part of a probe's problems and are extended by another bug."""
-
-PARTLY_OF_GRADIENTS = 3
-"""The same in probes of gradients, where each array counts by itself, so the first ones are mostly right."""
+PARTLY, PARTLY_OF_GRADIENTS = 6, 3
+"""Most candidates that explain a part of a probe's problems and are extended by another bug. In probes of gradients
+each array counts by itself, so the first ones are mostly right."""
 
 
 @dataclass(eq=False)
@@ -109,7 +107,7 @@ class Search:
                 found = [model for model in beam if self._fits_all(model, problems, probe)]
             if not found:
                 self.progress(f"probe {probe.id}")
-                found = self._grown(probe, beam, problems)
+                found = [] if self._is_spent else self._grown(probe, beam, problems)
                 if not found and not probe.gradients:
                     self._forward_unexplained = True
                     self._left = min(self._left, MOST_TRIED_IN_VAIN)
@@ -158,6 +156,10 @@ class Search:
             self._own[problem] = own_gradients(self.lab.output, rounded, trace.gradients, self.lab.unit)
         return self._own[problem] is not False
 
+    @property
+    def _is_spent(self) -> bool:
+        return self.variants.runs >= MOST_RUNS
+
     def _fits(self, model: Model, problem: Problem, probe: Probe) -> bool:
         return fits(self.lab, self.variants, problem, model, gradients=probe.gradients)
 
@@ -174,8 +176,7 @@ class Search:
         before it are extended as well, by bugs that explain all the earlier probes too.
         """
         self._left_here = min(MOST_TRIED_HERE, self._left)
-        limited = self._limited(probe, beam, problems)
-        if limited:
+        if limited := self._limited(probe, beam, problems):
             return self._likeliest(distinct(limited))
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
@@ -232,7 +233,7 @@ class Search:
         return found or [model for model in inside if self._explains(model, probe, problems)]
 
     def _within(self, lab: Lab, probes: Sequence[Probe], start: Sequence[Model]) -> Sequence[Model]:
-        return Search(lab, self.zoo, self.progress, _left=self._left // 2).run(probes, start).models
+        return Search(lab, self.zoo, self.progress, self.variants, _left=self._left // 2).run(probes, start).models
 
     def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""
@@ -242,7 +243,7 @@ class Search:
             for proposed in self._proposed(passed, View(self.lab, self.variants, base, asked)):
                 model = (*base, *(proposed if isinstance(proposed, tuple) else (proposed,)))
                 left -= 1
-                if left <= 0:
+                if left <= 0 or self._is_spent:
                     return
                 if self._explains(model, probe, problems):
                     yield model
@@ -293,7 +294,7 @@ class Search:
             tried.add(name)
             model = (*base, *bugs)
             right, left = 0, sum(map(len, before))
-            if self._left_here <= 0:
+            if self._left_here <= 0 or self._is_spent:
                 return
             for index in order:
                 self._left_here, self._left = self._left_here - 1, self._left - 1

@@ -31,9 +31,13 @@ class Variants:
     """Runs the reference with some bugs in it.
 
     Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
+
+    Attributes:
+        runs: how many so far.
     """
 
     def __init__(self) -> None:
+        self.runs = 0
         self._right: dict[tuple[Problem, bool], Finished | None] = {}
         self._room = ROOM
         self._shared: OrderedDict[tuple[Problem, bool, tuple[Bug, ...]], Finished | None] = OrderedDict()
@@ -46,6 +50,7 @@ class Variants:
         None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
         nothing it is the same dict as without them.
         """
+        self.runs += 1
         gradients = gradients and problem.inputs.cotangent is not None
         right = self._right_run(problem, gradients)
         try:

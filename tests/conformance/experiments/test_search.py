@@ -11,7 +11,8 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
-from conformance.experiments.designs import generic
+from conformance.experiments import search as searching
+from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import unwarned
 from conformance.experiments.probe import Probe
@@ -20,6 +21,7 @@ from conformance.experiments.search import measure
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select
+from conformance.zoo.variants import Variants
 from mha_core import SpecError, Trace
 from mha_core.reference import forward
 
@@ -138,6 +140,15 @@ def test_names_of_probes():
     assert isinstance(select_probes(("one-key",))[0], Probe)
     with pytest.raises(SpecError, match="probe 'one-kez' is not known"):
         select_probes(("one-kez",))
+
+
+def test_the_runs_of_models_are_limited(monkeypatch):
+    few = select_probes(["score-size", "scores-square"], alone=True)
+    variants = Variants()
+    monkeypatch.setattr(searching, "MOST_RUNS", 1)
+    found = searching.Search(Lab(OutputOnly(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
+    assert {one.probe.id for one in found.unexplained} == {"score-size", "scores-square"}
+    assert variants.runs < 20  # each problem without any, and no candidate
 
 
 def test_what_differs_only_when_asked_again_is_said():
