@@ -224,10 +224,6 @@ _COLUMNS: WeakKeyDictionary[Variants, dict[tuple[Problem, str, frozenset[str]], 
 _COLUMNS = WeakKeyDictionary()
 
 
-TOPICS = (("values", "v_proj"), ("queries", "q_proj"), ("keys", "k_proj"), (".weight",), (".bias",), ("score.",))
-"""Parts of the names of gradients that one fault may change together."""
-
-
 class Refuted(Exception):
     """The fault is not at a step, nor before it."""
 
