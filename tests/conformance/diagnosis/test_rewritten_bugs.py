@@ -56,12 +56,11 @@ def test_of_unknown_bugs_nothing_absurd_is_said(bug):
     assert not found.explanations + found.partly + found.closest
 
 
-# One of them with experiments is enough: they see nothing of what is wrong with so many keys alone.
-@pytest.mark.parametrize("command", [["check"], ["diagnose", "--no-experiments"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", ["check", "diagnose"])
 def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     cases = ["--case", "prime", "--case", "window", "--case", "blocks-long"]
-    subject = ["--subject", "tests.conformance.diagnosis.rewritten_bugs:LARGE", "--dtype", "float64"]
-    done = CliRunner().invoke(main, [*command, *subject, *cases])
+    arguments = [command, "--subject", "tests.conformance.diagnosis.rewritten_bugs:LARGE", "--dtype", "float64", *cases]
+    done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1
     assert "Large (float64) differs in 1 of 3 cases: blocks-long." in done.output
     assert "This explains what fails, though it would show in 1 case that passes as well:" in done.output

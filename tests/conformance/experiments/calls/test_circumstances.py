@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.circumstances import CONDITIONS, ITEMS, MASKS, PAST, asked_in
 from conformance.experiments.candidates.calls.conditions import only_where
 from conformance.experiments.designs import CONFIGS, generic
@@ -56,8 +57,10 @@ def test_some_calls(name: str) -> None:
 def test_circumstances_change_nothing() -> None:
     problem = generic(CONFIGS[0])
 
-    def output(one):  # type: ignore[no-untyped-def]
-        return reference.run(one.config, one.weights, one.inputs).output
+    def output(one: Problem) -> np.ndarray:
+        found = reference.run(one.config, one.weights, one.inputs).output
+        assert found is not None
+        return found
 
     for circumstance in (*ITEMS, *MASKS, *PAST):
         wrapped = circumstance.of(problem)
