@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS
 from conformance.experiments.readings.queries import keys_shown, queries_shown, read_keys, read_queries
 from conformance.zoo.bug import Bug
-from mha_core import Trace, reference
+from mha_core import AttentionConfig, Trace, reference
 from mha_core.call.masks import additive_bias
 from mha_core.reference.state import State
 from tests.conformance.experiments.wrong import FRESH, fresh_problems, is_right, measured_of, sentences, wrong_at
@@ -103,19 +104,30 @@ def _exchanged(state: State, hidden: NDArray | None) -> NDArray | None:
     return None if hidden is None else hidden[..., [0, 2, 1, *range(3, hidden.shape[-1])]]
 
 
+def _query_matrix_transposed_if_square(state: State, hidden: NDArray | None) -> NDArray | None:
+    matrix = state.parameters.get("score.query.weight", np.zeros((1, 2)))
+    if hidden is None or matrix.shape[0] != matrix.shape[1]:
+        return hidden
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
+    return np.tanh((state["queries"] @ matrix)[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
+def _capped_at(factor: Callable[[AttentionConfig], float]) -> Bug:
+    def changed(state: State, capped: NDArray) -> NDArray:
+        if state.config.softcap is None:
+            return capped
+        c = state.config.softcap * factor(state.config)
+        return c * np.tanh(state["similarity"] / c)
+
+    return wrong_at("capped", changed)
+
+
 AROUND: dict[str, Bug] = {
+    "additive-matrix-transposed-if-square": wrong_at("additive_hidden", _query_matrix_transposed_if_square),
+    "softcap-over-root-of-head-dim": _capped_at(lambda config: config.head_dim**-0.5),
     "additive-before-tanh": _before_tanh(0.9),
     "additive-units": wrong_at("additive_hidden", _exchanged),
-    "softcap-of-heads": wrong_at(
-        "capped",
-        lambda s, a: (
-            a
-            if s.config.softcap is None
-            else s.config.softcap
-            * s.config.num_heads
-            * np.tanh(s["similarity"] / s.config.softcap / s.config.num_heads)
-        ),
-    ),
+    "softcap-of-heads": _capped_at(lambda config: config.num_heads),
     "additive-query-factor": wrong_at("additive_hidden", _hidden_with_more_of_queries),
     "scale-given-squared": wrong_at(
         "similarity", lambda s, a: a if s.config.scale is None else s["unscaled"] * s.config.scale**2

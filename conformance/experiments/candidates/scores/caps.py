@@ -20,6 +20,9 @@ CAPS: tuple[tuple[str, str, Callable[[float, float], float], tuple[float, ...]],
 )
 """(slug, words after "c' * tanh(score / c') with", (c, number) -> c', starts)."""
 
+EVEN = ("other-c", "times-c")
+"""Those in which the negative of a number makes c' negative, which does what c' does."""
+
 
 def caps(place: Place) -> Iterator[Family]:
     """The softcap with c' in place of c, at a place after the softcap."""
@@ -29,7 +32,8 @@ def caps(place: Place) -> Iterator[Family]:
             c = other(state.config.softcap or 0.0, a)
             return np.asarray(c * np.tanh(state["similarity"] / c) if c else array * np.nan)
 
-        yield Family(place, slug, apply, f"c' * tanh(score / c') with {words}", neutral=None, starts=starts)
+        even = slug in EVEN
+        yield Family(place, slug, apply, f"c' * tanh(score / c') with {words}", neutral=None, starts=starts, even=even)
     yield Family(
         place,
         "inside",

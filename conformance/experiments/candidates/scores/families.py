@@ -35,6 +35,7 @@ class Family:
         words: of the array, with {} for the number; they follow "NAME are ".
         neutral: the number at which nothing is changed, if there is one.
         starts: numbers from which the one that fits is looked for.
+        even: whether the negative of a number does the same; then the positive one is meant.
         detail: (number, sizes where it was measured) -> what a sentence says besides, after a colon.
     """
 
@@ -44,6 +45,7 @@ class Family:
     words: str
     neutral: float | None = 0.0
     starts: tuple[float, ...] = ()
+    even: bool = False
     detail: Callable[[float, Setting], str] = no_detail
 
     @property

@@ -123,7 +123,7 @@ def _everywhere(targets: Sequence[Target], choices: Sequence[tuple[Family, ...]]
             numbers = next((found for start in starts if (found := solve(target, families, start)) is not None), None)
             if numbers is None:
                 break
-            solved.append(numbers)
+            solved.append(np.where([family.even for family in families], np.abs(numbers), numbers))
         else:
             yield from _bugs(targets, families, np.array(solved))
 

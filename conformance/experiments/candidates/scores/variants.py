@@ -196,7 +196,10 @@ def _matrix(state: State, name: str, other: str) -> Iterator[tuple[str, NDArray]
     """A matrix of the additive score as it may be read: as it is, transposed, reshaped, the other one, none."""
     own = state.parameters[f"score.{name}.weight"]
     yield "", own
-    if own.shape[0] == own.shape[1]:
+    square = own.shape[0] == own.shape[1]
+    yield "transposed-if-square", own.T if square else own
+    yield "missing-if-square", np.eye(len(own)) if square else own
+    if square:
         yield "transposed", own.T
         yield "missing", np.eye(len(own))
     if own.shape[0] != own.shape[1]:
@@ -221,6 +224,8 @@ READINGS = {
     "missing": "left out",
     "reshaped": "reshaped in place of transposed",
     "of-the-other": "exchanged for the other one",
+    "transposed-if-square": "transposed where it is square",
+    "missing-if-square": "left out where it is square",
 }
 
 
