@@ -133,7 +133,7 @@ FAMILIES = (
         "at-least",
         "The sum of exponentials that is divided by is at least {}.",
         lambda s, c: s.weights * s.stable_sum / np.maximum(s.stable_sum, c),
-        (1.2, 1.5, 2.0, 3.0, 4.0),
+        (1.0001, 1.001, 1.01, 1.05, 1.2, 1.5, 2.0, 3.0, 4.0),
     ),
     Family(
         "to-the-raw",

@@ -137,3 +137,12 @@ def test_a_wrong_softmax_is_measured(name):
     bug = made(name, {**WRONG, **IN_PLACES}[name])
     found = measure(OutputsOnly(bug), probes=select_probes(["softmax*"], alone=True))
     assert is_right(found, bug), [[one.id for one in model] for model in found.models]
+
+
+@pytest.mark.parametrize("least", [1.0003, 1.02])
+def test_a_sum_that_is_at_least_a_little_more_than_1(least):
+    """Only rows in which one key has nearly all of the weight show it, of several keys few."""
+    wrong = made("sum-at-least", lambda s: over(s, lambda e: np.maximum(total(e), least)))
+    found = measure(OutputsOnly(wrong), zoo=(), probes=select_probes(["equal-channels"]))
+    assert not found.unexplained
+    assert any(f"is at least {least}." in bug.sentence for model in found.models for bug in model)
