@@ -7,6 +7,7 @@ import pytest
 
 from conformance.experiments.designs import generic
 from conformance.experiments.probes.steps import biases, equal_shapes, scores
+from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, pipelines
 from mha_core import AttentionConfig, AttentionMask
@@ -115,6 +116,14 @@ def gives(model: tuple[Bug, ...], wrong: Bug, config: AttentionConfig) -> bool:
         if not np.allclose(*outputs, rtol=1e-6, atol=1e-9):
             return False
     return True
+
+
+def test_a_bias_of_queries_that_should_be_0() -> None:
+    """In the first layers that are asked W_q and W_v have as many rows, though all other sizes differ."""
+    wrong = WRONG["b_q is b_v"]
+    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["equal-scores-with-biases"]))
+    assert not found.unexplained
+    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
 
 
 def test_right_layers_have_no_finding() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.fitted import (
     HEADS,
     KEPT_WEIGHTS,
@@ -90,6 +91,12 @@ ORDER_OF_SCORES = replace(SIMILARITY, own=("query", "key"))
 """Whose order of positions can't be told from that of values or output."""
 
 
+def _of_biases(view: View) -> Iterator[Bug]:
+    """Also a bias that stands where there should be none: of queries that are 0."""
+    yield from biases_where_equal()
+    yield from _anything(view)
+
+
 def _isolated(view: View) -> Iterator[Bug]:
     return whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
 
@@ -149,7 +156,7 @@ PROBES = (
         "Equal scores, with the biases of values and output.",
         r"o_{bi} = W_o R (W_v \bar{x}_b + b_v) + b_o",
         _problems(EQUAL_SCORES),
-        _anything,
+        _of_biases,
         unknown="what the sum over the keys does by itself: every call with equal scores was refused",
     ),
     Probe(
