@@ -20,7 +20,6 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step
 from conformance.judging.near import Nearness
 from conformance.judging.repeats import can_be_asked_again
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask, Trace, reference
 from mha_core.dtypes import DTYPES, round_to
@@ -186,20 +185,7 @@ def _of_the_layer(problem: Problem, other: Problem) -> Problem:
 
 def _in_turn(lab: Lab, problems: Sequence[Problem]) -> list[NDArray]:
     """The outputs of one prepared layer for several problems, up to the first that it fails at."""
-    return [np.asarray(trace.output, np.float64) for trace in _traces(lab, problems)]
-
-
-def _traces(lab: Lab, problems: Sequence[Problem]) -> list[Trace]:
-    """All that one prepared layer gives for several problems, up to the first that it fails at."""
-    found: list[Trace] = []
-    try:
-        session = Session(lab.subject, lab.rounded(problems[0]))
-        for problem in problems:
-            lab.questions += 1
-            found.append(session.answer(lab.rounded(problem)))
-    except (CannotExpress, SubjectFailed):
-        pass
-    return found
+    return [np.asarray(trace.output, np.float64) for trace in lab.in_turn(problems)]
 
 
 def _of_gradients(lab: Lab, problem: Problem) -> Iterator[str]:
@@ -207,8 +193,8 @@ def _of_gradients(lab: Lab, problem: Problem) -> Iterator[str]:
     if lab.hides_gradients:
         return
     other = _of_the_layer(problem, generic(problem.config, seed=1))
-    fresh = lab.ask(other)
-    given = [trace.gradients for trace in _traces(lab, [problem, problem, problem, other])]
+    fresh = lab.ask(other, gradients=True)
+    given = [trace.gradients for trace in lab.in_turn([problem, problem, problem, other], gradients=True)]
     if len(given) < 4 or not all(given) or fresh is None or not fresh.gradients:
         return
     first, again, third, after = ({name: np.asarray(a, np.float64) for name, a in (one or {}).items()} for one in given)

@@ -6,8 +6,9 @@ import hashlib
 import pickle
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS, generic
-from conformance.experiments.thrift import Costs
+from conformance.experiments.thrift import Costs, answered
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
-from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask
 from mha_core import AttentionConfig, Trace
 from mha_core.weights import Weights
 
@@ -69,6 +70,7 @@ class Lab:
     spent: float = 0.0
     costs: Costs = field(default_factory=Costs)
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
+    _forward: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
     _wanted: dict[tuple[Problem, Precision, bool], Expected] = field(default_factory=dict, repr=False)
@@ -83,7 +85,7 @@ class Lab:
         found: list[AttentionConfig] = []
         for config in CONFIGS:
             most = LEAST_CONFIGS if self.costs.slow else MOST_CONFIGS
-            if len(found) < most and self.ask(generic(config)) is not None:
+            if len(found) < most and self.ask(generic(config), gradients=not found) is not None:
                 found.append(config)
         if not found:  # a layer that confuses queries with keys takes as many of both
             found = [config for config in CONFIGS if self.ask(generic(config, query_len=4, key_len=4)) is not None]
@@ -96,8 +98,9 @@ class Lab:
 
     @property
     def hides_gradients(self) -> bool:
-        """Whether it has answered, and never with gradients."""
-        given = [trace.gradients for trace in self._answers.values() if trace is not None]
+        """Whether it has answered, and never with gradients where these were asked for."""
+        answers = (trace for problem, trace in self._answers.items() if problem.inputs.cotangent is not None)
+        given = [trace.gradients for trace in answers if trace is not None]
         return bool(given) and not any(given)
 
     @property
@@ -126,18 +129,55 @@ class Lab:
     def _limit(self) -> float:
         return self.seconds * (SLOW if self.costs.slow else 1.0)
 
-    def ask(self, problem: Problem) -> Trace | None:
-        """Its answer, as float64, to a problem rounded to its dtype; None if it gives none, with a note of why."""
-        if problem not in self._answers:
-            digest = _digest(problem)  # what one probe reads, the next often asks for again
+    def ask(self, problem: Problem, *, gradients: bool = False) -> Trace | None:
+        """Its answer, as float64, to a problem rounded to its dtype; None if it gives none, with a note of why.
+
+        Only with `gradients` is it asked for these too: a compiled layer takes three times as long then.
+        """
+        asked = self.asked(problem, gradients=gradients)
+        if asked not in self._answers:
+            digest = _digest(asked)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
-                self._by_digest[digest] = self._ask(problem)
-            self._answers[problem] = self._by_digest[digest]
-        return self._answers[problem]
+                self._by_digest[digest] = self._ask(asked)
+            self._answers[asked] = self._by_digest[digest]
+        return self._answers[asked]
 
     def ask_again(self, problem: Problem) -> Trace | None:
         """As `ask`, but the subject is asked even if it has been before."""
-        return self._ask(problem)
+        return self._ask(self.asked(problem))
+
+    def in_turn(self, problems: Sequence[Problem], *, gradients: bool = False) -> list[Trace]:
+        """All that one prepared layer gives for several problems, up to the first that it fails at."""
+        found: list[Trace] = []
+        asked = [self.asked(problem, gradients=gradients) for problem in problems]
+        start = time.perf_counter()
+        try:
+            session = Session(self.subject, self.rounded(asked[0]))
+            for problem in asked:
+                self.questions += 1
+                found.append(session.answer(self.rounded(problem)))
+        except (CannotExpress, SubjectFailed):
+            pass
+        self.spent += time.perf_counter() - start
+        return found
+
+    def answered(
+        self, problems: Sequence[Problem], answer: Callable[[Problem], bool | None], *, gradients: bool = False
+    ) -> list[Problem]:
+        """Those of a probe's problems that are asked and answered: see `thrift.answered`."""
+        return answered(problems, self.costs, partial(self.is_dear, gradients=gradients), answer)
+
+    def is_dear(self, problem: Problem, *, gradients: bool = False) -> bool:
+        """Whether asking it is likely to take long."""
+        return self.costs.is_dear(self.asked(problem, gradients=gradients))
+
+    def asked(self, problem: Problem, *, gradients: bool = False) -> Problem:
+        """The problem, without what asks for gradients unless they are wanted: the same object for the same problem."""
+        if gradients or problem.inputs.cotangent is None:
+            return problem
+        if problem not in self._forward:
+            self._forward[problem] = replace(problem, inputs=replace(problem.inputs, cotangent=None))
+        return self._forward[problem]
 
     def output(self, problem: Problem) -> NDArray | None:
         """Its output, or None."""
@@ -160,8 +200,7 @@ class Lab:
         key = problem, self.precision, gradients
         if key not in self._wanted:
             rounded = self.rounded(problem)
-            asked = rounded if gradients else replace(rounded, inputs=replace(rounded.inputs, cotangent=None))
-            self._wanted[key] = _answer(asked, self.precision)
+            self._wanted[key] = _answer(self.asked(rounded, gradients=gradients), self.precision)
         return self._wanted[key]
 
     def rounded(self, problem: Problem) -> Problem:

@@ -25,7 +25,6 @@ from conformance.experiments.probe import Probe
 from conformance.experiments.ranking import distinct
 from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
-from conformance.experiments.thrift import answered
 from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
@@ -136,19 +135,19 @@ class Search:
         """The problems that it answers; of those that take long only as many as tell whether the models fit."""
 
         def as_expected(problem: Problem) -> bool | None:
-            trace = self.lab.ask(problem)
+            trace = self.lab.ask(problem, gradients=probe.gradients)
             if trace is None or (probe.gradients and not any(map(is_gradient, trace.arrays()))):
                 return None
             return not self.lab.costs.slow or all(self._fits(model, problem, probe) for model in beam)
 
-        return tuple(answered(probe.problems(self.lab), self.lab.costs, as_expected))
+        return tuple(self.lab.answered(probe.problems(self.lab), as_expected, gradients=probe.gradients))
 
     def _differentiated(self, problem: Problem, beam: Sequence[Model]) -> bool:
         """Whether nothing is to be said of a problem's gradients: its outputs are wrong, and they may be theirs."""
         wrong = self._forward_unexplained or all(any(bug.forward for bug in model) for model in beam)
         if not wrong and self.lab.is_right(problem):
             return False
-        trace = self.lab.ask(problem)
+        trace = self.lab.ask(problem, gradients=True)
         assert trace is not None
         assert trace.gradients is not None
         if problem not in self._own:
@@ -263,8 +262,7 @@ class Search:
         """The models; if there are more than can be followed, those first that give most calls of other lengths."""
         if len(models) <= BEAM:
             return models
-        costs = self.lab.costs
-        lengths = [problem for problem in other_lengths(self.lab.configs) if not costs.is_dear(problem)]
+        lengths = [problem for problem in other_lengths(self.lab.configs) if not self.lab.is_dear(problem)]
         controls = [problem for problem in lengths if self.lab.ask(problem) is not None]
 
         def wrong(model: Model) -> int:

@@ -2,7 +2,7 @@
 
 Compiled subjects take long at the first call of each size, or of each kind of mask. What a call costs is learned from
 those before it; where that is much, a probe asks what is cheap, one question more if it must, and the others only if an
-answer is not what the model gives.
+answer is not what the model gives, or if there is time for them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
 
-DEAR = 0.05
-"""Seconds of a question from which on it is asked only if it must be: some hundreds of them take as long as may be."""
+DEAR = 0.02
+"""Seconds of a question from which on it may be spared: some hundreds of them take as long as may be."""
+
+PACE = 0.04
+"""Seconds of all questions so far, over how many there were, up to which one that is dear is asked all the same."""
 
 LATEST = 15
 """So many calls of a kind tell what the next one costs."""
@@ -28,9 +31,13 @@ class Costs:
 
     Attributes:
         spared: questions that were not asked, because they are dear and the answers before them were as expected.
+        asked: how many were.
+        seconds: what these took.
     """
 
     spared: int = 0
+    asked: int = 0
+    seconds: float = 0.0
     _sizes: set[Hashable] = field(default_factory=set, repr=False)
     _kinds: set[Hashable] = field(default_factory=set, repr=False)
     _seconds: dict[str, list[float]] = field(default_factory=dict, repr=False)
@@ -43,6 +50,7 @@ class Costs:
 
     def note(self, problem: Problem, seconds: float) -> None:
         """A call was answered, in so many seconds."""
+        self.asked, self.seconds = self.asked + 1, self.seconds + seconds
         self._seconds.setdefault(self.newness(problem), []).append(seconds)
         self._sizes.add(_sizes(problem))
         self._kinds.add(_kind(problem))
@@ -52,7 +60,9 @@ class Costs:
         return self._usual(self.newness(problem))
 
     def is_dear(self, problem: Problem) -> bool:
-        return self.expected(problem) > DEAR
+        """Whether it is spared if it can be: it takes long, and so did those before it."""
+        expected = self.expected(problem)
+        return expected > DEAR and self.seconds + expected > PACE * (self.asked + self.spared + 1)
 
     @property
     def slow(self) -> bool:
@@ -65,18 +75,24 @@ class Costs:
         return seconds[len(seconds) // 4]
 
 
-def answered(problems: Sequence[Problem], costs: Costs, answer: Callable[[Problem], bool | None]) -> list[Problem]:
+def answered(
+    problems: Sequence[Problem],
+    costs: Costs,
+    is_dear: Callable[[Problem], bool],
+    answer: Callable[[Problem], bool | None],
+) -> list[Problem]:
     """The problems of a probe that are asked and answered, in their order.
 
     Args:
         problems: all of them.
-        costs: what calls cost.
+        costs: what calls cost; counts those that are spared.
+        is_dear: whether one of them takes long.
         answer: asks one. None: it has no answer; else whether that is what was expected.
     """
-    order = sorted(range(len(problems)), key=lambda place: costs.is_dear(problems[place]))
+    order = sorted(range(len(problems)), key=lambda place: is_dear(problems[place]))
     found: dict[int, bool] = {}
     for place in order:
-        if found and all(found.values()) and costs.is_dear(problems[place]):
+        if found and all(found.values()) and is_dear(problems[place]):
             costs.spared += 1
             continue
         as_expected = answer(problems[place])
@@ -90,7 +106,7 @@ def _sizes(problem: Problem) -> Hashable:
     inputs, sizes = problem.inputs, problem.sizes
     return (
         problem.config,
-        (sizes.batch, sizes.query_len, sizes.key_len, inputs.is_split, inputs.is_training),
+        (sizes.batch, sizes.query_len, sizes.key_len, inputs.is_split, inputs.is_training, inputs.cotangent is None),
         _shapes((inputs.past_keys, inputs.dropout_keep, inputs.mask.bias)),
     )
 

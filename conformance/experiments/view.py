@@ -61,8 +61,8 @@ class View:
         return Asked(self._made, self.lab.fixed_weights)
 
     def got_all(self, problem: Problem) -> Arrays | None:
-        """Every array that the subject shows, by name; gradients as "gradients.NAME"."""
-        trace = self.lab.ask(problem)
+        """Every array that the subject shows, by name; gradients only if this probe compares them, "gradients.NAME"."""
+        trace = self.lab.ask(problem, gradients=self.gradients)
         return None if trace is None else trace.arrays()
 
     def _made(self, problem: Problem) -> NDArray | None:
@@ -100,7 +100,7 @@ def agreeing(
     lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False
 ) -> dict[str, bool]:
     """Name -> whether a model gives it as the subject does, as `fits` judges it: the output, or each gradient."""
-    trace = lab.ask(problem)
+    trace = lab.ask(problem, gradients=gradients)
     assert trace is not None
     arrays = trace.arrays()
     names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]

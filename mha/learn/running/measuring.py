@@ -187,9 +187,9 @@ class _TimedLab(Lab):
 
     until: float = float("inf")
 
-    def ask(self, problem: Any) -> Trace | None:
+    def ask(self, problem: Any, *, gradients: bool = False) -> Trace | None:
         self._look()
-        return super().ask(problem)
+        return super().ask(problem, gradients=gradients)
 
     def wanted(self, problem: Any, *, gradients: bool = False) -> Expected:
         self._look()  # every model that is compared needs it

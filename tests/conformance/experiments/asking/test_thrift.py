@@ -10,7 +10,7 @@ from conformance.experiments.lab import LEAST_CONFIGS, SECONDS, Lab
 from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
 from conformance.experiments.text import experiments_text
-from conformance.experiments.thrift import AGAIN, NEW, OTHER_MASK, Costs, answered
+from conformance.experiments.thrift import AGAIN, NEW, OTHER_MASK, PACE, Costs, answered
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import AttentionMask, Trace
 from mha_core.reference import forward
@@ -89,8 +89,37 @@ def test_dear_questions_are_asked_only_if_an_answer_is_not_as_expected():
 
     asked, answer = asking()
     costs._seconds[AGAIN] = [0.001]
-    assert answered(problems, costs, answer) == asked == [problems[2]]
+    assert answered(problems, costs, costs.is_dear, answer) == asked == [problems[2]]
     assert costs.spared == 3
     asked, answer = asking(problems[2])
-    assert answered(problems, costs, answer) == problems
-    assert answered(problems, Costs(), lambda one: None) == []
+    assert answered(problems, costs, costs.is_dear, answer) == problems
+    assert answered(problems, costs, costs.is_dear, lambda one: None) == []
+
+
+def test_dear_questions_are_asked_where_those_before_took_little():
+    costs, problem = Costs(), generic(CONFIGS[0])
+    costs.note(problem, 2 * PACE)
+    other = generic(CONFIGS[1])
+    assert costs.is_dear(other)
+    costs.spared += 2  # on average these three took less than PACE, and four with another will
+    assert not costs.is_dear(other)
+    costs.note(problem, 10 * PACE)
+    assert costs.is_dear(other)
+
+
+def test_gradients_are_asked_for_only_where_they_are_compared():
+    asked = []
+
+    class Counting(BuggySubject):
+        def prepare(self, config, weights):
+            run = super().prepare(config, weights)
+            return lambda inputs: (asked.append(inputs.cotangent is not None), run(inputs))[1]
+
+    lab = Lab(Counting())
+    assert asked == [True, *[False] * (len(lab.configs) - 1)]
+    assert not lab.hides_gradients
+    found = measure(lab.subject, lab=lab, probes=select_probes(["one-key", "gradients"], alone=True), zoo=())
+    assert [bool(outcome.asked) for outcome in found.outcomes] == [True, True]
+    forward, backward = (outcome.asked for outcome in found.outcomes)
+    assert all(lab.ask(problem).gradients is None for problem in forward)
+    assert all(lab.ask(problem, gradients=True).gradients for problem in backward)
