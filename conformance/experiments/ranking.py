@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.cases.problem import Problem
 from conformance.experiments.changes.expressions import SIZES
-from conformance.experiments.measured import is_measured
+from conformance.experiments.measured import TROUBLE, is_measured
+from conformance.experiments.view import View, fits
 from conformance.zoo.bug import GRADIENTS, Bug
 
 ORDER = ("output", "heads", "scores", "weights", "values", "keys", "queries", GRADIENTS)
 """The stages in the order in which something is rather said of them."""
+
+_SPACES = {name: ("", "-") if " " in name else ("",) for name in SIZES}
+"""Of the name of each size: what stands for its spaces in ids, of expressions and of orders."""
 
 
 def preference(bugs: Sequence[Bug]) -> tuple[int, int, list[int], int, str]:
@@ -23,7 +28,7 @@ def preference(bugs: Sequence[Bug]) -> tuple[int, int, list[int], int, str]:
     made = [bug for bug in bugs if is_measured(bug)]
     names = "+".join(bug.id for bug in bugs)
     digits = sum(character.isdigit() for bug in made for character in bug.id)
-    sizes = sum(bug.id.count(name.replace(" ", "")) for bug in made for name in SIZES)
+    sizes = sum(bug.id.count(name.replace(" ", space)) for bug in made for name in SIZES for space in _SPACES[name])
     stages = sorted(ORDER.index(bug.stage) for bug in made)
     return len(made), digits + 3 * sizes, stages, len(names), names
 
@@ -59,3 +64,30 @@ def _ranks(bugs: Sequence[Bug]) -> dict[str, int]:
         turns[bug.steps] = turns.get(bug.steps, 0) + 1
         places.append((turns[bug.steps], len(places), bug.id))
     return {id: rank for rank, (_, _, id) in enumerate(sorted(places))}
+
+
+MOST_RANKED, MOST_RUNS = 120, 4000
+"""Most models of which it is asked which are the likeliest, and most runs for that."""
+
+
+def likeliest(models: Sequence[tuple[Bug, ...]], view: View) -> list[tuple[Bug, ...]]:
+    """The models, those first that give most of a view's problems, whatever was asked of them so far.
+
+    A step that is wrong in the right way gives all calls in which no other fault acts; one that only looks alike in the
+    problems of one probe gives few.
+    """
+    answered = [problem for problem in view.problems if view.got(problem) is not None]
+    telling = [problem for problem in answered if not view.lab.is_right(problem)]
+    some = list(models[: min(MOST_RANKED, MOST_RUNS // max(1, len(telling)))])
+
+    def right(model: tuple[Bug, ...]) -> int:
+        return sum(_gives(model, problem, view) for problem in telling)
+
+    return [*sorted(some, key=lambda model: -right(model)), *models[len(some) :]]
+
+
+def _gives(model: tuple[Bug, ...], problem: Problem, view: View) -> bool:
+    try:
+        return fits(view.lab, view.variants, problem, model)
+    except TROUBLE:
+        return False

@@ -22,7 +22,7 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.measured import TROUBLE, unwarned
 from conformance.experiments.outcome import Measured, Model, Outcome
 from conformance.experiments.probe import Probe
-from conformance.experiments.ranking import distinct
+from conformance.experiments.ranking import distinct, likeliest
 from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
 from conformance.experiments.view import View, agreeing, alike, fits
@@ -74,6 +74,7 @@ class Search:
     _forward_unexplained: bool = False
     _gradients_unexplained: bool = False
     _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
+    _later: Sequence[Probe] = ()
     _left: int = MOST_TRIED
     _left_here: int = 0
     _remade_times: int = 0
@@ -95,7 +96,8 @@ class Search:
             return Measured(tuple(beam), (), self.lab, behaviour)
         if behaviour.output is not None:
             beam += [(*model, behaviour.output) for model in beam]
-        for probe in all_probes() if chosen is None else chosen:
+        for place, probe in enumerate(probes := all_probes() if chosen is None else chosen):
+            self._later = [later for later in probes[place + 1 :] if not later.gradients]
             if probe.gradients and self.lab.hides_gradients:
                 continue
             problems = self._answered(probe, beam)
@@ -193,6 +195,8 @@ class Search:
             for base in (*bases, *(earlier if size == 0 else ())):
                 # What helps one of several models that give the same here is what helps the others.
                 only = next((bugs for other, bugs in helpful if alike(view, other, base)), None)
+                if only is None and helpful and self._left_here <= 0:  # then what helps the others at least
+                    only = [bugs for _, others in helpful for bugs in others]
                 extended = list(self._extended(probe, base, problems, only))
                 if only is None:
                     helpful.append((base, [bugs[len(base) :] for bugs, _ in extended]))
@@ -259,16 +263,13 @@ class Search:
         return all(self._fits_all(model, problems, probe) for probe, problems in reversed(self._passed))
 
     def _likeliest(self, models: list[Model]) -> list[Model]:
-        """The models; if there are more than can be followed, those first that give most calls of other lengths."""
+        """The models; if there are more than can be followed, those first that give most calls of other sorts."""
         if len(models) <= BEAM:
             return models
-        lengths = [problem for problem in other_lengths(self.lab.configs) if not self.lab.is_dear(problem)]
-        controls = [problem for problem in lengths if self.lab.ask(problem) is not None]
-
-        def wrong(model: Model) -> int:
-            return sum(not fits(self.lab, self.variants, problem, model) for problem in controls)
-
-        return sorted(models, key=wrong)
+        controls = [one for one in other_lengths(self.lab.configs) if not self.lab.is_dear(one)]
+        if not self.lab.costs.slow:  # the later probes ask these anyway
+            controls += [one for probe in self._later for one in probe.problems(self.lab)[:1]]
+        return likeliest(models, View(self.lab, self.variants, (), tuple(controls)))
 
     def _extended(
         self, probe: Probe, base: Model, problems: tuple[Problem, ...], only: Sequence[Model] | None = None
@@ -292,7 +293,7 @@ class Search:
             tried.add(name)
             model = (*base, *bugs)
             right, left = 0, sum(map(len, before))
-            if self._left_here <= 0 or self._is_spent:
+            if (only is None and self._left_here <= 0) or self._is_spent:
                 return
             for index in order:
                 self._left_here, self._left = self._left_here - 1, self._left - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ STEPS = 30
 
 HOPEFUL = 8, 1e-2
 """After so many steps the distance must have shrunk by this factor: near a root each step squares it."""
+
+LARGEST_DENOMINATOR = 16
+"""Of a fraction that a number may be."""
 
 
 def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough: float) -> float | None:
@@ -65,13 +69,14 @@ def _descended(distance: Callable[[float], NDArray], number: float, size: float)
 
 
 def snapped(number: float, relative: float, digits: int = 6) -> float:
-    """The number of fewest decimal digits within a relative error; itself if there is none of so few.
+    """The number of fewest decimal digits within a relative error, or a fraction; itself if there is none of so few.
 
-    >>> snapped(0.30000000000004, 1e-10), snapped(0.3000001, 1e-10)
-    (0.3, 0.3000001)
+    >>> snapped(0.30000000000004, 1e-10), snapped(0.3000001, 1e-10), snapped(0.66666666666, 1e-10)
+    (0.3, 0.3000001, 0.6666666666666666)
     """
     for count in range(1, digits + 1):
         short = float(f"{number:.{count}g}")
         if abs(short - number) <= relative * abs(number):
             return short
-    return number
+    fraction = Fraction(number).limit_denominator(LARGEST_DENOMINATOR) if np.isfinite(number) else number
+    return float(fraction) if abs(fraction - number) <= relative * abs(number) else number
