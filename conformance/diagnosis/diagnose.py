@@ -24,6 +24,7 @@ from conformance.experiments.measured import is_measured, unwarned
 from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.ranking import preference
 from conformance.experiments.search import measure
+from conformance.experiments.view import fits
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
 from conformance.judging.repeats import can_be_asked_again
@@ -31,6 +32,7 @@ from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import GRADIENTS, Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
+from conformance.zoo.variants import Variants
 from mha_core import STAGES, SpecError, Trace
 
 __all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]
@@ -171,7 +173,8 @@ def diagnose(
     if found.measured is None or found.explanations:
         return found
     progress("looking for the first wrong step")
-    return replace(found, located=localise(found.measured, [one.wanted.problem for one in failing]))
+    located = localise(found.measured, [one.wanted.problem for one in failing])
+    return replace(found, located=None if located is None else _as_explained(located, found.partly, found.measured.lab))
 
 
 def _again(
@@ -191,6 +194,14 @@ def _again(
     lab = Lab(second, experiments.seconds, experiments.configs) if isinstance(experiments, Lab) else True
     again = diagnose(second, cases, bugs=bugs, experiments=lab, progress=progress)
     return again if again.failing else None
+
+
+def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:
+    """The first wrong step; that of what explains nearly all where this gives the subject's answer."""
+    for one in partly if located.stage != GRADIENTS else ():
+        if one.bugs and fits(lab, Variants(), located.problem, one.bugs):
+            return replace(located, stage=min((bug.stage for bug in one.bugs), key=(*STAGES, GRADIENTS).index))
+    return located
 
 
 def _lab(subject: Subject, experiments: bool | Lab) -> Lab:

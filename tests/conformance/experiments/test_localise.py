@@ -15,7 +15,7 @@ from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.diagnosis.text import describe
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.localise.located import localise
+from conformance.experiments.localise.located import Located, localise
 from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
 from mha_core import AttentionMask
@@ -113,3 +113,13 @@ def test_a_diagnosis_says_the_first_wrong_step_if_it_finds_no_more(monkeypatch):
     nearly = replace(found, partly=(Hypothesis((), 2, 3, 1, 2),))
     assert said in describe(nearly)
     assert alone not in describe(nearly)
+
+
+def test_what_explains_nearly_all_says_which_step_is_wrong_where_it_explains():
+    """One factor on all outputs is as well one on the values where there are no biases."""
+    half, rough = (wrong_at("output", change) for change in (lambda s, x: x / 2.0, lambda s, x: _rough(x)))
+    problem = generic(CONFIGS[0], batch=2, query_len=4, key_len=6)
+    located = Located("values", problem)
+    for subject, stage in ((OutputAlone(half), "output"), (OutputAlone(rough), "values")):
+        nearly = Hypothesis((half,), 2, 3, 1, 2)
+        assert diagnosing._as_explained(located, [nearly], Lab(subject)).stage == stage
