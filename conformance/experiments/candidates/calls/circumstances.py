@@ -246,6 +246,12 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 """Kinds of calls, and items, to which a fault may be limited."""
 
+REVISED: tuple[Condition, ...] = (
+    *CONDITIONS,
+    Condition("with-keys", "in calls with keys", None, lambda sizes: sizes.key_len > 0),
+)
+"""Those to which a bug is limited that was taken for one of all calls; a length of 0 is often a case of its own."""
+
 
 def holding(condition: Condition, problem: Problem) -> NDArray[np.bool_]:
     """(B,): in which items of a problem a condition holds."""
@@ -276,7 +282,7 @@ def revisions(model: tuple[Bug, ...], wrong: Problem) -> Iterator[tuple[Bug, ...
     """
     for place, bug in enumerate(model):
         others = [*in_the_past_too(bug)]
-        for condition in CONDITIONS:
+        for condition in REVISED:
             if not holding(condition, wrong).all() and (limited := only_where(bug, condition)) is not None:
                 others.append(limited)
         for other in others:

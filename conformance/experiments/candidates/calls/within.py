@@ -6,14 +6,16 @@ calls, and of no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.circumstances import (
+    CONDITIONS,
     Circumstance,
     Within,
     explaining,
+    holding,
     in_the_past_too,
     is_plain,
 )
@@ -23,6 +25,7 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Model
 from conformance.experiments.probe import Probe
 from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
 
 Run = Callable[[Lab, Sequence[Probe], Sequence[Model]], Sequence[Model]]
 """(lab, probes, models to start from) -> models that explain them."""
@@ -85,3 +88,19 @@ def _told(probe: Probe, views: Sequence[View]) -> Iterator[tuple[Circumstance, l
             first = next(one for one in probe.circumstances if one.name == wrong[0])
             found.setdefault(wrong, (first, conditions, []))[2].append(view.model)
     yield from found.values()
+
+
+def in_some_calls(view: View, bugs: Iterable[Bug]) -> Iterator[Bug]:
+    """The bugs in those kinds of calls alone that are the ones among a probe's problems that differ."""
+    differing = set(view.differing())
+    conditions = [
+        condition
+        for condition in CONDITIONS
+        if condition.axis is None
+        and all(bool(holding(condition, problem).all()) == (problem in differing) for problem in view.problems)
+    ]
+    for bug in bugs if conditions else ():
+        for condition in conditions:
+            limited = only_where(bug, condition)
+            if limited is not None:
+                yield limited

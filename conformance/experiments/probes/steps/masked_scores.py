@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.calls.within import in_some_calls
+from conformance.experiments.candidates.scores.variants import sums
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.masks.candidates import rarer
@@ -48,7 +50,8 @@ def _masked(lab: Lab) -> Sequence[Problem]:
 def _with_masks_and_biases(lab: Lab) -> Sequence[Problem]:
     found = []
     for config in lab.configs[:2]:
-        bias = np.random.default_rng(6).normal(size=(1, config.num_heads, *SMALL))
+        numbers = np.random.default_rng(6).normal(size=(1, config.num_heads, *SMALL))
+        bias = np.where(np.abs(numbers) < 0.2, 0.0, numbers)
         found.append(generic(config, mask=AttentionMask(causal=True, bias=bias)))
         bias = np.where(pattern(bias.shape, 8), bias, -np.inf)
         found.append(generic(config, mask=AttentionMask(bias=bias)))
@@ -139,6 +142,12 @@ def _excluded(view: View) -> Iterator[Bug]:
         yield from rarer(view, wrong, likely)
 
 
+def _excluded_or_biased(view: View) -> Iterator[Bug]:
+    """Also what becomes of the additive bias in calls with the one source or the other."""
+    yield from in_some_calls(view, sums())
+    yield from _excluded(view)
+
+
 def _constants(view: View) -> Iterator[Bug]:
     """The constant that is read off where both keys have a weight, and those in use; in some heads alone if need be."""
     numbers = [
@@ -165,7 +174,7 @@ PROBES = (
         "An additive bias beside another source of the mask, and -inf in it.",
         r"a_{ij} \propto m_{ij} \exp(s_{ij} + b_{ij})",
         _with_masks_and_biases,
-        _excluded,
+        _excluded_or_biased,
     ),
     Probe(
         "excluded-large",

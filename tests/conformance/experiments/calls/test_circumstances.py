@@ -54,6 +54,23 @@ def test_some_calls(name: str) -> None:
         np.testing.assert_allclose(made, got, rtol=1e-6, atol=1e-8)
 
 
+def test_a_length_of_0_is_left_alone() -> None:
+    """1 / Lk has no value there, so a factor that is right elsewhere is one of calls with keys."""
+    bug = wrong_at("output", lambda state, x: x / max(state.sizes.key_len, 1))
+    asked = ("equal-scores", "equal-scores-with-biases", "no-keys")
+    probes = [probe for probe in select_probes(["no-keys"]) if probe.id in asked]
+    found = measure(OutputAlone(bug), probes=probes, zoo=())
+    assert not found.unexplained
+    assert any("In calls with keys" in one.sentence for model in found.models for one in model)
+
+
+def test_a_bias_left_out_beside_another_source() -> None:
+    wrong = OutputAlone(where("with-lens", "scores", lambda state, x: state["capped"]))
+    found = measure(wrong, probes=select_probes(["masked-scores-with-bias"], alone=True), zoo=())
+    assert not found.unexplained
+    assert [one.sentence for one in found.models[0]] == ["In calls with lengths: the additive bias is not added."]
+
+
 def test_circumstances_change_nothing() -> None:
     problem = generic(CONFIGS[0])
 
