@@ -21,6 +21,10 @@ class SecondCall:
             raise AttributeError(name)
         return getattr(self.subject, name)
 
+    def within(self, seconds: float) -> SecondCall:
+        """The same of the subject with a shorter time limit."""
+        return SecondCall(self.subject.within(seconds))
+
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """As the subject, whose run is called twice."""
         run: Run = self.subject.prepare(config, weights)

@@ -222,25 +222,35 @@ class Lab:
     def _ask(self, problem: Problem) -> Trace | None:
         if self.out_of_time:
             return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")
+        if (why_not := self.costs.patience.why_not(problem)) is not None:
+            return self._refuse(why_not)
+        limit = self.costs.patience.seconds
         start = time.perf_counter()
         self.questions += 1
         asked: Problem | None = None
+        answered = True
         try:
             asked = self.rounded(problem)
-            arrays = ask(self.subject, asked).arrays()
+            arrays = ask(self._within(limit), asked).arrays()
         except (CannotExpress, SubjectFailed) as reason:
+            answered = time.perf_counter() - start < limit
             asked = None if isinstance(reason, CannotExpress) else asked
             return self._refuse(str(reason))
         finally:
             seconds = time.perf_counter() - start
-            self.spent += seconds
+            self.spent += seconds if answered else 0.0  # what is waited for in vain has limits of its own
             if asked is not None:
-                self.costs.note(asked, seconds)
+                self.costs.note(asked, seconds, answered=answered)
         output = arrays["output"]
         shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":
             return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
+
+    def _within(self, seconds: float) -> Any:
+        """The subject, with a shorter time limit if it has any."""
+        shorter = getattr(type(self.subject), "within", None)
+        return self.subject if shorter is None else shorter(self.subject, seconds)
 
     def _refuse(self, reason: str) -> Trace | None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from conformance.experiments.outcome import Measured, Outcome
 
 SHOWN = 3
 """Most probes, or reasons, that are named without `details`."""
+
+REFUSALS_SHOWN = 12
+"""Most reasons of refusals that are listed with them."""
 
 
 def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
@@ -30,11 +34,18 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
             paragraphs.append("\n".join(["Could not be tried:", *(f"  {trouble}" for trouble in measured.troubles)]))
         spared = measured.lab.costs.spared
         if spared:
-            paragraphs.append(f"Its first calls of new sizes take long, so {spared} questions more were not asked.")
-        refused = measured.lab.why_refused()
-        if refused:
-            paragraphs.append("\n".join(["Refused:", *(f"  {n} times: {reason}" for reason, n in refused.items())]))
+            which = "calls" if measured.lab.costs.always_slow else "first calls of new sizes"
+            paragraphs.append(f"Its {which} take long, so {spared} questions more were not asked.")
+        if measured.lab.refused:
+            paragraphs.append("\n".join(["Refused:", *_refusals(measured.lab.why_refused())]))
     return paragraphs
+
+
+def _refusals(refused: Mapping[str, int]) -> Iterator[str]:
+    for reason, times in islice(refused.items(), REFUSALS_SHOWN):
+        yield f"  {'once' if times == 1 else f'{times} times'}: {reason}"
+    if (more := len(refused) - REFUSALS_SHOWN) > 0:
+        yield f"  and {sum(list(refused.values())[-more:])} times for {more} other reasons"
 
 
 def located_text(located: Located, *, partly: bool) -> str:
@@ -45,7 +56,7 @@ def located_text(located: Located, *, partly: bool) -> str:
 
 def _agreement(measured: Measured) -> str:
     asked = sum(bool(outcome.asked) for outcome in measured.outcomes)
-    head = f"Experiments: {asked} probes, {measured.lab.questions} questions."
+    head = f"Experiments: {asked} {'probe' if asked == 1 else 'probes'}, {measured.lab.questions} questions."
     if not asked:
         return f"{head} It answered none, so nothing was measured."
     if measured.unexplained:

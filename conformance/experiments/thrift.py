@@ -1,4 +1,4 @@
-"""Thrift: what a question is expected to cost, and which of them a subject is asked whose calls take long.
+"""Thrift: what a question is expected to cost, how long it may take, and which are asked of a subject that is slow.
 
 Compiled subjects take long at the first call of each size, or of each kind of mask. What a call costs is learned from
 those before it; where that is much, a probe asks what is cheap, one question more if it must, and the others only if an
@@ -21,8 +21,45 @@ PACE = 0.04
 LATEST = 15
 """So many calls of a kind tell what the next one costs."""
 
+FIRST_WAIT, LATER_WAIT, TIMES_LONGER = 10.0, 1.0, 20.0
+"""Seconds that the first call may take; those after one without an answer, and so many times the longest with one."""
+
+MOST_UNANSWERED, ENOUGH_ALIKE = 8, 2
+"""So many calls without an answer in time are made; and so many with the same size, if none with it was answered."""
+
 AGAIN, OTHER_MASK, NEW = "again", "other mask", "new"
 """Whether calls of such arrays were made before; of such sizes, with another kind of mask; or none of such sizes."""
+
+
+@dataclass(eq=False)
+class Patience:
+    """How long a call is waited for, and which calls are not made since those like them had no answer in time."""
+
+    _longest: float = 0.0
+    _unanswered: list[frozenset[str]] = field(default_factory=list, repr=False)
+    _answered: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """How long the next call may take."""
+        return max(LATER_WAIT if self._unanswered else FIRST_WAIT, TIMES_LONGER * self._longest)
+
+    def note(self, problem: Problem, seconds: float, *, answered: bool) -> None:
+        """A call was made: what of its sizes had an answer so far, and what had none."""
+        if answered:
+            self._longest = max(self._longest, seconds)
+            self._answered |= _numbers(problem)
+        else:
+            self._unanswered.append(_numbers(problem))
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why a call is not made, in words; None if it is."""
+        if len(self._unanswered) >= MOST_UNANSWERED:
+            return f"{MOST_UNANSWERED} calls had no answer in time, so no more were made"
+        for number in sorted(_numbers(problem) - self._answered):
+            if sum(number in one for one in self._unanswered) >= ENOUGH_ALIKE:
+                return f"calls with {number} had no answer in time, so no more of them were made"
+        return None
 
 
 @dataclass(eq=False)
@@ -33,11 +70,13 @@ class Costs:
         spared: questions that were not asked, because they are dear and the answers before them were as expected.
         asked: how many were.
         seconds: what these took.
+        patience: how long each may take.
     """
 
     spared: int = 0
     asked: int = 0
     seconds: float = 0.0
+    patience: Patience = field(default_factory=Patience)
     _sizes: set[Hashable] = field(default_factory=set, repr=False)
     _kinds: set[Hashable] = field(default_factory=set, repr=False)
     _seconds: dict[str, list[float]] = field(default_factory=dict, repr=False)
@@ -48,8 +87,11 @@ class Costs:
             return AGAIN
         return OTHER_MASK if _sizes(problem) in self._sizes else NEW
 
-    def note(self, problem: Problem, seconds: float) -> None:
-        """A call was answered, in so many seconds."""
+    def note(self, problem: Problem, seconds: float, *, answered: bool = True) -> None:
+        """A call was answered, in so many seconds; or had no answer in them."""
+        self.patience.note(problem, seconds, answered=answered)
+        if not answered:
+            return
         self.asked, self.seconds = self.asked + 1, self.seconds + seconds
         self._seconds.setdefault(self.newness(problem), []).append(seconds)
         self._sizes.add(_sizes(problem))
@@ -68,6 +110,11 @@ class Costs:
     def slow(self) -> bool:
         """Whether calls of new sizes are dear."""
         return self._usual(NEW) > DEAR
+
+    @property
+    def always_slow(self) -> bool:
+        """Whether calls are dear however often they were made."""
+        return self.slow and self._usual(AGAIN) > DEAR
 
     def _usual(self, newness: str) -> float:
         # The lower quartile: the first call of all loads what no later one does, and a busy machine slows some.
@@ -99,6 +146,12 @@ def answered(
         if as_expected is not None:
             found[place] = as_expected
     return [problems[place] for place in sorted(found)]
+
+
+def _numbers(problem: Problem) -> frozenset[str]:
+    """The sizes of a call, one by one."""
+    sizes = problem.sizes
+    return frozenset({f"B={sizes.batch}", f"Lq={sizes.query_len}", f"Lk={sizes.key_len}"})
 
 
 def _sizes(problem: Problem) -> Hashable:

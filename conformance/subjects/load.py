@@ -79,6 +79,10 @@ class LoadedSubject:
         limit = "" if self.time_limit == DEFAULT_TIME_LIMIT else f" --time-limit {self.time_limit:g}"
         return f"--subject {shlex.quote(self.spec)}{limit}"
 
+    def within(self, seconds: float) -> LoadedSubject:
+        """The same with a shorter time limit."""
+        return replace(self, time_limit=min(seconds, self.time_limit))
+
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         """None, or what of a case the subject can't express, in words."""
         asked = getattr(self.original, "supports", None)

@@ -7,6 +7,7 @@ or a subject takes these, and needs no framework in its own process.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,7 @@ class RemoteSubject:
     Attributes:
         spec, name, dtype, device, precision, selector, origin: as of a `LoadedSubject`.
         limit: seconds that one answer may take.
+        patience: fewer seconds, if whoever asks does not wait that long.
         settings: what its process is started with.
     """
 
@@ -145,11 +147,16 @@ class RemoteSubject:
     origin: str
     limit: float
     slow_to_prepare: bool = False
+    patience: float = math.inf
     settings: Settings = field(default_factory=Settings)
 
     @property
     def home(self) -> Home:
         return Home(self.spec, self.limit)
+
+    def within(self, seconds: float) -> RemoteSubject:
+        """The same, in the same process, with a shorter time limit."""
+        return replace(self, patience=seconds)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
@@ -158,7 +165,7 @@ class RemoteSubject:
         def run(inputs: AttentionInputs) -> Trace:
             problem = Problem(config, weights, inputs)
             # The limit holds there; what is added is for a process that can't keep it.
-            seconds = self.limit + GRACE_SECONDS
+            seconds = min(self.limit, self.patience) + GRACE_SECONDS
             try:
                 return _called(self.home, self.settings, seconds, _ask, number, self, problem)
             except WorkerDied as death:
@@ -208,7 +215,7 @@ def _kept(number: int, make: Callable[[], Any]) -> Any:
 
 def _ask(number: int, subject: RemoteSubject, problem: Problem) -> Trace:
     """In the worker."""
-    session: Session = _kept(number, lambda: Session(live(subject), problem))
+    session: Session = _kept(number, lambda: Session(live(subject).within(subject.patience), problem))
     return session.answer(problem)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,9 +13,14 @@ from mha.cli.apart import Apart, worker_options
 from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, as_one, says
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conformance.diagnosis.diagnose import Diagnosis
+    from conformance.subjects.subject import Subject
     from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,9 @@ class DiagnoseOptions:
     default=True,
     help="Whether to say which bugs the calls in FILE would not have shown, if nothing differs.",
 )
-@click.option("--dtype", "-d", help="Of a subject; float64, the default, tells the most.")
+@click.option(
+    "--dtype", "-d", help="Of a subject. Default: float64, which tells the most, or float32 if it takes no other."
+)
 @click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
 @click.option(
@@ -106,30 +113,63 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
-    from rich.console import Console
-
     from conformance.cases import table as cases
     from conformance.diagnosis.diagnose import diagnose as find
 
+    chosen = cases.select(asked.patterns)
+    return _in_the_first_dtype(
+        spec, asked, lambda one, progress: find(one, chosen, experiments=asked.experiments, progress=progress)
+    )
+
+
+def _in_the_first_dtype(
+    spec: str,
+    asked: DiagnoseOptions,
+    ask: Callable[[Subject, Callable[[str], None]], Found],
+    has_answers: Callable[[Found], object] = lambda found: True,
+) -> Found:
+    """What is found of a subject in the dtype that was asked for; by default, in the first in which it answers at all.
+
+    Raises:
+        SpecError: there is no such subject, or it answers in none; what was wrong in the first.
+    """
+    from rich.console import Console
+
+    from conformance.subjects.function import DEFAULT_DTYPES
+    from mha_core import SpecError
+
     apart = Apart(asked.workers, asked.pythons)
+    first: SpecError | Found | None = None
     with apart.kept(), Console(stderr=True).status("") as status:
-        subject = apart.loader(asked.time_limit, apart.settings((spec,)))(spec, asked.dtype or "float64")
-        return find(subject, cases.select(asked.patterns), experiments=asked.experiments, progress=says(status))
+        load = apart.loader(asked.time_limit, apart.settings((spec,)))
+        for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
+            try:
+                found = ask(load(spec, dtype), says(status))
+                if has_answers(found):
+                    return found
+            except SpecError as error:
+                first = first or error
+                continue
+            first = first or found
+    if isinstance(first, SpecError):
+        raise first
+    assert first is not None
+    return first
 
 
 def _probed(spec: str, asked: DiagnoseOptions) -> int:
     """Run some probes on a subject and print what they show; the exit status."""
-    from rich.console import Console
-
     from conformance.experiments.registry import select_probes
     from conformance.experiments.search import measure
     from conformance.experiments.text import probe_text
 
     chosen = select_probes(asked.probes)
-    apart = Apart(asked.workers, asked.pythons)
-    with apart.kept(), Console(stderr=True).status("") as status:
-        subject = apart.loader(asked.time_limit, apart.settings((spec,)))(spec, asked.dtype or "float64")
-        measured = measure(subject, probes=chosen, progress=says(status))
+    measured = _in_the_first_dtype(
+        spec,
+        asked,
+        lambda one, progress: measure(one, probes=chosen, progress=progress),
+        lambda found: found.lab.configs,
+    )
     names = {probe.id for probe in select_probes(asked.probes, alone=True)}
     shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
     click.echo("\n\n".join(probe_text(measured, outcome) for outcome in shown))

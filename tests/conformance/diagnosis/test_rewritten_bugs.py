@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from conformance.diagnosis.diagnose import Runs, diagnose
 from conformance.runner import run_case
+from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
 from tests.conformance.diagnosis.diagnosis_bench import CASES, answer
 from tests.conformance.diagnosis.plain_layers import STYLES, Layer
@@ -65,3 +68,23 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     assert "Large (float64) differs in 1 of 3 cases: blocks-long." in done.output
     assert "This explains what fails, though it would show in 1 case that passes as well:" in done.output
     assert "window-ignored: The window is ignored." in done.output
+
+
+class SingleOnly:
+    """A layer that says nothing of dtypes, and takes no float64."""
+
+    def prepare(self, config, weights):
+        if weights["q_proj.weight"].dtype != np.float32:
+            raise TypeError("expected Float but found Double")
+        bug = next(bug for bug in all_bugs() if bug.id == "out-proj-bias-missing")
+        return BuggySubject(bug, dtype="float32").prepare(config, weights)
+
+
+def test_a_subject_that_takes_float32_alone_is_diagnosed_in_that():
+    arguments = ["diagnose", "--subject", f"{__name__}:SingleOnly", "--no-experiments", "--workers", "0", "-c", "prime"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "SingleOnly (float32) differs in the one case: prime." in done.output
+    done = CliRunner().invoke(main, [*arguments, "--dtype", "float64"])
+    assert done.exit_code == 2
+    assert "TypeError: expected Float but found Double" in done.output

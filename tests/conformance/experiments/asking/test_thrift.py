@@ -11,6 +11,7 @@ from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
 from conformance.experiments.text import experiments_text
 from conformance.experiments.thrift import AGAIN, NEW, OTHER_MASK, PACE, Costs, answered
+from conformance.subjects.ask import SubjectFailed
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import AttentionMask, Trace
 from mha_core.reference import forward
@@ -62,6 +63,47 @@ def test_a_compiled_subject_is_measured_in_time(monkeypatch, bugs):
     if bugs:
         assert "1.3" in found.models[0][0].sentence
     assert f"{lab.costs.spared} questions more were not asked" in "".join(experiments_text(found, details=True))
+
+
+class Hangs(BuggySubject):
+    """A layer that never answers a call with one key, in seconds of a clock of its own."""
+
+    def __init__(self, *bugs: Bug) -> None:
+        super().__init__(*bugs)
+        self.now, self.limits = 0.0, []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def within(self, seconds):
+        self.limit = min(seconds, 60.0)
+        return self
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def asked(inputs):
+            if inputs.keys.shape[1] == 1:
+                self.limits.append(self.limit)
+                self.now += self.limit
+                raise SubjectFailed(f"no answer within {self.limit:g} s")
+            self.now += 0.001
+            return Trace(output=run(inputs).output)
+
+        return asked
+
+
+def test_calls_that_have_no_answer_in_time_cost_no_others_theirs(monkeypatch):
+    subject = Hangs(SCALED)
+    monkeypatch.setattr(lab_module, "time", subject)
+    found = measure(subject, probes=select_probes(["one-key", "scores"]), zoo=())
+    assert subject.limits == [10.0, 1.0]  # and no more calls with one key
+    silent = {outcome.probe.id for outcome in found.outcomes if not outcome.asked}
+    assert "one-key" in silent
+    assert "scores" not in silent
+    assert "1.3" in found.models[0][0].sentence
+    said = "\n".join(experiments_text(found, details=True))
+    assert "calls with Lk=1 had no answer in time, so no more of them were made" in said
 
 
 def test_what_a_call_costs_is_learned_from_those_of_its_kind():
