@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
-from conformance.experiments.localise.bench import OF_THE_EFFECT, ROUNDOFFS, Bench, size_of
+from conformance.experiments.localise.bench import ROUNDOFFS, Bench, size_of
 from conformance.experiments.readings.weights import centred_logs, read_weights
 from mha_core.heads import repeat_kv_heads
 
@@ -70,7 +70,7 @@ def is_multiplied(bench: Bench, weights: NDArray) -> bool:
     surplus = centred_logs(weights) - scores
     along = np.nansum(scores * surplus, axis=-1, keepdims=True)
     along /= np.maximum(np.nansum(scores**2, axis=-1, keepdims=True), 1e-300)
-    return size_of(surplus - along * scores) <= OF_THE_EFFECT * size_of(surplus)
+    return size_of(surplus - along * scores) <= bench.share * size_of(surplus)
 
 
 def is_one_factor(bench: Bench, weights: NDArray) -> bool:
@@ -116,10 +116,10 @@ def _are_of_other_values(bench: Bench) -> bool:
     for a, w in zip(wanted.reshape(shape), given.reshape(shape), strict=True):
         seen = (a > 0.0).any(axis=0)
         exchange = np.linalg.lstsq(a[:, seen], w, rcond=None)[0]
-        if np.abs(a[:, seen] @ exchange - w).max(initial=0.0) > OF_THE_EFFECT * largest:
+        if np.abs(a[:, seen] @ exchange - w).max(initial=0.0) > bench.share * largest:
             return False
         others = exchange - np.where(np.flatnonzero(seen)[:, None] == np.arange(len(seen)), exchange, 0.0)
-        small = OF_THE_EFFECT * largest
+        small = bench.share * largest
         if np.abs(others).max(initial=0.0) > small and np.abs(exchange.sum(axis=1) - 1.0).max() > small:
             return False
     return True
@@ -166,7 +166,7 @@ def _are_queries(bench: Bench) -> bool:
         one - a @ np.linalg.lstsq(a, one, rcond=None)[0]
         for a, one in zip(flat, surplus.reshape(len(flat), -1), strict=True)
     ]
-    return max(map(size_of, left)) <= OF_THE_EFFECT * size_of(surplus)
+    return max(map(size_of, left)) <= bench.share * size_of(surplus)
 
 
 def _are_keys(bench: Bench) -> bool:
@@ -193,7 +193,7 @@ def _are_keys(bench: Bench) -> bool:
                         wrong.append(one[seen])
             matrix, values = np.concatenate(rows), np.concatenate(wrong)
             left = values - matrix @ np.linalg.lstsq(matrix, values, rcond=None)[0]
-            if size_of(left) > OF_THE_EFFECT * largest:
+            if size_of(left) > bench.share * largest:
                 return False
     return True
 

@@ -18,7 +18,7 @@ from conformance.zoo.variants import Variants
 from mha_core import AttentionConfig
 
 OF_THE_EFFECT = 0.02
-"""What may be left of a difference that is explained."""
+"""What may be left of a difference that is explained, in ordinary problems."""
 
 ROUNDOFFS = 1e4
 """And of the largest number, in roundoffs."""
@@ -29,12 +29,17 @@ LARGE = 16.0
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """One problem that the subject answers otherwise than a model of it."""
+    """One problem that the subject answers otherwise than a model of it.
+
+    Args:
+        share: what may be left of a difference that is explained.
+    """
 
     lab: Lab
     variants: Variants
     model: Model
     problem: Problem
+    share: float = OF_THE_EFFECT
 
     def got(self, problem: Problem) -> NDArray | None:
         """The subject's output; None if it refuses."""
@@ -61,7 +66,7 @@ class Bench:
         if (np.isfinite(a) != np.isfinite(b)).any():
             return False
         size = float(np.abs(b[counts]).max(initial=0.0))
-        allowed = max(ROUNDOFFS * self.lab.unit * size, OF_THE_EFFECT * effect)
+        allowed = max(ROUNDOFFS * self.lab.unit * size, self.share * effect)
         return bool((np.abs(a - b)[counts] <= allowed).all())
 
     def fits(self, problem: Problem) -> bool:

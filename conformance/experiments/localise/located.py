@@ -11,6 +11,9 @@ it or before. If it does not, the fault is behind it:
 Of the logarithms of the weights the part that is wrong is fitted by other queries for the same keys, and by other keys
 for the same queries; what neither explains is of the scores, or of the weights if they are wrong in what scores don't
 tell: keys that are left out, sums, or what stays when all scores of a row are raised by the same.
+
+A wrong function of the scores may hide queries or keys that are wrong before it. Smooth ones are a factor where scores
+are small, and in calls of one query nothing is mixed: there queries and keys show as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed, generic
+from conformance.experiments.lab import Lab
 from conformance.experiments.localise.after import is_of_values, is_read, is_shuffled
 from conformance.experiments.localise.before import KEYS_LEFT_OUT, before_the_sum, is_multiplied, is_one_factor
 from conformance.experiments.localise.bench import Bench
@@ -36,6 +40,9 @@ from mha_core import STAGES
 
 MOST_PROBLEMS = 4
 """Problems that are looked at; the stage that most of them tell is said."""
+
+SMALL, OF_A_SMALL_EFFECT, FINE = 1e-6, 2e-5, 1e-12
+"""Factor on queries to make scores small; what may then be left of a difference; up to which roundoff that is seen."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,30 @@ def localise(measured: Measured, further: Sequence[Problem] = ()) -> Located | N
         counts.clear()  # wrong scores leave out no keys, and wrong weights may look like wrong scores
     counts["weights"] += left_out
     stage = max(counts, key=lambda stage: (counts[stage], -STAGES.index(stage)))
+    if stage in ("scores", "weights") and (before := _hidden(lab, variants)) is not None:
+        return before
     shown = next(vote for vote in votes if vote.stage in (stage, KEYS_LEFT_OUT))
     return replace(shown, stage=stage)
+
+
+def _hidden(lab: Lab, variants: Variants) -> Located | None:
+    """Queries or keys that are wrong before wrong scores or weights: seen where scores are small, in several layers."""
+    if lab.unit > FINE:
+        return None
+    votes: list[Located] = []
+    for config in lab.configs[:MOST_PROBLEMS]:
+        small = generic(config, query_len=1, key_len=6, weights={"q_proj.weight": SMALL, "q_proj.bias": SMALL})
+        bench = Bench(lab, variants, (), small, OF_A_SMALL_EFFECT)
+        if not config.projections or lab.ask(small) is None:
+            continue
+        try:
+            stage = stage_of(bench)
+        except TROUBLE:
+            continue
+        if stage is not None:
+            votes.append(Located(stage, small))
+    stages = {vote.stage for vote in votes}
+    return votes[0] if len(votes) > 1 and stages in ({"queries"}, {"keys"}) else None
 
 
 def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]:

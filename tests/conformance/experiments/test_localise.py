@@ -123,3 +123,18 @@ def test_what_explains_nearly_all_says_which_step_is_wrong_where_it_explains():
     for subject, stage in ((OutputAlone(half), "output"), (OutputAlone(rough), "values")):
         nearly = Hypothesis((half,), 2, 3, 1, 2)
         assert diagnosing._as_explained(located, [nearly], Lab(subject)).stage == stage
+
+
+@pytest.mark.parametrize("step", ["queries", "keys"])
+def test_what_is_wrong_before_a_wrong_function_of_the_scores_is_said(step):
+    first = wrong_at(step, lambda state, array: np.abs(array))
+    capped = wrong_at("scores", lambda state, scores: np.tanh(scores))
+    assert _located(OutputAlone(first, capped)).stage == step
+    assert _located(OutputAlone(capped)).stage == "scores"
+
+
+def test_rounded_queries_are_said_before_a_factor_of_the_scores():
+    rounded = wrong_at("query_inputs", lambda state, queries: queries.astype(np.float16).astype(float))
+    doubled = wrong_at("scores", lambda state, scores: 2.0 * scores)
+    assert _located(OutputAlone(rounded, doubled)).stage == "queries"
+    assert _located(OutputAlone(doubled)).stage == "scores"

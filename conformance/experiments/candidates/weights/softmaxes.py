@@ -31,8 +31,10 @@ def likeliest(view: View, longer: Sequence[Problem]) -> Iterator[Bug]:
     for samples in ((*own, *rows), own):
         if not any(one.sample.differs for one in samples):
             continue
-        found = _found(view, samples) or list(in_parts(samples, lambda inside: _found(view, inside)))
-        yield from found
+        found, lost = _found(samples), list(left_out(view, samples))  # the latter are not verified
+        if not found and not lost:
+            found = list(in_parts(samples, lambda inside: [*_found(inside), *left_out(view, inside)]))
+        yield from (*found, *lost)
         changes = list(reading.matching_changes(samples))
         for change in changes:
             yield _changed(change)
@@ -42,7 +44,7 @@ def likeliest(view: View, longer: Sequence[Problem]) -> Iterator[Bug]:
             return
 
 
-def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
+def _found(samples: Sequence[reading.Weighed]) -> list[Bug]:
     found: list[Bug] = []
     for form in reading.matching(samples, (*AXES, *SHIFTS)):
         found.append(softmax_bug(form.name, form.make, form.words))
@@ -51,7 +53,6 @@ def _found(view: View, samples: Sequence[reading.Weighed]) -> list[Bug]:
     for family, expression in reading.matching_families(samples, FAMILIES):
         found += _member(family, expression)
     found += [_other_sums(change, stable=stable) for change, stable in reading.matching_sums(samples)]
-    found += left_out(view, samples)
     found += on_grids(samples)
     return found
 
