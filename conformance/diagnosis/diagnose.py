@@ -197,10 +197,13 @@ def _again(
 
 
 def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:
-    """The first wrong step; that of what explains nearly all where this gives the subject's answer."""
+    """The first wrong step; that of what explains nearly all, and acts, where this gives the subject's answer."""
     for one in partly if located.stage != GRADIENTS else ():
         if one.bugs and fits(lab, Variants(), located.problem, one.bugs):
-            return replace(located, stage=min((bug.stage for bug in one.bugs), key=(*STAGES, GRADIENTS).index))
+            others = {bug.id: tuple(other for other in one.bugs if other is not bug) for bug in one.bugs}
+            acting = [bug for bug in one.bugs if not fits(lab, Variants(), located.problem, others[bug.id])]
+            stages = (bug.stage for bug in acting or one.bugs)
+            return replace(located, stage=min(stages, key=(*STAGES, GRADIENTS).index))
     return located
 
 

@@ -14,16 +14,19 @@ from conformance.diagnosis.text import describe
 from conformance.experiments import search as searching
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.measured import unwarned
+from conformance.experiments.measured import on_step, unwarned
 from conformance.experiments.probe import Probe
+from conformance.experiments.ranking import likeliest, preference
 from conformance.experiments.registry import all_probes, select_probes
 from conformance.experiments.search import measure
+from conformance.experiments.view import View
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants
-from mha_core import SpecError, Trace
+from mha_core import AttentionMask, SpecError, Trace
 from mha_core.reference import forward
+from tests.conformance.experiments.wrong import OutputAlone, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -171,3 +174,22 @@ def test_what_differs_only_when_asked_again_is_said():
     assert [bug.sentence for bug in explained] == ["The output is the definition's times 1.1."]
     assert found.first_stage == "output"
     assert "Each called twice, the second calls differ in 6 of 6 cases.\nThis gives" in describe(found)
+
+
+def _rolled(step, slug="rolled--1"):
+    return on_step(step, f"{step}-{slug}", lambda state, array: np.roll(array, -1, axis=-2), "", "")
+
+
+def test_first_is_what_gives_calls_in_which_another_fault_may_act():
+    masks = (AttentionMask(), AttentionMask(causal=True), AttentionMask(valid_lens=np.array([3])))
+    problems = tuple(generic(CONFIGS[0], query_len=4, key_len=4, mask=mask) for mask in masks)
+    subject = OutputAlone(wrong_at("queries", lambda state, queries: np.roll(queries, -1, axis=-2)))
+    models = [(_rolled("output"),), (_rolled("heads"),), (_rolled("queries"),)]
+    ordered = likeliest(models, View(Lab(subject), Variants(), (), problems))
+    assert ordered == [models[2], models[0], models[1]]
+    assert likeliest(models, View(Lab(subject), Variants(), (), problems[:1])) == models
+
+
+def test_a_number_is_preferred_to_a_size_of_several_words():
+    number, size = _rolled("queries", "rolled--1"), _rolled("queries", "rolled--batch-size")
+    assert preference((number,)) < preference((size,))
