@@ -22,8 +22,8 @@ class SecondCall:
         return getattr(self.subject, name)
 
     def within(self, seconds: float) -> SecondCall:
-        """The same of the subject with a shorter time limit."""
-        return SecondCall(self.subject.within(seconds))
+        """The same of the subject with a shorter time limit, if it has any."""
+        return SecondCall(self.subject.within(seconds)) if hasattr(type(self.subject), "within") else self
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """As the subject, whose run is called twice."""

@@ -6,7 +6,8 @@ import hashlib
 import pickle
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,9 @@ MOST_CONFIGS = 4
 
 SECONDS = 15.0
 """Default of the time that all questions of one diagnosis may take."""
+
+SHARE = 0.5
+"""Of the time that is left, what looking for one explanation may take of a subject whose calls take long."""
 
 SLOW = 2.5
 """So many times that for a subject that compiles or takes long for another reason; it is asked less."""
@@ -69,6 +73,7 @@ class Lab:
     questions: int = 0
     spent: float = 0.0
     costs: Costs = field(default_factory=Costs)
+    _until: float = field(default=float("inf"), repr=False)
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
     _forward: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
@@ -123,7 +128,18 @@ class Lab:
 
     @property
     def out_of_time(self) -> bool:
-        return self.spent >= self._limit
+        return self.spent >= min(self._limit, self._until)
+
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Inside, a subject that takes long has SHARE of the time that is left, so that some is left after it."""
+        before = self._until
+        if self.costs.slow:
+            self._until = min(before, self.spent + SHARE * max(self._limit - self.spent, 0.0))
+        try:
+            yield
+        finally:
+            self._until = before
 
     @property
     def _limit(self) -> float:
@@ -136,6 +152,8 @@ class Lab:
         """
         asked = self.asked(problem, gradients=gradients)
         if asked not in self._answers:
+            if self.out_of_time:  # which may be so for a while
+                return self._late()
             digest = _digest(asked)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
                 self._by_digest[digest] = self._ask(asked)
@@ -165,11 +183,11 @@ class Lab:
         self, problems: Sequence[Problem], answer: Callable[[Problem], bool | None], *, gradients: bool = False
     ) -> list[Problem]:
         """Those of a probe's problems that are asked and answered: see `thrift.answered`."""
-        return answered(problems, self.costs, partial(self.is_dear, gradients=gradients), answer)
+        return answered(problems, self.costs, partial(self.asked, gradients=gradients), answer)
 
-    def is_dear(self, problem: Problem, *, gradients: bool = False) -> bool:
+    def is_dear(self, problem: Problem) -> bool:
         """Whether asking it is likely to take long."""
-        return self.costs.is_dear(self.asked(problem, gradients=gradients))
+        return self.costs.is_dear(self.asked(problem))
 
     def asked(self, problem: Problem, *, gradients: bool = False) -> Problem:
         """The problem, without what asks for gradients unless they are wanted: the same object for the same problem."""
@@ -221,7 +239,7 @@ class Lab:
 
     def _ask(self, problem: Problem) -> Trace | None:
         if self.out_of_time:
-            return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")
+            return self._late()
         if (why_not := self.costs.patience.why_not(problem)) is not None:
             return self._refuse(why_not)
         limit = self.costs.patience.seconds
@@ -251,6 +269,9 @@ class Lab:
         """The subject, with a shorter time limit if it has any."""
         shorter = getattr(type(self.subject), "within", None)
         return self.subject if shorter is None else shorter(self.subject, seconds)
+
+    def _late(self) -> Trace | None:
+        return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")
 
     def _refuse(self, reason: str) -> Trace | None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

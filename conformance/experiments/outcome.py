@@ -24,6 +24,7 @@ class Outcome:
         differing: of these, those in which it is not the definition, the smallest first.
         explained: whether the models that were left after it give all of its answers.
         added: ids of the bugs that it added to the models.
+        last: whether no time was left after it.
     """
 
     probe: Probe
@@ -31,6 +32,12 @@ class Outcome:
     differing: tuple[Problem, ...]
     explained: bool
     added: tuple[str, ...] = ()
+    last: bool = False
+
+    @property
+    def late(self) -> bool:
+        """Whether there was no time to ask it."""
+        return self.last and not self.asked
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,14 @@ class Measured:
 
     @property
     def silent(self) -> tuple[Outcome, ...]:
-        """The probes of which the subject answered no problem, if that leaves something unknown."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.asked and outcome.probe.unknown)
+        """The probes of which the subject was asked a problem and answered none, if that leaves something unknown."""
+        unanswered = (outcome for outcome in self.outcomes if not outcome.asked and not outcome.late)
+        return tuple(outcome for outcome in unanswered if outcome.probe.unknown)
+
+    @property
+    def late(self) -> tuple[Outcome, ...]:
+        """The probes for which there was no time."""
+        return tuple(outcome for outcome in self.outcomes if outcome.late)
 
     @property
     def differs(self) -> bool:

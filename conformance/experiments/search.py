@@ -108,7 +108,8 @@ class Search:
                 found = [model for model in beam if self._fits_all(model, problems, probe)]
             if not found:
                 self.progress(f"probe {probe.id}")
-                found = [] if self._is_spent else self._grown(probe, beam, problems)
+                with self.lab.sparing():
+                    found = [] if self._is_spent else self._grown(probe, beam, problems)
                 if not found and not probe.gradients:
                     self._forward_unexplained = True
                     self._left = min(self._left, MOST_TRIED_IN_VAIN)
@@ -118,7 +119,7 @@ class Search:
             beam = found[:BEAM] or beam
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
-            outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added)))
+            outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added), self.lab.out_of_time))
         return Measured(
             tuple(beam),
             tuple(self._explained_later(one, beam) for one in outcomes),
@@ -316,9 +317,9 @@ class Search:
         """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
         others = () if probe.gradients else all_probes()
         everywhere = [other for other in others if other.everywhere and other.propose is not probe.propose]
-        slow = self.lab.costs.slow  # then what asks calls of many sizes comes last, and only if it must
+        slow = self.lab.costs.slow  # then what asks calls of many sizes is asked last, and only if it must
         for one in (probe, *everywhere) if slow else (*everywhere, probe):
-            if slow and one is not probe and view.explained:
+            if slow and view.explained:
                 return
             try:
                 yield from one.propose(view)

@@ -28,6 +28,9 @@ def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
     if measured.silent and (details or not any(measured.models)):
         unknown = "\n".join(f"  {outcome.probe.id}: {outcome.probe.unknown}" for outcome in measured.silent)
         paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")
+    if measured.late:
+        names = ", ".join(outcome.probe.id for outcome in measured.late)
+        paragraphs.append(f"Not asked, because its time was over: {names}.")
     if details:
         paragraphs.append("\n".join(["Probes:", *_lines(measured)]))
         if measured.troubles:
@@ -83,7 +86,7 @@ def _lines(measured: Measured) -> Iterator[str]:
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     for outcome in measured.outcomes:
         if not outcome.asked:
-            said = "refused"
+            said = "not asked" if outcome.late else "refused"
         elif not outcome.differing:
             said = f"right in all {len(outcome.asked)}"
         else:

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
 
-DEAR = 0.02
+DEAR = 0.05
 """Seconds of a question from which on it may be spared: some hundreds of them take as long as may be."""
+
+LONG = 0.02
+"""Seconds of a call of new sizes from which on a subject has more time, and is asked as fewer layers."""
 
 PACE = 0.04
 """Seconds of all questions so far, over how many there were, up to which one that is dear is asked all the same."""
@@ -108,8 +111,8 @@ class Costs:
 
     @property
     def slow(self) -> bool:
-        """Whether calls of new sizes are dear."""
-        return self._usual(NEW) > DEAR
+        """Whether calls of new sizes take long."""
+        return self._usual(NEW) > LONG
 
     @property
     def always_slow(self) -> bool:
@@ -125,21 +128,21 @@ class Costs:
 def answered(
     problems: Sequence[Problem],
     costs: Costs,
-    is_dear: Callable[[Problem], bool],
+    asked: Callable[[Problem], Problem],
     answer: Callable[[Problem], bool | None],
 ) -> list[Problem]:
-    """The problems of a probe that are asked and answered, in their order.
+    """The problems of a probe that are asked and answered, in their order; the cheapest are asked first.
 
     Args:
         problems: all of them.
-        costs: what calls cost; counts those that are spared.
-        is_dear: whether one of them takes long.
+        costs: what calls cost.
+        asked: a problem as it is asked.
         answer: asks one. None: it has no answer; else whether that is what was expected.
     """
-    order = sorted(range(len(problems)), key=lambda place: is_dear(problems[place]))
+    order = sorted(range(len(problems)), key=lambda place: costs.expected(asked(problems[place])))
     found: dict[int, bool] = {}
     for place in order:
-        if found and all(found.values()) and is_dear(problems[place]):
+        if found and all(found.values()) and costs.is_dear(asked(problems[place])):
             costs.spared += 1
             continue
         as_expected = answer(problems[place])

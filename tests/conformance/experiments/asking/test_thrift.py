@@ -6,7 +6,7 @@ import pytest
 
 from conformance.experiments import lab as lab_module
 from conformance.experiments.designs import CONFIGS, generic
-from conformance.experiments.lab import LEAST_CONFIGS, SECONDS, Lab
+from conformance.experiments.lab import LEAST_CONFIGS, SECONDS, SLOW, Lab
 from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
 from conformance.experiments.text import experiments_text
@@ -129,13 +129,16 @@ def test_dear_questions_are_asked_only_if_an_answer_is_not_as_expected():
         asked = []
         return asked, lambda one: (asked.append(one), one not in wrong)[1]
 
+    def plain(problem):
+        return problem
+
     asked, answer = asking()
     costs._seconds[AGAIN] = [0.001]
-    assert answered(problems, costs, costs.is_dear, answer) == asked == [problems[2]]
+    assert answered(problems, costs, plain, answer) == asked == [problems[2]]
     assert costs.spared == 3
     asked, answer = asking(problems[2])
-    assert answered(problems, costs, costs.is_dear, answer) == problems
-    assert answered(problems, costs, costs.is_dear, lambda one: None) == []
+    assert answered(problems, costs, plain, answer) == problems
+    assert answered(problems, costs, plain, lambda one: None) == []
 
 
 def test_dear_questions_are_asked_where_those_before_took_little():
@@ -165,3 +168,39 @@ def test_gradients_are_asked_for_only_where_they_are_compared():
     forward, backward = (outcome.asked for outcome in found.outcomes)
     assert all(lab.ask(problem).gradients is None for problem in forward)
     assert all(lab.ask(problem, gradients=True).gradients for problem in backward)
+
+
+def test_the_cheapest_problem_of_a_probe_is_asked_first():
+    costs, asked = Costs(), []
+    known, new = generic(CONFIGS[0]), generic(CONFIGS[1])
+    costs.note(known, 0.5)
+    costs.note(known, 0.03)
+    assert answered([new, known], costs, lambda one: one, lambda one: (asked.append(one), True)[1]) == [known]
+    assert asked == [known]
+
+
+def test_one_search_leaves_time_for_what_follows(monkeypatch):
+    subject = Compiled()
+    monkeypatch.setattr(lab_module, "time", subject)
+    lab = Lab(subject, configs=CONFIGS[:1])
+    lab.ask(generic(CONFIGS[0]))
+    sizes = iter(range(6, 200))
+    with lab.sparing():
+        while not lab.out_of_time:
+            lab.ask(generic(CONFIGS[0], key_len=next(sizes)))
+        refused = generic(CONFIGS[0], key_len=next(sizes))
+        assert lab.ask(refused) is None
+    assert 0.4 < lab.spent / (SLOW * SECONDS) < 0.6
+    assert lab.ask(refused) is not None
+
+
+def test_what_there_was_no_time_for_is_not_said_to_be_refused(monkeypatch):
+    subject = Compiled()
+    subject.seconds = 7.0
+    monkeypatch.setattr(lab_module, "time", subject)
+    found = measure(subject, lab=Lab(subject), probes=select_probes(["one-key", "lengths"], alone=True))
+    assert [outcome.late for outcome in found.outcomes] == [False, True]
+    assert not found.silent
+    said = "\n".join(experiments_text(found))
+    assert "Not asked, because its time was over: lengths." in said
+    assert "gave no answer" not in said
