@@ -8,14 +8,35 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from mha_core import AttentionConfig, AttentionInputs, Trace
+from conformance.subjects.ask import CannotExpress, SubjectFailed
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run
 from mha_core.dtypes import storage_dtype
+from mha_core.errors import one_line
 from mha_core.live.probe import Reading, as_it_was
 from mha_core.stages import STAGES
 from mha_core.weights import Weights, rounded_weights
 
 SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
+
+
+def why_not_one(mask: AttentionMask) -> str | None:
+    """Why a live layer can't be called with a mask; it is called as `mha_core.live.probe` does, by one source at most.
+
+    What the others would show is not the layer's, but of whoever translates the mask for it.
+
+    >>> why_not_one(AttentionMask(causal=True, query_offset=2))
+    'a mask with a query offset'
+    """
+    if np.any(mask.query_offset):
+        return "a mask with a query offset"
+    if sum(source is not None for source in (mask.valid_lens, mask.allowed, mask.bias)) + mask.has_positions > 1:
+        return "a mask of several sources"
+    if mask.valid_lens is not None and mask.valid_lens.ndim != 1:
+        return "lengths of each query"
+    if mask.bias is not None and np.isneginf(mask.bias).any():
+        return "a bias of -inf"
+    return None
 
 
 class LiveSubject:
@@ -42,9 +63,14 @@ class LiveSubject:
         """The nearest problem that the layer can be asked: with its own weights, and one input where it takes one.
 
         None for another config, and for lengths that differ where keys are the queries.
+
+        Raises:
+            CannotExpress: a mask that no argument of a live layer stands for (see `why_not_one`).
         """
         if problem.config != self.config or problem.inputs.is_split or problem.inputs.past_keys is not None:
             return None
+        if (reason := why_not_one(problem.inputs.mask)) is not None:
+            raise CannotExpress(reason)
         inputs, words = problem.inputs, self.reading.words
         if not words.values and inputs.values.shape == inputs.keys.shape:
             inputs = replace(inputs, values=inputs.keys)
@@ -69,8 +95,11 @@ class LiveSubject:
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         def run(inputs: AttentionInputs) -> Trace:
-            with as_it_was():
-                found = self.reading.run(self._as_one(inputs))
+            try:
+                with as_it_was():
+                    found = self.reading.run(self._as_one(inputs))
+            except SystemExit as error:  # of the layer's own code: it costs this call, and not the caller's process
+                raise SubjectFailed(one_line(error)) from error
             form = storage_dtype(self.dtype)
             return Trace.of_arrays({name: np.asarray(found[name]).astype(form) for name in STAGES if name in found})
 

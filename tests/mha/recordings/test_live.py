@@ -7,9 +7,15 @@ import pytest
 
 import mha
 from conformance.diagnosis.text import describe
+from conformance.experiments.lab import Lab
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search import measure
+from conformance.subjects.live import LiveSubject
 from mha_core import SpecError
+from mha_core.live.probe import examining
 
 torch = pytest.importorskip("torch")
+native = pytest.importorskip("backends.torch.native")
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 
@@ -38,6 +44,35 @@ def test_of_a_right_layer_there_is_nothing_to_explain(dtype):
     assert list(found) == [""]
     assert not found[""].failing
     assert len(found[""].passing) == 25
+
+
+def test_every_probe_of_a_right_layer_finds_it_right():
+    """Masks that no argument of the layer stands for are not tried, or their translation would be judged."""
+    found = []
+
+    def examine(reading):
+        lab = Lab(LiveSubject(reading), configs=(reading.config,))
+        found.append(measure(lab.subject, lab=lab, zoo=(), probes=select_probes(["mask-*", "masked-*"])))
+
+    with examining(examine):
+        native.from_native(layer(Plain))
+    assert [outcome.probe.id for outcome in found[0].outcomes if outcome.differing] == []
+    asked = {outcome.probe.id for outcome in found[0].outcomes if outcome.asked}
+    assert {"mask-lengths", "mask-causal", "mask-allowed", "mask-items"} <= asked
+    assert {"mask-offset", "mask-lengths-per-query", "mask-infinite-bias", "mask-sources"} & asked == set()
+
+
+class OfTwoKeys(OfTwiceTheQuery):
+    def forward(self, query, key, value, **rest):
+        if key.shape[1] == 1:
+            raise SystemExit("one key")
+        return super().forward(query, key, value, **rest)
+
+
+def test_a_layer_that_ends_the_process_at_some_calls_is_asked_the_others():
+    found = mha.diagnose(layer(OfTwoKeys), seconds=0.0)[""]
+    assert len(found.failing) > 10
+    assert set(found.left_out.values()) == {"SystemExit: one key"}
 
 
 def test_a_layer_in_a_model_is_found_by_its_name_and_left_as_it_was():
