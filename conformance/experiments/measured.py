@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS, Bug, OnTop
+from mha_core.call.inputs import AttentionInputs
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State, Step
@@ -111,5 +112,12 @@ def with_parameters(state: State, changes: dict[str, NDArray]) -> State:
 
 
 def with_mask(state: State, **changes: Any) -> State:
-    """The State with other sources of the mask: fields of AttentionMask."""
-    return replace(state, inputs=replace(state.inputs, mask=replace(state.inputs.mask, **changes)))
+    """The State with other sources of the mask: fields of AttentionMask.
+
+    Models run tens of thousands of times, so the arrays beside the mask are not looked at again.
+    """
+    inputs = object.__new__(AttentionInputs)
+    inputs.__dict__.update(vars(state.inputs), mask=replace(state.inputs.mask, **changes))
+    changed = state.copy()
+    changed.inputs = inputs
+    return changed

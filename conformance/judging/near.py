@@ -59,7 +59,9 @@ class Nearness:
         if alike.all():
             return True
         with np.errstate(all="ignore"):
-            magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+            magnitude = np.abs(array).max(initial=0.0)
+            if not np.isfinite(magnitude):
+                magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)
             allowed = self.slack * bound + self.relative * self.unit * magnitude
             near = np.abs(array - other) <= allowed
         good = near | alike | (np.isnan(array) & np.isnan(other))

@@ -36,6 +36,10 @@ class State:
     def __getitem__(self, name: str) -> Any:
         return self.arrays[name]
 
+    def copy(self) -> State:
+        """This State with a dict of arrays of its own; the arrays are the same."""
+        return State(self.config, self.parameters, self.inputs, self.sizes, self.is_split, dict(self.arrays))
+
     def heads_of(self, name: str) -> NDArray:
         """The stage `keys` or `values` with each head repeated for the query heads that read it."""
         return repeat_kv_heads(self[name], self.config.num_heads)
