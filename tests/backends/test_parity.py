@@ -24,6 +24,7 @@ def every_case(backend, path, dtype):
     return results
 
 
+@pytest.mark.same_in_check
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_every_case_is_equal(backend, dtype):
     every_case(backend, PATHS[0], dtype)
@@ -33,7 +34,7 @@ def test_every_case_is_equal(backend, dtype):
 # there, and so is what they compute in blocks.
 @pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize("path", [pytest.param("fast", marks=pytest.mark.same_in_check), "blocks"])
 def test_every_case_is_equal_in_blocks(backend, path, dtype):
     if backend.name == "jax" and JAX_IN[path] != dtype:
         pytest.skip(f"JAX compiles each case: here, {path} is in {JAX_IN[path]} alone")
