@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.diagnosis.second_call import SecondCall
+from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import MOST_CONFIGS, Lab
 from conformance.experiments.localise.located import Located, localise
@@ -67,6 +67,7 @@ class Diagnosis:
         measured: what experiments showed; None if the subject was not asked more than the cases.
         located: the first wrong step of what nothing explains wholly, if it could be told.
         again: of a subject that is right when asked once, and not when asked again: the diagnosis of second calls.
+        exchanged: of one whose outputs are all (Lq, B, Do): the diagnosis of them as (B, Lq, Do).
     """
 
     subject: str
@@ -83,6 +84,7 @@ class Diagnosis:
     measured: Measured | None = None
     located: Located | None = None
     again: Diagnosis | None = None
+    exchanged: Diagnosis | None = None
 
     @property
     def first_stage(self) -> str | None:
@@ -151,6 +153,8 @@ def diagnose(
             return found
         found = replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments)))
         return replace(found, again=_again(found, subject, cases, bugs, experiments, progress))
+    if is_exchanged(observations):
+        return replace(found, exchanged=_seen(Exchanged(subject), cases, bugs, experiments, progress))
     inside = narrower([one.arrays["output"] for one in observations], subject.dtype)
     if inside is not None and subject.dtype == "float64":
         inside = "float32"  # what rounds to less is a bug on top of that
@@ -190,10 +194,20 @@ def _again(
     if not found.findings or not found.measured.behaviour.is_function or isinstance(subject, SecondCall):
         return None
     progress("asking everything twice")
-    second = SecondCall(subject)
-    lab = Lab(second, experiments.seconds, experiments.configs) if isinstance(experiments, Lab) else True
-    again = diagnose(second, cases, bugs=bugs, experiments=lab, progress=progress)
+    again = _seen(SecondCall(subject), cases, bugs, experiments, progress)
     return again if again.failing else None
+
+
+def _seen(
+    subject: Seen,
+    cases: Sequence[Case],
+    bugs: Sequence[Bug] | None,
+    experiments: bool | Lab,
+    progress: Callable[[str], None],
+) -> Diagnosis:
+    """The diagnosis of a subject that is seen another way, with experiments as the subject itself has them."""
+    lab = Lab(subject, experiments.seconds, experiments.configs) if isinstance(experiments, Lab) else experiments
+    return diagnose(subject, cases, bugs=bugs, experiments=lab, progress=progress)
 
 
 def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:

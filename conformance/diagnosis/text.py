@@ -14,12 +14,15 @@ from mha_core import STAGES
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """The diagnosis in plain words, in several lines; with `details` also what each probe showed."""
     paragraphs = [_extent(diagnosis)]
+    if diagnosis.exchanged is not None:
+        return "\n\n".join([*paragraphs, EXCHANGED, describe(diagnosis.exchanged, details=details)])
     if diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
         if diagnosis.located is not None:
             paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
         if diagnosis.measured is not None:
-            paragraphs += experiments_text(diagnosis.measured, details=details)
+            said = bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
+            paragraphs += experiments_text(diagnosis.measured, details=details, said=said)
     if diagnosis.again is not None:
         paragraphs.append(_again(diagnosis.again))
     if diagnosis.left_out:
@@ -147,6 +150,8 @@ def _cases(count: int) -> str:
 
 
 ONE_OF = "  one of these, which what it shows cannot tell apart:"
+
+EXCHANGED = "Every output is (Lq, B, Do), and must be (B, Lq, Do): exchange axes 0 and 1. Then:"
 
 MISSES_SHOWN = 3
 """Most unexplained cases that are shown with numbers."""

@@ -62,8 +62,9 @@ def observe(lab: Lab) -> Behaviour:
     problems = [generic(config) for config in lab.configs]
     spread = _spread([lab.ask_again(problems[0]) for _ in range(TIMES)], lab)
     if spread:
+        anew = ", each of a layer prepared anew," if lab.fixed_weights is None else ""
         remark = (
-            f"It is no function: {TIMES} equal calls, each of a layer prepared anew, have different answers; their "
+            f"It is no function: {TIMES} equal calls{anew} have different answers; their "
             f"standard deviation is {spread:.3g} of their size. So nothing else can be measured."
         )
         return Behaviour(spread=spread, remarks=(remark,), unsteady=(remark,))

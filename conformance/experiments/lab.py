@@ -22,7 +22,7 @@ from conformance.experiments.thrift import Costs, answered
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
 from mha_core import AttentionConfig, Trace
 from mha_core.weights import Weights
 
@@ -170,7 +170,7 @@ class Lab:
         asked = [self.asked(problem, gradients=gradients) for problem in problems]
         start = time.perf_counter()
         try:
-            session = Session(self.subject, self.rounded(asked[0]))
+            session = Session(within(self.subject, self.costs.patience.seconds), self.rounded(asked[0]))
             for problem in asked:
                 self.questions += 1
                 found.append(session.answer(self.rounded(problem)))
@@ -249,7 +249,7 @@ class Lab:
         answered = True
         try:
             asked = self.rounded(problem)
-            arrays = ask(self._within(limit), asked).arrays()
+            arrays = ask(within(self.subject, limit), asked).arrays()
         except (CannotExpress, SubjectFailed) as reason:
             answered = time.perf_counter() - start < limit
             asked = None if isinstance(reason, CannotExpress) else asked
@@ -264,11 +264,6 @@ class Lab:
         if output.shape != shape or output.dtype.kind != "f":
             return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
-
-    def _within(self, seconds: float) -> Any:
-        """The subject, with a shorter time limit if it has any."""
-        shorter = getattr(type(self.subject), "within", None)
-        return self.subject if shorter is None else shorter(self.subject, seconds)
 
     def _late(self) -> Trace | None:
         return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")

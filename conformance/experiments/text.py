@@ -19,12 +19,18 @@ REFUSALS_SHOWN = 12
 """Most reasons of refusals that are listed with them."""
 
 
-def experiments_text(measured: Measured, *, details: bool = False) -> list[str]:
-    """Paragraphs about what the subject was asked besides the cases, and what that leaves open."""
+def experiments_text(measured: Measured, *, details: bool = False, said: bool = True) -> list[str]:
+    """Paragraphs about what the subject was asked besides the cases, and what that leaves open.
+
+    Args:
+        measured: what was asked, and what came of it.
+        details: whether every probe is shown.
+        said: whether something was said before that explains the cases, at least some of them.
+    """
     remarks = " ".join(measured.behaviour.remarks)
     if not measured.behaviour.is_function:
         return [f"Experiments: {remarks}"]
-    paragraphs = [*([remarks] if remarks else []), _agreement(measured)]
+    paragraphs = [*([remarks] if remarks else []), _agreement(measured, said)]
     if measured.silent and (details or not any(measured.models)):
         unknown = "\n".join(f"  {outcome.probe.id}: {outcome.probe.unknown}" for outcome in measured.silent)
         paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")
@@ -57,7 +63,7 @@ def located_text(located: Located, *, partly: bool) -> str:
     return said if partly else f"{said} What it does was not found."
 
 
-def _agreement(measured: Measured) -> str:
+def _agreement(measured: Measured, said: bool) -> str:
     asked = sum(bool(outcome.asked) for outcome in measured.outcomes)
     head = f"Experiments: {asked} {'probe' if asked == 1 else 'probes'}, {measured.lab.questions} questions."
     if not asked:
@@ -71,6 +77,8 @@ def _agreement(measured: Measured) -> str:
         return f"{head} It differs since {named}{rest}, and nothing that was tried explains that."
     if not any(measured.models):
         return f"{head} In none of them does it differ."
+    if not said:
+        return f"{head} What was measured in them explains them, but not the cases."
     return f"{head} All of them agree with this."
 
 

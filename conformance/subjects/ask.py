@@ -59,6 +59,12 @@ def ask(subject: Any, problem: Problem) -> Trace:
     return Session(subject, problem).answer()
 
 
+def within(subject: Any, seconds: float) -> Any:
+    """The subject with a shorter time limit; itself if it has none."""
+    shorter = getattr(type(subject), "within", None)
+    return subject if shorter is None else shorter(subject, seconds)
+
+
 class Session:
     """A subject prepared for the layer of one problem, which can be asked repeatedly.
 

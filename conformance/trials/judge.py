@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
-from conformance.diagnosis.second_call import SecondCall
+from conformance.diagnosis.seen import SecondCall
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD, Dice

@@ -12,7 +12,9 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import Runs, diagnose, observe
 from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.seen import SecondCall
 from conformance.diagnosis.text import describe
+from conformance.subjects.ask import within
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import STAGES, SpecError, Trace
@@ -309,3 +311,37 @@ def test_nothing_to_go_by_is_an_error():
 
     with pytest.raises(SpecError, match="could not run a single case: RuntimeError: no kernel"):
         diagnose(Broken(), CASES[:2])
+
+
+class LengthFirst(Showing):
+    """A buggy subject whose output is (Lq, B, Do)."""
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+        return lambda inputs: {"output": run(inputs).output.swapaxes(0, 1)}
+
+
+def test_of_outputs_with_exchanged_axes_that_is_said_and_what_else_is_wrong():
+    bug = next(bug for bug in FORWARD_BUGS if bug.id == "out-proj-bias-missing")
+    found = diagnose(LengthFirst(bug), FEW, runs=RUNS)
+    assert found.failing
+    assert found.exchanged is not None
+    assert [[one.id for one in told.bugs] for told in found.exchanged.explanations] == [["out-proj-bias-missing"]]
+    assert "Every output is (Lq, B, Do), and must be (B, Lq, Do)" in describe(found)
+    assert diagnose(Showing(bug), FEW, runs=RUNS).exchanged is None
+    right = diagnose(LengthFirst(), FEW, runs=RUNS)
+    assert right.differs
+    assert "is equal to the reference" in describe(right)
+
+
+def test_second_calls_have_the_shorter_time_limit_of_their_subject_if_it_has_one():
+    class Limited(Showing):
+        def within(self, seconds):
+            self.limit = seconds
+            return self
+
+    for subject in (Limited(), Showing()):
+        assert isinstance(within(SecondCall(subject), 3.0), SecondCall)
+    limited = Limited()
+    within(SecondCall(limited), 3.0)
+    assert limited.limit == 3.0
