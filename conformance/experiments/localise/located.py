@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from conformance.experiments.measured import TROUBLE
 from conformance.experiments.outcome import Measured
 from conformance.experiments.readings.values import read_merged
 from conformance.experiments.readings.weights import read_weights
+from conformance.experiments.view import fits
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
@@ -69,47 +71,61 @@ def localise(measured: Measured, further: Sequence[Problem] = ()) -> Located | N
     if lab.out_of_time or lab.fixed_weights is not None or not measured.behaviour.is_function:
         return None
     variants = Variants()
-    votes: list[Located] = []
-    for problem in _chosen(measured, further):
-        bench = Bench(lab, variants, (), problem)
+    votes = list(_votes(Bench(lab, variants, (), problem) for problem in _chosen(measured, further)))
+    if not votes:
+        wrong = [one for one in measured.unexplained if one.differing]
+        only = wrong and all(one.probe.gradients for one in wrong)
+        return Located(GRADIENTS, wrong[0].differing[0]) if only else None
+    found = _most(votes)
+    before = _hidden(lab, variants) if found.stage in ("scores", "weights") else None
+    return before or _beside(measured, variants, found)
+
+
+def _votes(benches: Iterable[Bench]) -> Iterator[Located]:
+    """What each problem tells."""
+    for bench in benches:
         try:
             stage = stage_of(bench)
         except TROUBLE:
             continue  # numbers that can't be read tell nothing
         if stage is not None:
-            votes.append(Located(stage, problem))
-    if not votes:
-        wrong = [one for one in measured.unexplained if one.differing]
-        only = wrong and all(one.probe.gradients for one in wrong)
-        return Located(GRADIENTS, wrong[0].differing[0]) if only else None
+            yield Located(stage, bench.problem)
+
+
+def _most(votes: Sequence[Located]) -> Located:
+    """What most of them tell."""
     counts = Counter(vote.stage for vote in votes)
     left_out = counts.pop(KEYS_LEFT_OUT, 0)
     if left_out and counts.keys() <= {"scores", "weights"}:
         counts.clear()  # wrong scores leave out no keys, and wrong weights may look like wrong scores
     counts["weights"] += left_out
     stage = max(counts, key=lambda stage: (counts[stage], -STAGES.index(stage)))
-    if stage in ("scores", "weights") and (before := _hidden(lab, variants)) is not None:
-        return before
     shown = next(vote for vote in votes if vote.stage in (stage, KEYS_LEFT_OUT))
     return replace(shown, stage=stage)
+
+
+def _beside(measured: Measured, variants: Variants, found: Located) -> Located:
+    """What was found; or an earlier step, if all agree that it is wrong in what the best model does not give."""
+    model = measured.models[0] if measured.models else ()
+    if not model:
+        return found
+    asked = [problem for one in measured.unexplained if not one.probe.gradients for problem in one.asked]
+    left = (problem for problem in _simple_first([], asked) if not fits(measured.lab, variants, problem, model))
+    votes = list(_votes(Bench(measured.lab, variants, model, problem) for problem in islice(left, MOST_PROBLEMS)))
+    earlier = _most(votes) if votes else found
+    agreed = len(votes) > 1 and len({vote.stage for vote in votes}) == 1
+    return earlier if agreed and STAGES.index(earlier.stage) < STAGES.index(found.stage) else found
 
 
 def _hidden(lab: Lab, variants: Variants) -> Located | None:
     """Queries or keys that are wrong before wrong scores or weights: seen where scores are small, in several layers."""
     if lab.unit > FINE:
         return None
-    votes: list[Located] = []
-    for config in lab.configs[:MOST_PROBLEMS]:
-        small = generic(config, query_len=1, key_len=6, weights={"q_proj.weight": SMALL, "q_proj.bias": SMALL})
-        bench = Bench(lab, variants, (), small, OF_A_SMALL_EFFECT)
-        if not config.projections or lab.ask(small) is None:
-            continue
-        try:
-            stage = stage_of(bench)
-        except TROUBLE:
-            continue
-        if stage is not None:
-            votes.append(Located(stage, small))
+    small = {"q_proj.weight": SMALL, "q_proj.bias": SMALL}
+    configs = [config for config in lab.configs[:MOST_PROBLEMS] if config.projections]
+    problems = [generic(config, query_len=1, key_len=6, weights=small) for config in configs]
+    benches = (Bench(lab, variants, (), one, OF_A_SMALL_EFFECT) for one in problems if lab.ask(one) is not None)
+    votes = list(_votes(benches))
     stages = {vote.stage for vote in votes}
     return votes[0] if len(votes) > 1 and stages in ({"queries"}, {"keys"}) else None
 

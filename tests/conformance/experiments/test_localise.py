@@ -51,7 +51,7 @@ STEPS = {
 
 def _located(subject, further=()):
     measured = SimpleNamespace(
-        lab=Lab(subject), outcomes=(), unexplained=(), behaviour=SimpleNamespace(is_function=True)
+        lab=Lab(subject), models=(), outcomes=(), unexplained=(), behaviour=SimpleNamespace(is_function=True)
     )
     return localise(measured, further)
 
