@@ -138,3 +138,24 @@ def test_rounded_queries_are_said_before_a_factor_of_the_scores():
     doubled = wrong_at("scores", lambda state, scores: 2.0 * scores)
     assert _located(OutputAlone(rounded, doubled)).stage == "queries"
     assert _located(OutputAlone(doubled)).stage == "scores"
+
+
+def test_an_earlier_step_that_the_best_model_leaves_wrong_is_said_before_what_it_explains():
+    def others(state, allowed):
+        return allowed if state.inputs.mask.valid_lens is None else np.roll(allowed, 1, axis=-1)
+
+    def long(state, keys):
+        return _rough(keys) if keys.shape[2] > 8 else keys
+
+    mask = wrong_at("allowed", others)
+    lab = Lab(OutputAlone(mask, wrong_at("keys", long)))
+    masked = [
+        generic(one, batch=2, query_len=4, key_len=6, mask=AttentionMask(valid_lens=np.array([4, 5])))
+        for one in CONFIGS[:4]
+    ]
+    longer = tuple(generic(one, query_len=4, key_len=9) for one in CONFIGS[:3])
+    unexplained = (SimpleNamespace(probe=SimpleNamespace(gradients=False), asked=longer, differing=longer),)
+    behaviour = SimpleNamespace(is_function=True)
+    for models, stage in (((), "weights"), (((mask,),), "keys")):
+        measured = SimpleNamespace(lab=lab, models=models, outcomes=(), unexplained=unexplained, behaviour=behaviour)
+        assert localise(measured, masked).stage == stage
