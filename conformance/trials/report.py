@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.trials.unit import RIGHT, Outcome
+from conformance.trials.unit import NATIVE, RIGHT, Outcome
 from mha_core.errors import shown
 
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
 
-GROUPS = ("singles", "pairs", "triples", "gradients", "restricted", "zoo", "rewritten", RIGHT)
+GROUPS = ("singles", "pairs", "triples", "gradients", "restricted", "zoo", "rewritten", RIGHT, NATIVE)
 
 SHOWN = 10
 """Trials that are listed of each way of going wrong; the JSON report has all."""

@@ -4,6 +4,7 @@
 zoo:ID                  the reference with a bug of the zoo, of which only the output shows (or the gradients)
 rewritten:NUMBER        a known bug written anew into another layer, from the tests of this repository
 right:NAME:DTYPE        a right layer: a formulation of `conformance.calibration`, or a backend
+native:NAME:DTYPE       a framework's own layer, by the name of its entry point: right but for its known deviations
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,11 @@ import conformance
 from conformance.bounds.precision import Precision
 from conformance.calibration.formulations import FORMULATIONS, formulation
 from conformance.cases.table import all_cases
+from conformance.deviations.known import ENTRY_POINT_GROUP, load
 from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose
 from conformance.experiments.search import measure
 from conformance.subjects.backend import BackendSubject
+from conformance.subjects.load import load_subject
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD
 from conformance.trials.judge import Truth, Verdict, answer_of, judge
@@ -36,15 +40,19 @@ from conformance.zoo.registry import all_bugs
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, names
 from mha_core.errors import one_line
+from mha_core.files.declared import declared
 from mha_core.weights import Weights
 
-ZOO, REWRITTEN, RIGHT = "zoo", "rewritten", "right"
+ZOO, REWRITTEN, RIGHT, NATIVE = "zoo", "rewritten", "right", "native"
 """What an id begins with that is none of a drawn layer."""
 
 TESTS = "tests.conformance.diagnosis.rewritten_bugs"
 """The module of the known bugs that were written anew."""
 
 RIGHT_DTYPES = ("float64", "float32")
+
+NATIVES, NATIVE_DTYPE = "mha.subjects", "float32"
+"""The group of the entry points of native layers, and the dtype in which all of them compute."""
 
 CPU = "cpu"
 
@@ -148,9 +156,22 @@ def ids_of_backends(backends: Iterable[Backend]) -> list[str]:
     return [f"{RIGHT}:{backend.name}:{dtype}" for backend in backends for dtype in backend.dtypes(CPU)]
 
 
+def ids_of_natives(backends: Iterable[Backend]) -> list[str]:
+    """One for each layer of the backends' frameworks."""
+    folders = [declared(ENTRY_POINT_GROUP, "a table of deviations")[backend.name].value for backend in backends]
+    specs = {point.value: name for name, point in reversed(_natives().items())}  # one may have several names
+    return [f"{NATIVE}:{name}:{NATIVE_DTYPE}" for spec, name in specs.items() if spec.startswith(tuple(folders))]
+
+
+def _natives() -> dict[str, EntryPoint]:
+    return declared(NATIVES, "a framework's own layer")
+
+
 def home_of(id: str) -> str:
-    """The name of the `Home` in which it is tried: its backend's, or NUMPY."""
-    name = id.split(":")[1] if id.startswith(f"{RIGHT}:") else ""
+    """The name of the `Home` in which it is tried: its backend's, that of its subject, or NUMPY."""
+    name = id.split(":")[1] if id.startswith((f"{RIGHT}:", f"{NATIVE}:")) else ""
+    if id.startswith(f"{NATIVE}:"):
+        return _natives()[name].value if name in _natives() else NUMPY
     return name if name in names() and name not in FORMULATIONS else NUMPY
 
 
@@ -178,6 +199,12 @@ def found_by(id: str) -> tuple[Trial | Known, Subject]:
         if home_of(id) == NUMPY:
             return right, OutputOnly(formulation(name, dtype), name=name)
         return right, OutputOnly(_of_backend(name, dtype), gradients=True, name=name)
+    if sort == NATIVE:
+        name, _, dtype = rest.partition(":")
+        if name not in _natives():
+            raise SpecError(f"a native layer {name!r} is not known (known: {', '.join(sorted(_natives()))})")
+        native = Known(id, None, "nothing is wrong but what is listed", frozenset(), f"{NATIVE}, {dtype}")
+        return native, load_subject(_natives()[name].value, dtype)
     trial = of_id(id)
     return trial, trial.subject()
 
@@ -233,10 +260,18 @@ def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tup
 
 
 def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
-    """The verdict; a bug of the zoo is described where it is named, and of a right layer anything said is wrong."""
+    """The verdict; a bug of the zoo is described where it is named, and of a right layer anything said is wrong.
+
+    Of a native layer what is said of a case is right if its deviation there is listed.
+    """
     verdict = judge(truth, subject, diagnosis)
     if not isinstance(truth, Known):
         return verdict
+    if truth.id.startswith(NATIVE) and diagnosis.failing:
+        table = load()
+        listed = all(table.listed_for(subject, case, subject.dtype) for case in diagnosis.failing)
+        right = listed and not diagnosis.findings
+        return replace(verdict, stage=right, described=right, wrong=not right)
     if truth.bug is None:
         measured = diagnosis.measured
         said = bool(diagnosis.failing or diagnosis.findings) or not verdict.silent
@@ -266,7 +301,7 @@ class TrialUnit(Unit):
 
     def run(self, start: int) -> Iterator[Outcome]:
         for id in self.ids[start:]:
-            dtype = id.rpartition(":")[2] if id.startswith(RIGHT) else "float64"
+            dtype = id.rpartition(":")[2] if id.startswith((RIGHT, NATIVE)) else "float64"
             try:
                 yield tried(id, _runs.setdefault(dtype, Runs()), experiments=self.experiments)[0]
             except Exception as error:  # a diagnosis that fails is a figure too, and the others go on

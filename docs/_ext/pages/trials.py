@@ -27,6 +27,7 @@ GROUPS = {
     "zoo": "bugs of the zoo",
     "rewritten": "known bugs written anew",
     "right": "right layers",
+    "native": "frameworks' own layers",
 }
 """Group -> what it is called."""
 

@@ -51,17 +51,25 @@ class TrialsOptions:
 
     def ids(self, settings: Settings) -> list[str]:
         """What is to be tried. Raises SpecError where the bugs written anew are asked for and not there."""
-        from conformance.trials.unit import ids_of_backends, ids_of_rewritten, ids_of_right, ids_of_zoo
+        from conformance.trials.unit import (
+            ids_of_backends,
+            ids_of_natives,
+            ids_of_rewritten,
+            ids_of_right,
+            ids_of_zoo,
+        )
 
         numbered = {"": self.singles, "x2": self.pairs, "x3": self.triples, "g": self.gradients, "r": self.restricted}
         if not any((*numbered.values(), self.zoo, self.rewritten, self.right)):
             numbered[""] = SINGLES
+        backends = list(self._usable(settings)) if self.right else []
         return [
             *(f"{self.seed}-{number}{ending}" for ending, count in numbered.items() for number in range(count)),
             *(ids_of_zoo() if self.zoo else ()),
             *(ids_of_rewritten() if self.rewritten else ()),
             *(ids_of_right() if self.right else ()),
-            *(ids_of_backends(self._usable(settings)) if self.right else ()),
+            *ids_of_backends(backends),
+            *ids_of_natives(backends),
         ]
 
     def _usable(self, settings: Settings) -> Iterator[Backend]:
@@ -83,7 +91,11 @@ class TrialsOptions:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the faults.")
 @click.option("--zoo", is_flag=True, help="Each bug of the zoo, of which only the output shows.")
 @click.option("--rewritten", is_flag=True, help="The known bugs in other people's style, in a checkout's tests.")
-@click.option("--right", is_flag=True, help="Right layers, the installed backends too, of which nothing may be said.")
+@click.option(
+    "--right",
+    is_flag=True,
+    help="Right layers, of which nothing may be said: backends too, and frameworks' own layers but for what is listed.",
+)
 @click.option(
     "--experiments/--no-experiments",
     default=True,

@@ -13,12 +13,15 @@ from rich.console import Console
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
 from conformance.experiments.behaviour import Behaviour
-from conformance.trials import report
+from conformance.trials import report, unit
 from conformance.trials.judge import Verdict
 from conformance.trials.unit import (
+    Known,
     Outcome,
     found_by,
+    home_of,
     ids_of_backends,
+    ids_of_natives,
     ids_of_rewritten,
     ids_of_right,
     ids_of_zoo,
@@ -26,6 +29,7 @@ from conformance.trials.unit import (
     tried,
     units_of,
 )
+from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
 from mha_core import SpecError
@@ -84,6 +88,22 @@ def test_backends_are_right_layers_each_tried_in_its_own_process():
     assert ids == ["right:jax:float32", "right:jax:bfloat16", "right:torch:float64"]
     units = units_of(["right:plain:float32", *ids, "zoo:scale-missing"])
     assert [(unit.home.name, len(unit)) for unit in units] == [("numpy", 1), ("jax", 2), ("torch", 1), ("numpy", 1)]
+
+
+def test_native_layers_are_right_where_their_deviations_are_listed(monkeypatch):
+    ids = ids_of_natives([SimpleNamespace(name="torch")])
+    assert len(ids) == 2  # and no alias
+    assert all(home_of(id).startswith("backends.torch.native") for id in ids)
+    assert ids_of_natives([]) == []
+    truth = Known("native:torch:float32", None, "", frozenset(), "")
+    table = SimpleNamespace(listed_for=lambda subject, case, dtype: [case] if case == "listed" else [])
+    monkeypatch.setattr(unit, "load", lambda: table)
+    subject = BuggySubject(BUGS["empty-row-nan"])
+    said = diagnosis(BUGS["empty-row-nan"])
+    assert not judged(truth, subject, replace(said, failing=("listed",))).wrong
+    assert judged(truth, subject, replace(said, failing=("listed", "another"))).wrong
+    probed = SimpleNamespace(differs=True, models=((),), behaviour=Behaviour())
+    assert judged(truth, subject, replace(diagnosis(), measured=probed)).wrong
 
 
 def test_a_right_layer_is_tried():
