@@ -30,6 +30,9 @@ FIRST_WAIT, LATER_WAIT, TIMES_LONGER = 10.0, 1.0, 20.0
 MOST_UNANSWERED, ENOUGH_ALIKE = 8, 2
 """So many calls without an answer in time are made; and so many with the same size, if none with it was answered."""
 
+SURE = 6
+"""So many calls of new sizes tell that those of a subject take long."""
+
 AGAIN, OTHER_MASK, NEW = "again", "other mask", "new"
 """Whether calls of such arrays were made before; of such sizes, with another kind of mask; or none of such sizes."""
 
@@ -80,6 +83,7 @@ class Costs:
     asked: int = 0
     seconds: float = 0.0
     patience: Patience = field(default_factory=Patience)
+    _was_slow: bool = field(default=False, repr=False)
     _sizes: set[Hashable] = field(default_factory=set, repr=False)
     _kinds: set[Hashable] = field(default_factory=set, repr=False)
     _seconds: dict[str, list[float]] = field(default_factory=dict, repr=False)
@@ -99,10 +103,13 @@ class Costs:
         self._seconds.setdefault(self.newness(problem), []).append(seconds)
         self._sizes.add(_sizes(problem))
         self._kinds.add(_kind(problem))
+        self._was_slow |= len(self._latest(NEW)) >= SURE and self.slow
 
     def expected(self, problem: Problem) -> float:
         """The seconds that a call is likely to take; 0 as long as there was none of its kind."""
-        return self._usual(self.newness(problem))
+        seconds = self._latest(self.newness(problem))
+        # Of what counts as one kind some are compiled and some are not; the longest may have waited for another reason.
+        return sum(seconds[:-1]) / (len(seconds) - 1) if len(seconds) > 1 else seconds[0]
 
     def is_dear(self, problem: Problem) -> bool:
         """Whether it is spared if it can be: it takes long, and so did those before it."""
@@ -111,8 +118,8 @@ class Costs:
 
     @property
     def slow(self) -> bool:
-        """Whether calls of new sizes take long."""
-        return self._usual(NEW) > LONG
+        """Whether calls of new sizes take long, or did: where some need not be compiled, most others still must."""
+        return self._was_slow or self._usual(NEW) > LONG
 
     @property
     def always_slow(self) -> bool:
@@ -121,8 +128,11 @@ class Costs:
 
     def _usual(self, newness: str) -> float:
         # The lower quartile: the first call of all loads what no later one does, and a busy machine slows some.
-        seconds = sorted(self._seconds.get(newness, [0.0])[-LATEST:])
+        seconds = self._latest(newness)
         return seconds[len(seconds) // 4]
+
+    def _latest(self, newness: str) -> list[float]:
+        return sorted(self._seconds.get(newness, [0.0])[-LATEST:])
 
 
 def answered(

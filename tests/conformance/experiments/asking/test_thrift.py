@@ -113,7 +113,7 @@ def test_what_a_call_costs_is_learned_from_those_of_its_kind():
         assert costs.newness(problem) == NEW
         costs.note(problem, seconds)
     assert costs.slow
-    assert costs.expected(generic(CONFIGS[1])) == 0.3
+    assert costs.expected(generic(CONFIGS[1])) == pytest.approx(0.35)
     assert costs.newness(generic(CONFIGS[0], key_len=4, seed=3)) == AGAIN
     causal = generic(CONFIGS[0], key_len=4, mask=AttentionMask(causal=True))
     assert costs.newness(causal) == OTHER_MASK
@@ -204,3 +204,15 @@ def test_what_there_was_no_time_for_is_not_said_to_be_refused(monkeypatch):
     said = "\n".join(experiments_text(found))
     assert "Not asked, because its time was over: lengths." in said
     assert "gave no answer" not in said
+
+
+def test_what_was_slow_stays_slow():
+    costs = Costs()
+    for seconds, lengths in ((1.0, range(1, 9)), (0.001, range(9, 30))):
+        for keys in lengths:
+            costs.note(generic(CONFIGS[0], key_len=keys), seconds)
+    assert costs.slow
+    first = Costs()
+    for keys in range(1, 9):
+        first.note(generic(CONFIGS[0], key_len=keys), 1.0 if keys == 1 else 0.001)
+    assert not first.slow
