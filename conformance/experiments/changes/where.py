@@ -40,6 +40,7 @@ def parts_of(samples: Sequence[Sample]) -> list[list[Part]]:
     The first list has the smallest part; the others leave the condition of one axis out.
     """
     differing = [sample for sample in samples if sample.differs]
+    others = [sample for sample in samples if not sample.differs]
     axes = samples[0].axes
     choices: list[list[_Flagged]] = []
     covering: list[list[_Flagged]] = []
@@ -48,9 +49,11 @@ def parts_of(samples: Sequence[Sample]) -> list[list[Part]]:
         seen = [(_projected(s.differing, axis), _projected(s.known, axis), s.setting) for s in differing]
         if all((flags | ~known).all() for flags, known, _ in seen):
             continue
-        if rules := places_seen(seen):
+        quiet = [(_projected(s.differing, axis), _projected(s.known, axis), s.setting) for s in others]
+        # Rules that hold nowhere in the others, if there are any: what is there may as well not show.
+        if rules := places_seen([*seen, *quiet]) or places_seen(seen):
             choices.append([_along(name, axis, place) for place in rules[:MOST_RULES]])
-        elif rules := places_seen(seen, cover=True)[:COVERING]:
+        elif rules := (places_seen([*seen, *quiet], cover=True) or places_seen(seen, cover=True))[:COVERING]:
             # Not every element of the part need differ: those under a threshold, say.
             covering.append([_along(name, axis, place) for place in rules])
     pair = list(_pairs(differing, axes))

@@ -49,6 +49,17 @@ class Weighed:
     scored: Scored
     inside: NDArray | None = None
 
+    @property
+    def counts(self) -> NDArray[np.bool_]:
+        """Where the weights count."""
+        shape = self.sample.measured.shape
+        return np.ones(shape, bool) if self.inside is None else np.broadcast_to(self.inside, shape)
+
+    @property
+    def lost(self) -> NDArray[np.bool_]:
+        """Where a key has the weight 0 that has another in the model."""
+        return (self.sample.measured == 0.0) & self.scored.allowed & (self.scored.weights > 0.0) & self.counts
+
     def within(self, inside: NDArray) -> Weighed:
         """The same, of which a part alone counts."""
         return replace(self, inside=inside)
@@ -257,9 +268,9 @@ def left_out(samples: Sequence[Weighed]) -> tuple[float, float] | None:
     lost, kept = [0.0], [1.0]
     for one in samples:
         right = one.scored.weights
-        zero = (one.sample.measured == 0.0) & one.scored.allowed & (right > 0.0)
+        zero = one.lost
         lost += list(right[zero])
-        kept += list(right[one.scored.allowed & ~zero])
+        kept += list(right[one.scored.allowed & one.counts & ~zero])
     return (max(lost), min(kept)) if len(lost) > 1 else None
 
 
@@ -290,12 +301,13 @@ def two_keys(config: AttentionConfig) -> Problem:
 
 
 def most_kept(samples: Sequence[Weighed]) -> list[tuple[float, Setting]]:
-    """(Most keys of a row whose weight is not 0, sizes) of each sample in which keys are left out."""
-    return [
-        (float((one.sample.measured != 0.0).sum(axis=-1).max()), one.sample.setting)
-        for one in samples
-        if ((one.sample.measured == 0.0) & (one.scored.weights > 0.0)).any()
-    ]
+    """(Most keys whose weight is not 0 of a row in which keys are left out, sizes) of each sample with such rows."""
+    found = []
+    for one in samples:
+        rows = one.lost.any(axis=-1)
+        if rows.any():
+            found.append((float((one.sample.measured != 0.0).sum(axis=-1)[rows].max()), one.sample.setting))
+    return found
 
 
 def roundest(low: float, high: float) -> float:

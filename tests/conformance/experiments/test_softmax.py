@@ -146,3 +146,23 @@ def test_a_sum_that_is_at_least_a_little_more_than_1(least):
     found = measure(OutputsOnly(wrong), zoo=(), probes=select_probes(["equal-channels"]))
     assert not found.unexplained
     assert any(f"is at least {least}." in bug.sentence for model in found.models for bug in model)
+
+
+def test_a_part_of_the_weights_in_the_last_block_of_queries():
+    """Of two layers that are asked one has no such block: of all queries that differ the last one is, and not there."""
+    rows = np.arange(99)[:, None]
+
+    def change(state):
+        w, n = forward.weights(state), state.sizes.query_len
+        part = (rows[:n] >= n // 2 * 2) & (n > 2)
+        return np.where(part, normalised(np.where(largest(w, 3), w, 0.0)), w)
+
+    wrong = made("top-3-in-the-last-block", change)
+    found = measure(OutputsOnly(wrong), zoo=(), probes=select_probes(["scores"], alone=True))
+    assert not found.unexplained
+    problem = generic(CONFIGS[7], seed=91, query_len=7, key_len=9)
+    one, other = (
+        layer.prepare(problem.config, problem.weights)(problem.inputs).output
+        for layer in (BuggySubject(*found.models[0]), BuggySubject(wrong))
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)

@@ -67,9 +67,7 @@ def _share(share: float) -> Callable[[Scored], NDArray[np.bool_]]:
 
 def _relative(samples: Sequence[reading.Weighed]) -> float:
     """The largest exponential less the maximum that got no weight."""
-    lost = [
-        float(one.scored.stable[(one.sample.measured == 0.0) & one.scored.allowed].max(initial=0.0)) for one in samples
-    ]
+    lost = [float(one.scored.stable[one.lost].max(initial=0.0)) for one in samples]
     return max(lost) or 1.0
 
 

@@ -16,7 +16,7 @@ from conformance.experiments.readings.softmax import Weighed
 from conformance.zoo.bug import Bug, OnTop
 from mha_core.reference.state import State, Step
 
-MOST = 6
+MOST = 8
 """Bugs that are tried in each part."""
 
 

@@ -32,15 +32,14 @@ def likeliest(view: View, longer: Sequence[Problem]) -> Iterator[Bug]:
         if not any(one.sample.differs for one in samples):
             continue
         found, lost = _found(samples), list(left_out(view, samples))  # the latter are not verified
-        if not found and not lost:
-            found = list(in_parts(samples, lambda inside: [*_found(inside), *left_out(view, inside)]))
-        yield from (*found, *lost)
+        parts = [] if found else list(in_parts(samples, lambda inside: [*_found(inside), *left_out(view, inside)]))
+        yield from (*found, *lost, *parts)
         changes = list(reading.matching_changes(samples))
         for change in changes:
             yield _changed(change)
             yield change_on("weights", change)
             yield change_on("kept_weights", change)
-        if found or changes or not any(one.sample.differs for one in rows):
+        if found or changes or (parts and not lost) or not any(one.sample.differs for one in rows):
             return
 
 

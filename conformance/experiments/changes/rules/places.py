@@ -135,7 +135,7 @@ def places_seen(seen: Sequence[Seen], *, cover: bool = False) -> list[Place]:
 
     Args:
         seen: what was flagged of each sample.
-        cover: rules that flag these and others, but not all; the smallest first.
+        cover: rules that flag these and others, but not all, and none where none is flagged; the smallest first.
     """
     most = max(len(flags) for flags, _, _ in seen)
     right: Flags | None = None
@@ -143,7 +143,7 @@ def places_seen(seen: Sequence[Seen], *, cover: bool = False) -> list[Place]:
     places: tuple[Place, ...] = ()
     for flags, known, setting in seen:
         places, table = _table(len(flags), most, setting)
-        off = (flags & ~table) if cover else (table ^ flags)
+        off = (flags & ~table) if cover and flags.any() else (table ^ flags)
         fits = ~(off & known).any(axis=1)
         right = fits if right is None else right & fits
         more = table.mean(axis=1) if more is None else more + table.mean(axis=1)
