@@ -10,13 +10,23 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.experiments.designs import CONFIGS
+from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.probes.steps import biases, scores
 from conformance.experiments.readings.queries import keys_shown, queries_shown, read_keys, read_queries
+from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, Trace, reference
 from mha_core.call.masks import additive_bias
 from mha_core.reference.state import State
-from tests.conformance.experiments.wrong import FRESH, fresh_problems, is_right, measured_of, sentences, wrong_at
+from tests.conformance.experiments.wrong import (
+    FRESH,
+    OutputAlone,
+    fresh_problems,
+    is_right,
+    measured_of,
+    sentences,
+    wrong_at,
+)
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -145,3 +155,22 @@ def test_what_is_around_the_scores_is_measured(name: str) -> None:
     configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"), replace(given, softcap=0.9))
     bug = AROUND[name]
     assert is_right(measured_of(bug, around=True), (bug,), fresh_problems(configs))
+
+
+def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
+    """A share of the key after the next, in the last block of 8 if it is not full: with a softcap it is one of keys."""
+
+    def change(state: State, keys: NDArray) -> NDArray:
+        places = np.arange(keys.shape[2])
+        other = keys[:, :, np.minimum(places + 2, len(places) - 1)] if len(places) else keys
+        part = (places >= len(places) // 8 * 8) & (len(places) > 8)
+        return keys + 0.25 * part[:, None] * (other - keys)
+
+    bug = wrong_at("keys", change)
+    fresh = [
+        generic(config, seed=5, query_len=4, key_len=key_len)
+        for config in (*FRESH, replace(FRESH[0], softcap=0.9))
+        for key_len in (7, 13, 21)
+    ]
+    chosen = [one for one in (*scores.PROBES, *biases.PROBES) if one.id in ("scores-longer", "score-bias-with-scale")]
+    assert is_right(measure(OutputAlone(bug), zoo=(), probes=chosen), (bug,), fresh)

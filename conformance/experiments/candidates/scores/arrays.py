@@ -41,7 +41,7 @@ from mha_core import AttentionConfig
 from mha_core.call.masks import additive_bias
 from mha_core.reference.state import State
 
-LENGTHS = ((6, 9), (9, 6), (5, 17), (17, 5))
+LENGTHS = ((6, 11), (11, 6), (5, 22), (22, 5))
 """Queries and keys of the layers' calls: enough for several places of each kind, and for the equations."""
 
 LEFT = 1e-7

@@ -23,6 +23,7 @@ from conformance.experiments.candidates.scores.anything import (
     linear_at,
     measured_numbers,
 )
+from conformance.experiments.candidates.scores.arrays import LENGTHS as LONGER
 from conformance.experiments.candidates.scores.arrays import read_bias
 from conformance.experiments.candidates.scores.caps import caps
 from conformance.experiments.candidates.scores.families import factor
@@ -82,12 +83,13 @@ def _mask(config: AttentionConfig, query_len: int, key_len: int, bias: str) -> A
 
 
 def _calls(
-    lab: Lab, *, without_biases: bool = True, bias: str = "", square: bool = False, **fields: Any
+    lab: Lab, *, without_biases: bool = True, bias: str = "", square: bool = False, longer: bool = False, **fields: Any
 ) -> list[Problem]:
     """A call of each layer with other fields of its config, each a choice for each layer."""
     found = []
+    lengths = LONGER if longer else LENGTHS
     for place, config in enumerate(lab.configs):
-        query_len, key_len = LENGTHS[place % len(LENGTHS)]
+        query_len, key_len = lengths[place % len(lengths)]
         chosen = {name: choice[place % len(choice)] for name, choice in fields.items()}
         try:
             changed = replace(config, **chosen)
@@ -257,9 +259,13 @@ PROBES = (
     ),
     Probe(
         "score-bias-with-scale",
-        "An additive bias, a given scale and a softcap.",
+        "An additive bias, a given scale and a softcap; longer calls, in which some positions alone may be wrong.",
         r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c) + B_{ij}",
-        _problems({"bias": "whole", "scale": SCALES}, {"bias": "whole", "softcap": CAPS}),
+        _problems(
+            {"bias": "whole", "scale": SCALES},
+            {"bias": "whole", "softcap": CAPS},
+            {"bias": "whole", "softcap": CAPS, "longer": True},
+        ),
         _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
     ),
 )

@@ -50,7 +50,7 @@ def _problems(
     return lambda lab: [problem(config, keys) for keys in KEY_LENGTHS for config in lab.configs]
 
 
-LONGER = ((6, 9), (9, 6), (5, 17), (17, 5))
+LONGER = ((6, 11), (11, 6), (5, 22), (22, 5))
 """Queries and keys of the layers' longer calls."""
 
 
