@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.cases.table import select
+from conformance.experiments.measured import is_measured
 from conformance.workers.process import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
@@ -113,7 +114,7 @@ def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:
-        lines.append("Two things are wrong:")
+        lines.append(f"{'Two' if len(found[0]) == 2 else len(found[0])} things are wrong:")
     lines += [_of_bug(bug, level) for bug in common]
     rest = [[bug for bug in one if bug not in common] for one in found]
     if len(found) > 1:
@@ -124,7 +125,7 @@ def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:
 
 def _of_bug(bug: Bug, level: int) -> str:
     seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
-    lines = [f"  {bug.id}: {bug.sentence}{seen}"]
+    lines = [f"  {'measured' if is_measured(bug) else bug.id}: {bug.sentence}{seen}"]
     if level > 2:
         lines.append(f"    What to change: {bug.fix}")
     return "\n".join(lines)
@@ -172,7 +173,7 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
 def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
     path = str((folder / exercise.file).resolve())
     try:
-        found: tuple[tuple[str, ...], ...] | str = ask(
+        found: tuple[tuple[Bug, ...], ...] | str = ask(
             exercise.dialect, 60.0 * SECONDS, diagnosed, path, exercise.subject, exercise.first
         )
     except WorkerDied as death:
@@ -181,7 +182,7 @@ def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
         return found
     if not found:
         return "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
-    return told([tuple(select_bugs(ids)) for ids in found], level)
+    return told(found, level)
 
 
 def _of_hidden(exercise: CatchExercise, level: int) -> str:

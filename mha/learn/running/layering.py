@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.case_unit import CaseUnit
@@ -12,6 +12,7 @@ from conformance.cases.table import all_cases, select
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
 from conformance.subjects.load import LoadedSubject, load_subject
+from conformance.zoo.bug import Bug
 from mha.learn.running.attempt import Unfit, captured, found
 from mha_core.errors import SpecError, shown
 
@@ -61,12 +62,17 @@ def judged(path: str, subject: str, first: tuple[str, ...]) -> Layered:
         return Layered(None, right, unsupported, printed=printed())
 
 
-def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[str, ...], ...] | str:
-    """The explanations that `mha diagnose` finds in the first cases, by the ids of bugs; or why it can't be asked."""
+def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...] | str:
+    """The explanations that `mha diagnose` finds in the first cases, or why it can't be asked.
+
+    Bugs that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
+    """
     with captured():
         try:
             found = diagnose(_loaded(path, subject), select(first), experiments=True)
-            return tuple(tuple(bug.id for bug in one.bugs) for one in found.explanations or found.partly)
+            explained = found.explanations or found.partly
+            sent = {bug: replace(bug, forward={}, backward={}) for one in explained for bug in one.bugs}
+            return tuple(tuple(sent[bug] for bug in one.bugs) for one in explained)
         except (SpecError, Unfit) as error:
             return shown(str(error), 300)
 

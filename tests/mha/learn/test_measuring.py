@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from conformance.zoo.bug import Bug
 from mha.learn.bench import bench
 from mha.learn.exercises import exercise
-from mha.learn.hints import hint
+from mha.learn.hints import hint, told
 from mha.learn.names import Found, explained
+from mha.learn.running import layering
 from mha.learn.running.measuring import said_of
 
 # Nothing here depends on the version of a framework, and little on NumPy's.
@@ -74,3 +79,14 @@ def test_nothing_is_said_of_what_does_not_give_every_case():
         return weights @ values * (0.9 if weights.shape[0] == 1 else 0.8 + 0.01 * weights[0, 0, 0, 0])
 
     assert measured("weighted-sum", weighted_sum) == []
+
+
+def test_what_was_measured_of_a_whole_layer_reaches_the_learner_from_its_process(monkeypatch):
+    bug = Bug(
+        "measured:mine", "Scores are times 0.73.", "scores", "Leave them.", forward={"scores": lambda state: state}
+    )
+    explained = SimpleNamespace(explanations=(SimpleNamespace(bugs=(bug,)),), partly=())
+    monkeypatch.setattr(layering, "_loaded", lambda path, subject: None)
+    monkeypatch.setattr(layering, "diagnose", lambda subject, cases, experiments: explained)
+    found = pickle.loads(pickle.dumps(layering.diagnosed("mine.py", "attention", ("prime",))))
+    assert told(found, 3) == "  measured: Scores are times 0.73.\n    What to change: Leave them."
