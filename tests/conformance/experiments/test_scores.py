@@ -145,6 +145,7 @@ AROUND: dict[str, Bug] = {
     "bias-halved": wrong_at(
         "scores", lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + 0.5 * additive_bias(s.inputs.mask)
     ),
+    "keys-less-their-mean": wrong_at("keys", lambda s, a: a - a.mean(axis=2, keepdims=True) if a.size else a),
     "query-bias-tripled": wrong_at("q_proj", lambda s, a: a + 2.0 * s.parameters.get("q_proj.bias", 0.0)),
 }
 

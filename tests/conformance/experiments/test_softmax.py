@@ -113,6 +113,10 @@ IN_PLACES = {
     "smoothed-in-the-last-head": of_weights(
         lambda w: np.where(np.arange(w.shape[1])[:, None, None] == w.shape[1] - 1, 0.7 * w + 0.3 / w.shape[-1], w)
     ),
+    "terms-of-the-last-key": lambda s: normalised(exponentials(s) * np.where(np.arange(s.sizes.key_len)[::-1], 1, 1.7)),
+    "terms-of-earlier-keys": lambda s: normalised(
+        exponentials(s) * np.where(np.tri(*s["scores"].shape[-2:], -1), 0.6, 1)
+    ),
     "a-part-of-the-second-next-key": of_weights(lambda w: 0.9 * w + 0.1 * np.roll(w, -2, axis=-1)),
 }
 

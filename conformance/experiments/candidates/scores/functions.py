@@ -78,7 +78,7 @@ def functions_at(places: tuple[Place, ...]) -> Iterator[Bug]:
             for slug, words, function in standardised():
                 yield place.bug(slug, _quiet(function), words)
     for place in places:
-        if place in HEADS:
+        if place in (*HEADS, KEYS):
             for slug, (words, rotated) in ROTATIONS.items():
                 yield place.bug(slug, rotated, words)
 
@@ -168,6 +168,10 @@ ROTATIONS: dict[str, tuple[str, Change]] = {
     "largest-over-positions": (
         "the largest number of all positions",
         lambda s, x: np.broadcast_to(x.max(axis=2, keepdims=True), x.shape),
+    ),
+    "less-mean-over-positions": (
+        "less their mean over the positions",
+        lambda s, x: x - x.mean(axis=2, keepdims=True) if x.size else x,
     ),
 }
 """Name -> (words after "Queries are", change of (B, H, L, d)): what depends on the position."""

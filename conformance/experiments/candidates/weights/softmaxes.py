@@ -17,6 +17,7 @@ from conformance.experiments.changes.sample import Change
 from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS, SUMS
 from conformance.experiments.changes.softmaxes import AXES, OTHERS, Family, Form, Scored
 from conformance.experiments.readings import softmax as reading
+from conformance.experiments.readings.terms import Terms, terms_at
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 
@@ -53,6 +54,7 @@ def _found(samples: Sequence[reading.Weighed]) -> list[Bug]:
         found += _member(family, expression)
     found += [_other_sums(change, stable=stable) for change, stable in reading.matching_sums(samples)]
     found += on_grids(samples)
+    found += map(_of_terms, terms_at(samples))
     return found
 
 
@@ -78,6 +80,14 @@ def _member(family: Family, expression: Expression) -> Iterator[Bug]:
     yield softmax_bug(slug, make, sentence)
     if family.name.startswith(("plus", "smoothed", "mixed")):
         yield softmax_bug(slug, make, f"{sentence} Excluded keys get it too.", excluded=True)
+
+
+def _of_terms(terms: Terms) -> Bug:
+    def make(s: Scored) -> NDArray:
+        query_len, key_len = s.scores.shape[-2:]
+        return s.normalised(s.stable * terms.factors(query_len, key_len, s.setting))
+
+    return softmax_bug(terms.slug, make, terms.words)
 
 
 def _changed(change: Change) -> Bug:
