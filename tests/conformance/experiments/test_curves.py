@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.experiments.candidates.elementwise.curves import INSIDE, NAMES, Bench, fitted_curves
+from conformance.experiments.candidates.elementwise.bench import INSIDE, NAMES, Bench
+from conformance.experiments.candidates.elementwise.curves import fitted_curves
 from conformance.experiments.candidates.elementwise.shown import parts_shown
 from conformance.experiments.designs import CONFIGS, NO_BIASES, generic
 from conformance.experiments.lab import Lab
@@ -27,6 +28,7 @@ def squashed_inside(state, hidden):
 WRONG = {
     "kept_weights-f-cap-tanh-3": ("kept_weights", lambda state, x: 3.0 * np.tanh(x / 3.0)),
     "kept_weights-f-zero-where-small-0.13": ("kept_weights", lambda state, x: np.where(np.abs(x) < 0.13, 0.0, x)),
+    "value_inputs-f-zero-where-small-0.05": ("value_inputs", lambda state, x: np.where(np.abs(x) < 0.05, 0.0, x)),
     "unscaled-f-clipped-at-0.7": ("unscaled", lambda state, x: x.clip(-0.7, 0.7)),
     "unscaled-f-sin": ("unscaled", lambda state, x: np.sin(x)),
     "new_keys-f-power-1.7": ("new_keys", lambda state, x: np.sign(x) * np.abs(x) ** 1.7),

@@ -9,55 +9,23 @@ is 0 for the function and the number that are meant. Of a grid of numbers the be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.elementwise.bench import INSIDE, NAMES, PROMISING, Bench, Fitted, size_of
+from conformance.experiments.candidates.elementwise.cuts import CUTS, cut
 from conformance.experiments.candidates.elementwise.shown import parts_shown
-from conformance.experiments.changes.elements.limits import shortest
 from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
 from conformance.experiments.changes.numbers import neat
 from conformance.experiments.changes.parameter import solve
 from conformance.experiments.lab import Lab
-from conformance.experiments.measured import on_step
 from conformance.experiments.view import View, fits
-from conformance.zoo.bug import Bug, DoesNotApply, pipelines
-from conformance.zoo.rerun import rerun
-from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State, Step
-
-FIX = "Leave the numbers of this step as the definition makes them."
-
-INSIDE = "inside"
-"""What stands under the tanh of the additive score; a place of its own, not a step."""
-
-NAMES: dict[str, str] = {
-    "output": "Outputs",
-    "merged": "Merged heads",
-    "heads": "Heads",
-    "kept_weights": "Weights after dropout",
-    "weights": "Weights",
-    "values": "Values",
-    "new_values": "Values, before the past is joined,",
-    "value_inputs": "The values' inputs",
-    "scores": "Scores",
-    "capped": "Scores before the bias",
-    "similarity": "Scaled scores",
-    "unscaled": "Scores before the scale",
-    INSIDE: "The numbers under the additive score's tanh",
-    "additive_hidden": "The additive score's hidden units",
-    "keys": "Keys",
-    "new_keys": "Keys, before the past is joined,",
-    "queries": "Queries",
-    "key_inputs": "The keys' inputs",
-    "query_inputs": "The queries' inputs",
-}
-"""Step -> its name at the beginning of a sentence; the latest steps first."""
+from conformance.zoo.bug import Bug, DoesNotApply
 
 
 @dataclass(frozen=True)
@@ -109,106 +77,8 @@ OF_INSIDE: tuple[Curve, ...] = (
 )
 """At places that no reading shows alone."""
 
-CUTS: dict[str, tuple[str, Elementwise]] = {
-    "small": ("replaced by 0 where |x| < {}", np.abs),
-    "low": ("replaced by 0 where x < {}", lambda x: x),
-    "large": ("replaced by 0 where |x| > {}", lambda x: -np.abs(x)),
-    "high": ("replaced by 0 where x > {}", lambda x: -x),
-}
-"""Name -> (words, function of x below whose limit it is 0)."""
-
-PROMISING = 0.7
-"""Of the difference, what the best number of a grid may leave."""
-
-COARSE, MOST_PLACES = 12, 120
-"""Limits between two numbers that are tried: a few of all, then so many around the best of them."""
-
-CLOSE = 1e-9
-"""Of the largest output, what may be left; more in coarser arithmetic."""
-
 MOST_TURNS, MOST_TURNS_HERE = 10, 2
 """Models whose curves are looked for, in all and at one probe."""
-
-
-class Fitted(NamedTuple):
-    """One function at one step: slug, words to follow the step's name, the function."""
-
-    step: str
-    slug: str
-    words: str
-    of: Elementwise
-
-    def bug(self) -> Bug:
-        """As a bug that can be run."""
-        return on_step(
-            "additive_hidden" if self.step == INSIDE else self.step,
-            f"{self.step}-f-{self.slug}",
-            lambda state, array: _changed(self.step, array, self.of),
-            f"{NAMES[self.step]} are {self.words}.",
-            FIX,
-        )
-
-
-def _changed(step: str, array: NDArray | None, function: Elementwise) -> NDArray | None:
-    if array is None:
-        return None
-    with np.errstate(all="ignore"):
-        if step == INSIDE:
-            return np.tanh(function(np.arctanh(array.clip(-1.0 + 1e-16, 1.0 - 1e-16))))
-        return function(array)
-
-
-@dataclass(eq=False)
-class Bench:
-    """A problem, the subject's output, and the model's steps, of which one at a time is replaced."""
-
-    view: View
-    problem: Problem
-    got: NDArray = field(init=False)
-    state: State = field(init=False)
-    steps: Mapping[str, Step] = field(init=False)
-
-    def __post_init__(self) -> None:
-        problem = self.view.lab.rounded(self.problem)
-        got = self.view.got(self.problem)
-        assert got is not None
-        self.got = got
-        self.steps, _ = pipelines(*self.view.model)
-        inputs = replace(problem.inputs, cotangent=None)
-        self.state = reference.run_state(problem.config, problem.weights, inputs, forward=self.steps)
-
-    def array(self, step: str) -> NDArray | None:
-        """The numbers at a step, flat."""
-        array = self.state["additive_hidden" if step == INSIDE else step]
-        if array is None or not array.size:
-            return None
-        found: NDArray = np.arctanh(array) if step == INSIDE else array
-        return found.ravel()
-
-    def off(self, step: str, function: Elementwise) -> NDArray:
-        """The model's output less the subject's, with a function at a step; NaN where there is none."""
-        real = "additive_hidden" if step == INSIDE else step
-        array = _changed(step, self.state[real], function)
-        found, _ = rerun(self.state, {**self.steps, real: lambda state: array}, {real})
-        made = found["output"]
-        return np.asarray(made - self.got).ravel() if made.shape == self.got.shape else np.full(1, np.nan)
-
-    @property
-    def base(self) -> float:
-        """How far off the model is."""
-        return _size(self.off("output", lambda x: x))
-
-    @property
-    def enough(self) -> float:
-        return max(CLOSE, 2e3 * self.view.lab.unit) * float(np.abs(self.got).max(initial=1e-300))
-
-    def is_given_by(self, step: str, function: Elementwise) -> bool:
-        return bool(np.abs(self.off(step, function)).max(initial=0.0) <= self.enough)
-
-
-def _size(vector: NDArray) -> float:
-    size = float(np.sqrt(np.mean(vector * vector))) if vector.size else np.inf
-    return size if np.isfinite(size) else np.inf
 
 
 _turns: WeakKeyDictionary[Lab, dict[tuple[int, int], int]] = WeakKeyDictionary()
@@ -279,14 +149,14 @@ def _at(benches: Sequence[Bench], step: str) -> Iterator[Fitted]:
         for curve in (*CURVES, *(OF_INSIDE if step in (INSIDE, "additive_hidden") else ())):
             yield from _of_curve(first, step, curve)
         for name in CUTS:
-            yield from _cut(benches, step, name)
+            yield from cut(benches, step, name)
 
 
 def _of_curve(bench: Bench, step: str, curve: Curve) -> Iterator[Fitted]:
     def off(number: float) -> NDArray:
         return bench.off(step, curve.at(number))
 
-    sizes = sorted((_size(off(number)), number) for number in curve.grid)
+    sizes = sorted((size_of(off(number)), number) for number in curve.grid)
     if not curve.linear and sizes[0][0] > PROMISING * bench.base:
         return
     number = solve(off, [start for _, start in sizes[:2]], bench.enough)
@@ -296,49 +166,3 @@ def _of_curve(bench: Bench, step: str, curve: Curve) -> Iterator[Fitted]:
     for tolerance in (max(1e-9, 10.0 * unit), max(1e-6, 1e4 * unit)):
         told, value = neat(number, tolerance) if abs(number) > 1e-9 else ("0", 0.0)
         yield Fitted(step, curve.slug.format(told), curve.words.format(told), curve.at(value))
-
-
-def _cut(benches: Sequence[Bench], step: str, name: str) -> Iterator[Fitted]:
-    """Numbers that are 0 below a limit: it lies between two of the numbers; every bench brings them closer."""
-    words, size = CUTS[name]
-    low, high = -np.inf, np.inf
-    for bench in benches:
-        array = bench.array(step)
-        if array is None:
-            continue
-        levels = np.unique(size(array[np.isfinite(array)]))
-        levels = levels[(levels > low) & (levels < high)]
-        place = _best_cut(bench, step, size, levels, high, first=not np.isfinite(low) and not np.isfinite(high))
-        if place is None:
-            return
-        low = max(low, levels[place - 1] if place else -np.inf)
-        high = min(high, levels[place] if place < len(levels) else np.inf)
-    if not np.isfinite(low) or not np.isfinite(high):
-        return
-    limit = shortest(float(low), float(high))
-    text = neat(abs(limit) if name in ("large", "high") else limit)[0]
-    yield Fitted(
-        step,
-        f"zero-where-{name}-{text}",
-        words.format(text),
-        lambda x: np.where(size(x) < limit, 0.0, x),
-    )
-
-
-def _best_cut(bench: Bench, step: str, size: Elementwise, levels: NDArray, high: float, *, first: bool) -> int | None:
-    """How many of the levels are below the limit that gives the output; None if no limit does."""
-
-    def left(place: int) -> float:
-        limit = levels[place] if place < len(levels) else high
-        return _size(bench.off(step, lambda x: np.where(size(x) < limit, 0.0, x)))
-
-    coarse = np.unique(np.linspace(0, len(levels), COARSE).astype(int))
-    sizes = np.array([left(int(place)) for place in coarse])
-    if first and sizes.min() >= PROMISING * bench.base:
-        return None
-    # The difference falls in steps and not evenly: what lies around the best of the coarse places comes first.
-    around = coarse[int(sizes.argmin())]
-    for place in sorted(range(len(levels) + 1), key=lambda one: abs(one - around))[:MOST_PLACES]:
-        if left(place) <= bench.enough:
-            return place
-    return None
