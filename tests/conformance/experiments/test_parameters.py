@@ -100,6 +100,13 @@ def test_matrices_and_biases_of_scores_are_read_whole(wrong: Bug, names: tuple[s
     assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
 
 
+def test_what_shows_in_single_items_is_met_before_several_are_asked() -> None:
+    wrong = wrong_at("q_proj", lambda state, result: result + 0.5 * state.parameters.get("q_proj.bias", 0.0))
+    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["projection-biases", "items"]))
+    assert not found.unexplained
+    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+
+
 def gives(model: tuple[Bug, ...], wrong: Bug, config: AttentionConfig) -> bool:
     """Whether a model gives a wrong layer's output in a call that neither has seen."""
     for query_len, key_len in ((5, 5), (2, 6)):

@@ -1,4 +1,4 @@
-"""Probes of one step after another; those of several items first show what items do to each other."""
+"""Probes of one step after another; those of several items stand behind those that show the same in one."""
 
 ORDER = (
     "one_key",
@@ -8,8 +8,8 @@ ORDER = (
     "mask_items",
     "scores",
     "softmax",
-    "scored_items",
     "biases",
+    "scored_items",
     "equal_shapes",
     "masked_scores",
 )
