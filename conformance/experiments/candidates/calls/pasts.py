@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.problem import Problem
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.measured import around
@@ -194,10 +195,22 @@ def exchanged_pasts() -> Iterator[Bug]:
         yield around(step, f"past-{step}-are-{other.replace('_', '-')}", changed, words, FIX)
 
 
-def orders_of_past(step: str, *, items: bool) -> Iterator[Bug]:
-    """Every other order of every axis of the past; with `items` of the items as well, which one alone can't tell."""
+def orders_of_past(step: str, problems: Sequence[Problem]) -> Iterator[Bug]:
+    """Every other order of every axis of the past that is another one in some of the problems."""
     for change in axis_changes(AXES):
-        if change.slug.startswith("item-") and not items:
-            continue
-        yield on_past(step, change)
-        yield on_past(step, change, padding_first=True)
+        if any(_reorders(change, problem) for problem in problems):
+            yield on_past(step, change)
+            yield on_past(step, change, padding_first=True)
+
+
+def _reorders(change: Change, problem: Problem) -> bool:
+    """Whether it is an order of several places that moves something, so that a call of these sizes can show it."""
+    config, sizes = problem.config, problem.sizes
+    if sizes.batch == 1 and change.slug.startswith("item-"):
+        return False
+    shape = (sizes.batch, config.num_kv_heads, sizes.past_len, config.head_dim)
+    places = np.arange(float(np.prod(shape))).reshape(shape)
+    try:
+        return not np.array_equal(change.apply(places, AXES, Setting(config, sizes)), places)
+    except DoesNotApply:
+        return False

@@ -173,8 +173,10 @@ def _changes(samples: Sequence[Sample]) -> list[Change]:
 
 
 def _sample(view: View, problem: Problem, got: NDArray, made: NDArray, part: slice) -> Sample:
-    setting = Setting(problem.config, problem.sizes)
-    return Sample(got[:, :, part], made[:, :, part], AXES, setting, unit=1e4 * view.lab.unit)
+    setting, unit = Setting(problem.config, problem.sizes), 1e4 * view.lab.unit
+    # What is 0 is read with the error of all that stands beside it, which no factor on its own size would allow.
+    got = np.where(np.abs(got) <= unit * np.abs(got[np.isfinite(got)]).max(initial=0.0), 0.0, got)
+    return Sample(got[:, :, part], made[:, :, part], AXES, setting, unit=unit)
 
 
 def _otherwise(steps: tuple[str, ...]) -> Callable[[View], Iterator[Bug]]:
@@ -186,9 +188,17 @@ def _otherwise(steps: tuple[str, ...]) -> Callable[[View], Iterator[Bug]]:
                 yield from _fitted(view, step, problems)
         yield from exchanged_pasts()
         for step in steps:
-            yield from orders_of_past(step, items=any(one.sizes.batch > 1 for one in view.problems))
+            yield from orders_of_past(step, view.problems)
 
     return propose
+
+
+def _of_values(view: View) -> Iterator[Bug]:
+    """What differs in the values; else in the keys, which show where a row's weights are not its own alone."""
+    yield from _otherwise(("values",))(view)
+    if not view.explained:
+        yield from joined_otherwise(("keys",))
+        yield from orders_of_past("keys", view.problems)
 
 
 PROBES: tuple[Probe, ...] = (
@@ -197,7 +207,7 @@ PROBES: tuple[Probe, ...] = (
         "A past, and a mask by which each query attends to one key alone: its value is the head's, of a past or not.",
         r"o_i = W_o R v_i + b_o, \quad v = (v^{past}, W_v x + b_v)",
         _values_alone,
-        _otherwise(("values",)),
+        _of_values,
     ),
     Probe(
         "past",

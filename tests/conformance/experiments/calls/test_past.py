@@ -9,11 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.calls.pasts import orders_of_past
 from conformance.experiments.designs import CONFIGS
 from conformance.experiments.measured import around
 from conformance.experiments.probes.calls.past import PROBES, with_past
 from conformance.experiments.search import measure
 from conformance.zoo.bug import Bug, BuggySubject
+from conformance.zoo.registry import select
 from mha_core import AttentionMask
 from mha_core.reference.state import State, Step
 from tests.conformance.experiments.wrong import OutputAlone
@@ -44,6 +46,7 @@ WRONG = {
     "keys-of-first-item": in_past("keys", lambda x: np.broadcast_to(x[:1], x.shape)),
     "keys-rolled": in_past("keys", lambda x: np.roll(x, 1, axis=2)),
     "values-sine": in_past("values", np.sin),
+    "keys-zero": in_past("keys", np.zeros_like),
     "keys-times-0.7": in_past("keys", lambda x: 0.7 * x),
     "channels-reversed": in_past("keys", lambda x: x[..., ::-1]),
     "oldest-mixed": in_past("values", lambda x: 0.8 * x + 0.2 * x[:, :, :1]),
@@ -71,6 +74,24 @@ def test_past(name: str) -> None:
         runs = (layer.prepare(problem.config, problem.weights) for layer in (wrong, BuggySubject(*model)))
         got, made = (run(problem.inputs).output for run in runs)
         np.testing.assert_allclose(made, got, rtol=1e-6, atol=1e-8)
+
+
+def test_keys_of_a_past_show_in_calls_for_values_where_a_softmax_is_over_all_queries() -> None:
+    (over_both,) = select(["softmax-over-both"])
+    rolled = WRONG["keys-rolled"]
+    measured = measure(OutputAlone(over_both, rolled), start=[(over_both,)], probes=PROBES[:1], zoo=())
+    assert not measured.unexplained
+    assert {"keys" for model in measured.models} == {model[-1].stage for model in measured.models}
+
+
+def test_an_order_that_moves_nothing_in_the_calls_asked_is_not_proposed() -> None:
+    problems = [with_past(CONFIGS[0], 3, 4), with_past(CONFIGS[2], 4, 3)]
+    assert [config.num_kv_heads for config in CONFIGS[:3:2]] == [2, 3]
+    ids = [bug.id for bug in orders_of_past("keys", problems)]
+    assert any("kv-head-first-and-third" in id for id in ids)
+    assert not any("kv-head-first-and-fourth" in id or "-item-" in id for id in ids)
+    of_items = [bug.id for bug in orders_of_past("keys", [with_past(CONFIGS[0], 3, 4, batch=2)])]
+    assert any("-item-" in id for id in of_items)
 
 
 def test_right() -> None:
