@@ -21,7 +21,7 @@ from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD, Dice
 from conformance.trials.made import EFFECT, Trial, distance
 from conformance.trials.problems import draw_problem
-from conformance.trials.subject import FaultySubject
+from conformance.trials.subject import FaultySubject, Limits
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import STAGES
 
@@ -217,11 +217,14 @@ def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
 
 
 def fresh_problems(truth: Trial | Truth) -> Iterator[Problem]:
-    """Problems of this truth's own: every other one has what the faults need to act."""
+    """Problems of this truth's own: every other one has what the faults need to act.
+
+    Where the layer takes only some sizes they are of these, or hardly any of them would be answered.
+    """
     dice = Dice("fresh", truth.id)
-    config = truth.limits.config if isinstance(truth, Trial) else None
+    limits = truth.limits if isinstance(truth, Trial) else Limits()
     for number in range(MOST):
-        yield draw_problem(dice, truth.needs if number % 2 == 0 else (), config)
+        yield draw_problem(dice, truth.needs if number % 2 == 0 else (), limits.config, limits.sizes)
 
 
 def _arrays(subject: Any, problem: Problem, gradients: bool) -> dict[str, NDArray]:

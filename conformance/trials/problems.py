@@ -38,8 +38,15 @@ FEATURES = {
 """Feature -> the share of problems that have it, unless it is asked for."""
 
 
-def draw_problem(dice: Dice, needs: tuple[str, ...] = (), config: AttentionConfig | None = None) -> Problem:
+def draw_problem(
+    dice: Dice,
+    needs: tuple[str, ...] = (),
+    config: AttentionConfig | None = None,
+    sizes: tuple[tuple[int, ...] | None, ...] = (None, None, None),
+) -> Problem:
     """One problem, which has what is asked for; of this config, where one is given, as far as it allows.
+
+    With `sizes` its batch, query and key length are some of these, where there are any.
 
     >>> problem = draw_problem(Dice("example"), ("lens", "past"))
     >>> problem.inputs.mask.valid_lens is not None, problem.inputs.past_keys is not None
@@ -56,6 +63,10 @@ def draw_problem(dice: Dice, needs: tuple[str, ...] = (), config: AttentionConfi
     rng = np.random.default_rng(dice.seed())
     batch, query_len = dice.number(2, 4), dice.number(3, 7)
     key_len = dice.number(18, 30) if has["long"] else dice.number(4, 9)
+    drawn = (batch, query_len, key_len)
+    batch, query_len, key_len = (
+        size if taken is None else dice.one_of(taken) for size, taken in zip(drawn, sizes, strict=True)
+    )
     past_len = dice.number(1, key_len - 2) if has["past"] else 0
     if "as many queries" in needs:
         query_len = key_len

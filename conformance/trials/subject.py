@@ -68,6 +68,11 @@ class Limits:
         return f"no {', '.join(lacking)}" if lacking else None
 
     @property
+    def sizes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """The batches, the query and the key lengths that it takes; None: all."""
+        return self.batches, self.query_lens, self.key_lens
+
+    @property
     def words(self) -> str:
         """All of it in a line; empty where there is no limit."""
         said = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
 from conformance.trials.changes import Factor
 from conformance.trials.faults import Dice, Fault
-from conformance.trials.judge import alike, judge
+from conformance.trials.judge import alike, fresh_problems, judge
 from conformance.trials.made import Trial
 from conformance.trials.parts import states
+from conformance.trials.subject import Limits
 from conformance.zoo.bug import Bug
 from mha_core.reference import forward
 
@@ -53,6 +55,14 @@ def test_another_is_wrong(bugs):
     verdict = judge(SCALED, SCALED.subject(), found(bugs))
     assert verdict.wrong
     assert not verdict.described
+
+
+def test_what_is_said_of_a_layer_of_one_size_is_judged_in_that_size():
+    limits = Limits(batches=(2,), query_lens=(5,), key_lens=(7,))
+    limited = replace(SCALED, limits=limits)
+    assert all(problem.sizes[:3] == (2, 5, 7) for problem in islice(fresh_problems(limited), 20))
+    assert judge(limited, limited.subject(), found((times(0.9),))).described
+    assert judge(limited, limited.subject(), found((times(0.91),))).wrong
 
 
 def test_of_several_that_cant_be_told_apart_one_suffices():
