@@ -18,7 +18,7 @@ from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
 from conformance.experiments.behaviour import narrower
-from conformance.experiments.lab import MOST_CONFIGS, Lab
+from conformance.experiments.lab import Lab
 from conformance.experiments.localise.located import Located, localise
 from conformance.experiments.measured import is_measured, unwarned
 from conformance.experiments.outcome import Measured, Model
@@ -151,7 +151,7 @@ def diagnose(
     if not failing:  # it may still answer otherwise when it is asked again
         if not experiments or not can_be_asked_again(subject):
             return found
-        found = replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments)))
+        found = replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments, observations)))
         return replace(found, again=_again(found, subject, cases, bugs, experiments, progress))
     if is_exchanged(observations):
         return replace(found, exchanged=_seen(Exchanged(subject), cases, bugs, experiments, progress))
@@ -167,9 +167,7 @@ def diagnose(
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
     if experiments and can_be_asked_again(subject):
-        lab = _lab(subject, experiments)
-        if not lab.configs:  # it takes layers of its own sizes alone
-            lab.configs = tuple(dict.fromkeys(one.wanted.problem.config for one in observations))[:MOST_CONFIGS]
+        lab = _lab(subject, experiments, observations)
         measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
@@ -206,7 +204,9 @@ def _seen(
     progress: Callable[[str], None],
 ) -> Diagnosis:
     """The diagnosis of a subject that is seen another way, with experiments as the subject itself has them."""
-    lab = Lab(subject, experiments.seconds, experiments.configs) if isinstance(experiments, Lab) else experiments
+    lab = experiments
+    if isinstance(lab, Lab):
+        lab = Lab(subject, lab.seconds, lab.configs, sizes=lab.sizes)
     return diagnose(subject, cases, bugs=bugs, experiments=lab, progress=progress)
 
 
@@ -221,8 +221,10 @@ def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> L
     return located
 
 
-def _lab(subject: Subject, experiments: bool | Lab) -> Lab:
-    return experiments if isinstance(experiments, Lab) else Lab(subject)
+def _lab(subject: Subject, experiments: bool | Lab, observations: Sequence[Observation]) -> Lab:
+    lab = experiments if isinstance(experiments, Lab) else Lab(subject)
+    lab.learn([one.wanted.problem for one in observations])
+    return lab
 
 
 def _told_apart(whole: Sequence[Model], search: Search, measured: Measured) -> list[Model]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.parameter import snapped
-from conformance.experiments.designs import NO_BIASES, changed, generic
+from conformance.experiments.designs import NO_BIASES, changed
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step
 from conformance.judging.near import Nearness
@@ -59,7 +59,7 @@ def observe(lab: Lab) -> Behaviour:
     """Ask the first questions. If the outputs are of a narrower dtype, the lab's bounds are of that from here on."""
     if not lab.configs or not can_be_asked_again(lab.subject):
         return Behaviour()
-    problems = [generic(config) for config in lab.configs]
+    problems = [lab.generic(config) for config in lab.configs]
     spread = _spread([lab.ask_again(problems[0]) for _ in range(TIMES)], lab)
     if spread:
         anew = ", each of a layer prepared anew," if lab.fixed_weights is None else ""
@@ -111,7 +111,7 @@ def is_held_by(array: NDArray, dtype: str) -> bool:
 
 def _adds_up(lab: Lab, dtype: str) -> bool:
     """Whether the output alone is rounded: outputs are linear in the values, within half a unit of each output."""
-    problem = generic(lab.configs[0], weights=NO_BIASES)
+    problem = lab.generic(lab.configs[0], weights=NO_BIASES)
     first, second = problem.inputs.values, np.roll(problem.inputs.values, 1, axis=-2)
     outputs = [lab.output(changed(problem, values=values)) for values in (first, second, first + second)]
     if any(output is None for output in outputs):
@@ -163,7 +163,7 @@ def _of_chance(lab: Lab, problem: Problem) -> Iterator[str]:
 
 def _of_repeats(lab: Lab, problem: Problem) -> Iterator[str]:
     """One prepared layer, asked again, and after another problem."""
-    other = _of_the_layer(problem, generic(problem.config, seed=1))
+    other = _of_the_layer(problem, lab.generic(problem.config, seed=1))
     answers = _in_turn(lab, [problem, problem, problem, other, problem])
     fresh = lab.output(other)
     if len(answers) < 5 or fresh is None:
@@ -193,7 +193,7 @@ def _of_gradients(lab: Lab, problem: Problem) -> Iterator[str]:
     """One prepared layer, differentiated again, and after another problem: gradients that are added up, or kept."""
     if lab.hides_gradients:
         return
-    other = _of_the_layer(problem, generic(problem.config, seed=1))
+    other = _of_the_layer(problem, lab.generic(problem.config, seed=1))
     fresh = lab.ask(other, gradients=True)
     given = [trace.gradients for trace in lab.in_turn([problem, problem, problem, other], gradients=True)]
     if len(given) < 4 or not all(given) or fresh is None or not fresh.gradients:
@@ -269,12 +269,14 @@ def _gives(lab: Lab, problem: Problem, output: NDArray) -> bool:
 def _of_shapes(lab: Lab, problem: Problem) -> Iterator[str]:
     """A mask, then another, then other lengths: what is kept of a first call may be its mask, or its sizes."""
     config, sizes = problem.config, problem.sizes
-    shape = (1, 1, sizes.query_len, sizes.key_len)
+    lengths = {"query_len": sizes.query_len, "key_len": sizes.key_len}
+    lower = np.tri(sizes.query_len, sizes.key_len, dtype=bool)[None, None]
+    later = np.arange(sizes.key_len).reshape(1, 1, 1, -1) > 0
     masked: list[Callable[[], Problem]] = [
-        lambda: generic(config, seed=1, mask=AttentionMask(allowed=np.tri(*shape[2:], dtype=bool).reshape(shape))),
-        lambda: generic(config, seed=1, mask=AttentionMask(allowed=np.arange(sizes.key_len).reshape(1, 1, 1, -1) > 0)),
-        lambda: generic(config, seed=1),
-        lambda: generic(config, seed=1, query_len=sizes.query_len + 1, key_len=sizes.key_len + 2),
+        lambda: lab.generic(config, seed=1, mask=AttentionMask(allowed=lower), **lengths),
+        lambda: lab.generic(config, seed=1, mask=AttentionMask(allowed=later), **lengths),
+        lambda: lab.generic(config, seed=1, **lengths),
+        lambda: lab.generic(config, seed=1, query_len=sizes.query_len + 1, key_len=sizes.key_len + 2),
     ]
     words = ("a mask", "another mask", "no mask", "greater lengths")
     problems = [_of_the_layer(problem, make()) for make in masked]

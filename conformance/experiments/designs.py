@@ -109,6 +109,71 @@ def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = No
     return replace(problem, weights=new, inputs=replace(problem.inputs, **given))
 
 
+def resized(problem: Problem, batch: int, query_len: int, key_len: int) -> Problem:
+    """The nearest problem of other sizes: rows that are too many are left out, those that lack are made of the others.
+
+    Items are repeated, so that nothing befalls them that does not befall one of them alone. Positions that lack are the
+    others times MORE, unless all are alike: rows that are 0 or of equal channels stay so, and no two are equal by that.
+
+    >>> resized(generic(CONFIGS[0], values=1.0), 2, 3, 7).sizes[:3]
+    (2, 3, 7)
+    """
+    inputs, mask, sizes = problem.inputs, problem.inputs.mask, problem.sizes
+    if sizes[:3] == (batch, query_len, key_len) or not all(sizes[:3]) or sizes.past_len == sizes.key_len:
+        return problem
+    new_keys = max(key_len - sizes.past_len, 0)
+    lengths = {"queries": query_len, "cotangent": query_len, "keys": new_keys, "values": new_keys}
+    given: dict[str, Any] = {
+        name: _longer(_cycled(array, 0, batch), length)
+        for name, length in lengths.items()
+        if (array := getattr(inputs, name)) is not None
+    }
+    for name in ("past_keys", "past_values"):
+        if (array := getattr(inputs, name)) is not None:
+            given[name] = _cycled(np.asarray(array)[:, :, :key_len], 0, batch)
+    if inputs.dropout_keep is not None:
+        keep = _cycled(np.asarray(inputs.dropout_keep), 0, batch)
+        given["dropout_keep"] = _cycled(_cycled(keep, -2, query_len), -1, key_len)
+    sources: dict[str, Any] = {
+        name: _of_mask(array, batch, query_len, key_len)
+        for name in ("allowed", "bias")
+        if (array := getattr(mask, name)) is not None
+    }
+    if mask.valid_lens is not None:
+        lens = np.where(mask.valid_lens == sizes.key_len, key_len, np.minimum(mask.valid_lens, key_len))
+        sources["valid_lens"] = _cycled(lens if lens.ndim == 1 else _cycled(lens, 1, query_len), 0, batch)
+    if np.ndim(mask.query_offset):
+        sources["query_offset"] = _cycled(np.asarray(mask.query_offset), 0, batch)
+    return changed(problem, mask=replace(mask, **sources), **given)
+
+
+MORE = -0.7
+"""What the rows that are made of others are multiplied by, once more each time round."""
+
+
+def _cycled(array: NDArray, axis: int, size: int) -> NDArray:
+    """As many along an axis, over and over again."""
+    found: NDArray = np.take(array, np.arange(size) % max(array.shape[axis], 1), axis=axis)
+    return found
+
+
+def _longer(array: NDArray, length: int) -> NDArray:
+    """(..., length, channels): as long along its positions."""
+    before = array.shape[-2]
+    found = _cycled(array, -2, length)
+    if before < 2 or np.array_equal(array, np.broadcast_to(array[..., :1, :], array.shape)):
+        return found
+    return found * (MORE ** (np.arange(length) // before))[:, None]
+
+
+def _of_mask(array: NDArray, batch: int, query_len: int, key_len: int) -> NDArray:
+    """(..., Lq, Lk) of other sizes; axes of one number for all stay so."""
+    for axis, size in ((-1, key_len), (-2, query_len), (-4, batch)):
+        if array.ndim >= -axis and array.shape[axis] > 1:
+            array = _cycled(array, axis, size)
+    return array
+
+
 def selector(rows: int, columns: int, first: int = 0) -> NDArray[np.float64]:
     """(rows, columns): row i is the unit vector of column first + i; rows without a column are 0.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
-from conformance.experiments.designs import CONFIGS, generic
+from conformance.experiments.designs import CONFIGS, generic, resized
 from conformance.experiments.thrift import Costs, answered
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
@@ -41,6 +41,9 @@ SLOW = 2.5
 """So many times that for a subject that compiles or takes long for another reason; it is asked less."""
 
 
+OTHER_SIZES = ((1, 3), (3, 4), (5, 6))
+"""Batches, query and key lengths that tell whether a layer takes others than those that it is known to take."""
+
 KEPT, SMALL = 2048, 2**16
 """Answers of the definition that are kept from one layer to the next: how many, and of how many bytes."""
 
@@ -58,6 +61,7 @@ class Lab:
     Attributes:
         precision: the arithmetic that its bounds are of; narrower than declared once that is seen.
         inside: that dtype, or None.
+        sizes: the one batch, query and key length that it takes; None each: any.
         refused: why a question had no answer -> how often.
         questions: how many were asked.
         spent: the seconds that they took.
@@ -69,6 +73,7 @@ class Lab:
     configs: tuple[AttentionConfig, ...] = ()
     precision: Precision = field(init=False)
     inside: str | None = None
+    sizes: tuple[int | None, int | None, int | None] = (None, None, None)
     refused: dict[str, int] = field(default_factory=dict)
     questions: int = 0
     spent: float = 0.0
@@ -76,6 +81,7 @@ class Lab:
     _until: float = field(default=float("inf"), repr=False)
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
     _forward: dict[Problem, Problem] = field(default_factory=dict, repr=False)
+    _resized: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
     _wanted: dict[tuple[Problem, Precision, bool], Expected] = field(default_factory=dict, repr=False)
@@ -85,12 +91,42 @@ class Lab:
         if not self.configs:
             self.configs = self._accepted()
 
+    def learn(self, taken: Sequence[Problem]) -> None:
+        """Of a subject that takes none of the usual calls: what it can be asked as, from calls that it has answered."""
+        if self.configs or not taken:
+            return
+        self.configs = tuple(dict.fromkeys(problem.config for problem in taken))[:MOST_CONFIGS]
+        usual = Counter(problem.sizes[:3] for problem in taken if problem.sizes.past_len == 0 and problem.sizes.batch)
+        if any(self.ask(generic(config)) is not None for config in self.configs) or not usual:
+            return
+        own = usual.most_common(1)[0][0]
+        for axis, others in enumerate(OTHER_SIZES):
+            asked = [(*own[:axis], other, *own[axis + 1 :]) for other in others]
+            if not any(self.ask(resized(generic(self.configs[0]), *one)) is not None for one in asked):
+                self.sizes = (*self.sizes[:axis], own[axis], *self.sizes[axis + 1 :])
+        self.configs = self._accepted() or self.configs
+
+    def nearest(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems; where it takes calls of some sizes alone, the nearest of these."""
+        if self.sizes == (None, None, None):
+            return list(problems)
+        for problem in problems:
+            if problem not in self._resized:
+                wanted = zip(self.sizes, problem.sizes, strict=False)
+                batch, query_len, key_len = (own if only is None else only for only, own in wanted)
+                self._resized[problem] = resized(problem, batch, query_len, key_len)
+        return list(dict.fromkeys(self._resized[problem] for problem in problems))
+
+    def generic(self, config: AttentionConfig, **how: Any) -> Problem:
+        """`designs.generic` in sizes that it takes."""
+        return self.nearest([generic(config, **how)])[0]
+
     def _accepted(self) -> tuple[AttentionConfig, ...]:
         """The richest configs that it takes: those with all sizes different, and at least one that is plain."""
         found: list[AttentionConfig] = []
         for config in CONFIGS:
             most = LEAST_CONFIGS if self.costs.slow else MOST_CONFIGS
-            if len(found) < most and self.ask(generic(config), gradients=not found) is not None:
+            if len(found) < most and self.ask(self.generic(config), gradients=not found) is not None:
                 found.append(config)
         if not found:  # a layer that confuses queries with keys takes as many of both
             found = [config for config in CONFIGS if self.ask(generic(config, query_len=4, key_len=4)) is not None]
@@ -183,7 +219,7 @@ class Lab:
         self, problems: Sequence[Problem], answer: Callable[[Problem], bool | None], *, gradients: bool = False
     ) -> list[Problem]:
         """Those of a probe's problems that are asked and answered: see `thrift.answered`."""
-        return answered(problems, self.costs, partial(self.asked, gradients=gradients), answer)
+        return answered(self.nearest(problems), self.costs, partial(self.asked, gradients=gradients), answer)
 
     def is_dear(self, problem: Problem) -> bool:
         """Whether asking it is likely to take long."""

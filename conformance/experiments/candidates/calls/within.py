@@ -52,7 +52,8 @@ def within_circumstances(
     if lab.fixed_weights is not None or not plain:
         return
     for circumstance, conditions, bases in _told(probe, views):
-        inner = Lab(Within(lab.subject, circumstance), MOST_SHARE * max(lab.seconds - lab.spent, 0.0), lab.configs)
+        seconds = MOST_SHARE * max(lab.seconds - lab.spent, 0.0)
+        inner = Lab(Within(lab.subject, circumstance), seconds, lab.configs, sizes=lab.sizes)
         inner.precision, inner.inside = lab.precision, lab.inside
         models = run(inner, plain, bases)
         lab.questions, lab.spent = lab.questions + inner.questions, lab.spent + inner.spent

@@ -66,7 +66,7 @@ def _longer(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
 
 def longer(lab: Lab) -> Sequence[Problem]:
     """A call of each layer with more queries and keys than it has channels, without biases and masks."""
-    return [_longer(config, *LENGTHS[place % len(LENGTHS)]) for place, config in enumerate(lab.configs)]
+    return lab.nearest([_longer(config, *LENGTHS[place % len(LENGTHS)]) for place, config in enumerate(lab.configs)])
 
 
 def read_arrays(view: View) -> Iterator[Bug]:

@@ -47,7 +47,7 @@ def _problems(
     def problem(config: AttentionConfig, keys: int) -> Problem:
         return generic(config, key_len=keys, weights=weights, values=values(config, keys))
 
-    return lambda lab: [problem(config, keys) for keys in KEY_LENGTHS for config in lab.configs]
+    return lambda lab: lab.nearest([problem(config, keys) for keys in KEY_LENGTHS for config in lab.configs])
 
 
 LONGER = ((6, 11), (11, 6), (5, 22), (22, 5))
@@ -60,7 +60,7 @@ def _long(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
 
 
 def _longer(lab: Lab) -> Sequence[Problem]:
-    return [_long(config, *LONGER[place % len(LONGER)]) for place, config in enumerate(lab.configs)]
+    return lab.nearest([_long(config, *LONGER[place % len(LONGER)]) for place, config in enumerate(lab.configs)])
 
 
 def _same_value(config: AttentionConfig, keys: int) -> NDArray:
@@ -110,7 +110,7 @@ HIGHEST_SCORE = 600.0
 
 def _chosen_keys(lab: Lab) -> Sequence[Problem]:
     """Queries that choose one key each, or all; equal channels throughout, so that no order but the keys' counts."""
-    return [_chosen(config) for config in lab.configs]
+    return lab.nearest([_chosen(config) for config in lab.configs])
 
 
 @lru_cache(maxsize=64)

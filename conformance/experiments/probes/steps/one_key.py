@@ -55,7 +55,7 @@ def _problems(
     def problem(config: AttentionConfig) -> Problem:
         return generic(config, query_len=QUERY_LEN, key_len=1, weights=weights(config), values=values(config))
 
-    return lambda lab: [problem(config) for config in lab.configs if only(config)]
+    return lambda lab: lab.nearest([problem(config) for config in lab.configs if only(config)])
 
 
 # What makes a factor blind --------------------------------------------------------------------------

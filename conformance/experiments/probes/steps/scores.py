@@ -123,7 +123,7 @@ def _plain(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
 
 def plain_calls(lab: Lab) -> Sequence[Problem]:
     """A call of each layer in which everything up to the scores can show."""
-    return [_plain(*call) for call in _calls(lab)]
+    return lab.nearest([_plain(*call) for call in _calls(lab)])
 
 
 def _square(lab: Lab) -> Sequence[Problem]:

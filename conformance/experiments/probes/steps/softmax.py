@@ -33,7 +33,7 @@ def _rows_of(config: AttentionConfig) -> tuple[Problem, ...]:
 
 
 def _rows(lab: Lab) -> list[Problem]:
-    return [_rows_of(config)[1] for config in lab.configs[:3]]
+    return lab.nearest([_rows_of(config)[1] for config in lab.configs[:3]])
 
 
 def _longer(lab: Lab) -> Sequence[Problem]:
