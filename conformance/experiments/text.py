@@ -30,7 +30,7 @@ def experiments_text(measured: Measured, *, details: bool = False, said: bool = 
     remarks = " ".join(measured.behaviour.remarks)
     if not measured.behaviour.is_function:
         return [f"Experiments: {remarks}"]
-    paragraphs = [*([remarks] if remarks else []), _agreement(measured, said)]
+    paragraphs = [*([remarks] if remarks else []), _agreement(measured, said), *_of_one_size(measured)]
     if measured.silent and (details or not any(measured.models)):
         unknown = "\n".join(f"  {outcome.probe.id}: {outcome.probe.unknown}" for outcome in measured.silent)
         paragraphs.append(f"Not known, because it gave no answer:\n{unknown}")
@@ -61,6 +61,15 @@ def located_text(located: Located, *, partly: bool) -> str:
     """Which step is the first wrong one, where what it does was not found, or only `partly`."""
     said = f"First wrong step: {located.stage}, seen in calls such as {_sizes(located.problem)}."
     return said if partly else f"{said} What it does was not found."
+
+
+def _of_one_size(measured: Measured) -> Iterator[str]:
+    """What is not known of a subject that takes one batch or one length alone."""
+    names = ("B", "Lq", "Lk")
+    only = [f"{name}={size}" for name, size in zip(names, measured.lab.sizes, strict=True) if size is not None]
+    if only:
+        sizes = " ".join(only)
+        yield f"Of what it was asked it took {sizes} alone: how anything depends on this was not measured."
 
 
 def _agreement(measured: Measured, said: bool) -> str:

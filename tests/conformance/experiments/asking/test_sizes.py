@@ -14,6 +14,7 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step
 from conformance.experiments.registry import select_probes
 from conformance.experiments.search import measure
+from conformance.experiments.text import experiments_text
 from conformance.experiments.view import View
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import BuggySubject
@@ -123,6 +124,7 @@ def test_of_a_subject_that_takes_one_size_a_fault_on_no_file_is_measured():
     other = lab.generic(CONFIGS[4], seed=3, weights=NO_BIASES)  # nothing was read off one of this layer
     assert not list(View(lab, Variants(), found.models[0], (other,)).differing())
     assert list(View(lab, Variants(), (), (other,)).differing())
+    assert "Of what it was asked it took B=2 Lq=5 Lk=7 alone" in "\n".join(experiments_text(found))
 
 
 def test_of_a_right_subject_that_takes_one_size_nothing_is_found():
