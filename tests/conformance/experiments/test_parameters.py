@@ -100,6 +100,18 @@ def test_matrices_and_biases_of_scores_are_read_whole(wrong: Bug, names: tuple[s
     assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
 
 
+def test_a_matrix_of_queries_that_should_be_0_is_read_where_scores_show() -> None:
+    """Designs of equal scores have W_q = 0, to which a layer may add: then nothing of them is isolated."""
+
+    def plus_diagonal(state: State, result: np.ndarray) -> np.ndarray:
+        return result + 0.1 * state["query_inputs"] @ np.eye(*state.parameters["q_proj.weight"].shape).T
+
+    wrong = wrong_at("q_proj", plus_diagonal)
+    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["equal-scores"]))
+    assert not found.unexplained
+    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+
+
 def test_what_shows_in_single_items_is_met_before_several_are_asked() -> None:
     wrong = wrong_at("q_proj", lambda state, result: result + 0.5 * state.parameters.get("q_proj.bias", 0.0))
     found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["projection-biases", "items"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,11 @@ from conformance.experiments.candidates.fitted import (
 )
 from conformance.experiments.candidates.scores.anything import Candidate
 from conformance.experiments.candidates.scores.anything import whole_first as whole_scores
+from conformance.experiments.candidates.scores.matrices import weights_read
 from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.candidates.values import plain_otherwise
-from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, generic
+from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
 from conformance.experiments.probes.steps.scores import plain_calls
@@ -98,7 +100,19 @@ def _of_biases(view: View) -> Iterator[Bug]:
 
 
 def _isolated(view: View) -> Iterator[Bug]:
-    return whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
+    if _are_unequal(view):
+        yield from weights_read(view)
+    yield from whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
+
+
+def _are_unequal(view: View) -> bool:
+    """Whether the scores are not equal after all: what keys of 0 give is another output."""
+    for problem in islice(view.differing(), 1):
+        given, without_keys = view.got(problem), view.got(changed(problem, keys=0.0))
+        if given is not None and without_keys is not None:
+            largest = np.abs(given[np.isfinite(given)]).max(initial=0.0)
+            return not np.allclose(given, without_keys, rtol=0.0, atol=1e5 * view.lab.unit * largest, equal_nan=True)
+    return False
 
 
 CHOICES = (0.0, -1.0, 0.5, 1.0, -0.5)
