@@ -270,7 +270,7 @@ class Search:
         controls = [one for one in other_lengths(self.lab.configs) if not self.lab.is_dear(one)]
         if not self.lab.costs.slow:  # the later probes ask these anyway
             controls += [one for probe in self._later for one in probe.problems(self.lab)[:1]]
-        return likeliest(models, View(self.lab, self.variants, (), tuple(controls)))
+        return likeliest(models, View(self.lab, self.variants, (), tuple(self.lab.nearest(controls))))
 
     def _extended(
         self, probe: Probe, base: Model, problems: tuple[Problem, ...], only: Sequence[Model] | None = None
