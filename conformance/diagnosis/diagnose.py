@@ -24,7 +24,7 @@ from conformance.experiments.measured import is_measured, unwarned
 from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.ranking import preference
 from conformance.experiments.search import measure
-from conformance.experiments.view import fits
+from conformance.experiments.view import gives
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
 from conformance.judging.repeats import can_be_asked_again
@@ -213,9 +213,9 @@ def _seen(
 def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:
     """The first wrong step; that of what explains nearly all, and acts, where this gives the subject's answer."""
     for one in partly if located.stage != GRADIENTS else ():
-        if one.bugs and fits(lab, Variants(), located.problem, one.bugs):
+        if one.bugs and gives(lab, Variants(), located.problem, one.bugs):
             others = {bug.id: tuple(other for other in one.bugs if other is not bug) for bug in one.bugs}
-            acting = [bug for bug in one.bugs if not fits(lab, Variants(), located.problem, others[bug.id])]
+            acting = [bug for bug in one.bugs if not gives(lab, Variants(), located.problem, others[bug.id])]
             stages = (bug.stage for bug in acting or one.bugs)
             return replace(located, stage=min(stages, key=(*STAGES, GRADIENTS).index))
     return located

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.experiments.measured import TROUBLE
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected
 from conformance.zoo.bug import Bug
@@ -70,4 +71,7 @@ class Runs:
         return self._arrays[key]
 
     def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
-        return self._variants.run(problem, bugs, gradients=with_gradients)
+        try:
+            return self._variants.run(problem, bugs, gradients=with_gradients)
+        except TROUBLE:  # a model that was measured may have no meaning in sizes that no probe had
+            return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.cases.problem import Problem
 from conformance.experiments.changes.expressions import SIZES
-from conformance.experiments.measured import TROUBLE, is_measured
-from conformance.experiments.view import View, fits
+from conformance.experiments.measured import is_measured
+from conformance.experiments.view import View, gives
 from conformance.zoo.bug import GRADIENTS, Bug
 
 ORDER = ("output", "heads", "scores", "weights", "values", "keys", "queries", GRADIENTS)
@@ -81,13 +80,6 @@ def likeliest(models: Sequence[tuple[Bug, ...]], view: View) -> list[tuple[Bug, 
     some = list(models[: min(MOST_RANKED, MOST_RUNS // max(1, len(telling)))])
 
     def right(model: tuple[Bug, ...]) -> int:
-        return sum(_gives(model, problem, view) for problem in telling)
+        return sum(gives(view.lab, view.variants, problem, model) for problem in telling)
 
     return [*sorted(some, key=lambda model: -right(model)), *models[len(some) :]]
-
-
-def _gives(model: tuple[Bug, ...], problem: Problem, view: View) -> bool:
-    try:
-        return fits(view.lab, view.variants, problem, model)
-    except TROUBLE:
-        return False

@@ -122,9 +122,14 @@ Apply = Callable[[NDArray, tuple[str, ...], Setting], NDArray]
 
 
 def _quiet(apply: Apply) -> Apply:
-    """The same without NumPy's warnings: a change may be tried on numbers for which it has no meaning."""
+    """The same without NumPy's warnings: a change may be tried on numbers for which it has no meaning.
+
+    An array without elements stays as it is.
+    """
 
     def quietly(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        if not array.size:
+            return array
         with np.errstate(all="ignore"):
             return apply(array, axes, setting)
 

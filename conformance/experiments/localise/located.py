@@ -35,7 +35,7 @@ from conformance.experiments.measured import TROUBLE
 from conformance.experiments.outcome import Measured
 from conformance.experiments.readings.values import read_merged
 from conformance.experiments.readings.weights import read_weights
-from conformance.experiments.view import fits
+from conformance.experiments.view import gives
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
@@ -110,7 +110,7 @@ def _beside(measured: Measured, variants: Variants, found: Located) -> Located:
     if not model:
         return found
     asked = [problem for one in measured.unexplained if not one.probe.gradients for problem in one.asked]
-    left = (problem for problem in _simple_first([], asked) if not fits(measured.lab, variants, problem, model))
+    left = (problem for problem in _simple_first([], asked) if not gives(measured.lab, variants, problem, model))
     votes = list(_votes(Bench(measured.lab, variants, model, problem) for problem in islice(left, MOST_PROBLEMS)))
     earlier = _most(votes) if votes else found
     agreed = len(votes) > 1 and len({vote.stage for vote in votes}) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conformance.experiments.changes.sample import Change, Setting
+from conformance.experiments.designs import CONFIGS, generic
 from tests.conformance.experiments.changes.worlds import first_found
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -28,3 +30,10 @@ MADE = {
 @pytest.mark.parametrize("words", MADE)
 def test_a_mix_is_found_again(words):
     assert first_found(MADE[words]).words == words
+
+
+def test_where_there_are_no_keys_a_mix_changes_nothing():
+    problem = generic(CONFIGS[0], key_len=0)
+    least = Change("least", "its smallest", lambda x, axes, setting: x - x.min(axis=3, keepdims=True))
+    weights = np.zeros((1, CONFIGS[0].num_heads, 3, 0))
+    assert least.apply(weights, ("item", "head", "query", "key"), Setting(CONFIGS[0], problem.sizes)) is weights
