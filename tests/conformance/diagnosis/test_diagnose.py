@@ -9,12 +9,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from conformance.cases.table import all_cases, select
+from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import Runs, diagnose, observe
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.seen import SecondCall
 from conformance.diagnosis.text import describe
-from conformance.experiments.measured import on_step
 from conformance.subjects.ask import within
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
@@ -346,12 +345,3 @@ def test_second_calls_have_the_shorter_time_limit_of_their_subject_if_it_has_one
     limited = Limited()
     within(SecondCall(limited), 3.0)
     assert limited.limit == 3.0
-
-
-def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
-    def without_the_first(state, weights):
-        return weights - weights[..., :1].max(axis=-1, keepdims=True)
-
-    meaningless = on_step("weights", "less-the-first", without_the_first, "It has no meaning without keys.", "-")
-    (empty,), _ = observe(Showing(), select(["no-keys"]))
-    assert Runs().arrays(empty, (meaningless,)) is None

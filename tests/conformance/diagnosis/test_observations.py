@@ -1,0 +1,21 @@
+"""Runs of hypotheses in the cases: what can't be run there is no answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.cases.table import select
+from conformance.diagnosis.diagnose import Runs, observe
+from conformance.experiments.measured import on_step
+from conformance.zoo.bug import BuggySubject
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
+    def less_the_first(state, weights):
+        return weights - weights[..., :1].max(axis=-1, keepdims=True)
+
+    meaningless = on_step("weights", "less-the-first", less_the_first, "It has no meaning without keys.", "-")
+    (empty,), _ = observe(BuggySubject(), select(["no-keys"]))
+    assert Runs().arrays(empty, (meaningless,)) is None
