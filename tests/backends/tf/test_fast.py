@@ -35,6 +35,12 @@ CASES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _the_same_weights_each_time():
+    """Keras draws a layer's first weights at random."""
+    keras.utils.set_random_seed(3)
+
+
 def normal(seed, *shape, dtype="float64"):
     return tf.constant(np.random.default_rng(seed).normal(size=shape), dtype)
 
