@@ -72,12 +72,12 @@ def terms_at(samples: Sequence[Weighed]) -> Iterator[Terms]:
 
 
 def _sets(samples: Sequence[Weighed], seen: Sequence[tuple[Flags, Flags]]) -> Iterator[Place | Relation]:
-    along = [_of_all_rows(flags, known) for flags, known in seen]
-    settings = [one.sample.setting for one in samples]
-    if all(one is not None for one in along):
-        yield from places_seen([(*one, setting) for one, setting in zip(along, settings, strict=True) if one])
-    else:
-        yield from relations_seen(seen)
+    along = [
+        (*found, one.sample.setting)
+        for one, (flags, known) in zip(samples, seen, strict=True)
+        if (found := _of_all_rows(flags, known)) is not None
+    ]
+    yield from places_seen(along) if len(along) == len(samples) else relations_seen(seen)
 
 
 def _of_all_rows(flags: Flags, known: Flags) -> tuple[Flags, Flags] | None:
@@ -98,7 +98,8 @@ def _two_values(one: Weighed) -> tuple[float, Flags, Flags] | None:
     above = np.where(good, ratio - np.where(np.isfinite(least), least, 0.0), 0.0)
     size, off = float(above.max(initial=0.0)), max(1e-8, 1e5 * one.sample.unit)
     if size <= off:
-        return 0.0, *(np.zeros(above.shape[-2:], bool),) * 2
+        nowhere = np.zeros(above.shape[-2:], bool)
+        return 0.0, nowhere, nowhere
     if not (np.minimum(np.abs(above), np.abs(above - size)) <= off).all():
         return None
     flags = above > size / 2.0

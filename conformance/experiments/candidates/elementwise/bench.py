@@ -73,6 +73,7 @@ class Fitted(NamedTuple):
 
 
 def changed(step: str, array: NDArray | None, function: Elementwise) -> NDArray | None:
+    """The function of a step's numbers; of those under the tanh where the step is INSIDE. None where there are none."""
     if array is None:
         return None
     with np.errstate(all="ignore"):
@@ -130,5 +131,6 @@ class Bench:
 
 
 def size_of(vector: NDArray) -> float:
+    """The root mean square; infinite where nothing can be said, so that no such number is the best of a grid."""
     size = float(np.sqrt(np.mean(vector * vector))) if vector.size else np.inf
     return size if np.isfinite(size) else np.inf
