@@ -168,7 +168,14 @@ def diagnose(
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
     if experiments and can_be_asked_again(subject):
         lab = _lab(subject, experiments, observations)
-        measured = measure(subject, start=whole or [()], lab=lab, zoo=zoo, progress=progress)
+        measured = measure(
+            subject,
+            start=whole or [()],
+            lab=lab,
+            zoo=zoo,
+            suffices=lambda models: bool(search.wholly(model for model in models if model)),
+            progress=progress,
+        )
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
     found = _explained(found, search, zoo, larger, whole, progress)

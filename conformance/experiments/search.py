@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
-from conformance.experiments.behaviour import observe
+from conformance.experiments.behaviour import Behaviour, observe
 from conformance.experiments.candidates.calls.circumstances import revisions
 from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.candidates.calls.within import within_circumstances
@@ -64,12 +64,14 @@ class Search:
         lab: asks the subject.
         zoo: the bugs on file.
         progress: is told what is being done.
+        on_file: whether only these are tried, one at a probe; then a probe that none of them explains ends it.
     """
 
     lab: Lab
     zoo: Sequence[Bug] = ()
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
+    on_file: bool = False
     _own: dict[Problem, bool | None] = field(default_factory=dict)
     _forward_unexplained: bool = False
     _gradients_unexplained: bool = False
@@ -81,22 +83,40 @@ class Search:
     _troubles: dict[str, None] = field(default_factory=dict)
 
     @unwarned()
-    def run(self, chosen: Sequence[Probe] | None = None, start: Sequence[Model] = ((),)) -> Measured:
+    def run(
+        self,
+        chosen: Sequence[Probe] | None = None,
+        start: Sequence[Model] = ((),),
+        suffices: Callable[[Sequence[Model]], bool] | None = None,
+    ) -> Measured:
         """Run the probes.
 
         Args:
             chosen: which. Default: all.
             start: models from which to start: what is known already.
+            suffices: whether models that give every answer are all that is looked for. If it is given, bugs on file are
+                tried by themselves first, and only what they don't give is measured.
         """
         beam: list[Model] = list(start)
-        outcomes: list[Outcome] = []
         self.progress("asking the same again")
         behaviour = observe(self.lab)
         if not behaviour.is_function:
             return Measured(tuple(beam), (), self.lab, behaviour)
         if behaviour.output is not None:
             beam += [(*model, behaviour.output) for model in beam]
-        for place, probe in enumerate(probes := all_probes() if chosen is None else chosen):
+        probes = all_probes() if chosen is None else chosen
+        if suffices is not None and self.zoo:
+            on_file = Search(self.lab, self.zoo, self.progress, self.variants, on_file=True, _own=self._own)
+            found = on_file._probed(probes, beam, behaviour)
+            if not found.unexplained and suffices(found.models):
+                return found
+        return self._probed(probes, beam, behaviour)
+
+    def _probed(self, probes: Sequence[Probe], start: Sequence[Model], behaviour: Behaviour) -> Measured:
+        """Every probe, one after the other; with `on_file`, up to one that is not explained."""
+        beam: list[Model] = list(start)
+        outcomes: list[Outcome] = []
+        for place, probe in enumerate(probes):
             self._later = [later for later in probes[place + 1 :] if not later.gradients]
             if probe.gradients and self.lab.hides_gradients:
                 continue
@@ -120,6 +140,8 @@ class Search:
             added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
             differing = tuple(one for one in problems if not self._fits((), one, probe))
             outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added), self.lab.out_of_time))
+            if self.on_file and not found:
+                break
         return Measured(
             tuple(beam),
             tuple(self._explained_later(one, beam) for one in outcomes),
@@ -185,6 +207,7 @@ class Search:
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
         # What nothing explained was not explained by two bugs, and is in the later probes too.
         in_vain = self._gradients_unexplained if probe.gradients else self._forward_unexplained
+        in_vain |= self.on_file
         rounds = 1 if in_vain else AT_ONCE
         if curved := [model for base in earlier for model in self._curved(probe, base, problems)]:
             return distinct(curved)
@@ -218,7 +241,7 @@ class Search:
 
     def _curved(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """Extensions by a function of one step; of a model that does not explain what is passed, those that do."""
-        if probe.gradients:
+        if probe.gradients or self.on_file:
             return
         passed = (one for before, there in self._passed for one in there if not self._fits(base, one, before))
         view = View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))
@@ -228,7 +251,7 @@ class Search:
 
     def _limited(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
         """Models of the beam whose bugs act in some calls alone, or with bugs that do, that give all so far."""
-        if probe.gradients:
+        if probe.gradients or self.on_file:
             return []
         views = [View(self.lab, self.variants, base, problems) for base in beam]
         inside = within_circumstances(probe, views, self._passed, self._within)
@@ -315,6 +338,8 @@ class Search:
 
     def _proposed(self, probe: Probe, view: View) -> Iterator[Bug | tuple[Bug, ...]]:
         """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
+        if self.on_file:
+            return
         others = () if probe.gradients else all_probes()
         everywhere = [other for other in others if other.everywhere and other.propose is not probe.propose]
         slow = self.lab.costs.slow  # then what asks calls of many sizes is asked last, and only if it must
@@ -334,9 +359,12 @@ def measure(
     lab: Lab | None = None,
     zoo: Sequence[Bug] | None = None,
     probes: Sequence[Probe] | None = None,
+    suffices: Callable[[Sequence[Model]], bool] = lambda models: True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Measured:
     """Run every probe on a subject.
+
+    If bugs on file give every answer, nothing else is measured.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
@@ -344,7 +372,8 @@ def measure(
         lab: asks it. Default: one with the default limits.
         zoo: the bugs on file. Default: all that differ from the definition.
         probes: which. Default: all.
+        suffices: whether models of bugs on file that give every answer are all that is looked for.
         progress: is told what is being done.
     """
     known = [bug for bug in (all_bugs() if zoo is None else zoo) if not bug.equivalent]
-    return Search(Lab(subject) if lab is None else lab, known, progress).run(probes, start)
+    return Search(Lab(subject) if lab is None else lab, known, progress).run(probes, start, suffices)
