@@ -22,8 +22,8 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.localise.located import Located, localise
 from conformance.experiments.measured import is_measured, unwarned
 from conformance.experiments.outcome import Measured, Model
-from conformance.experiments.ranking import preference
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
+from conformance.experiments.search.ranking import preference
 from conformance.experiments.view import gives
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected

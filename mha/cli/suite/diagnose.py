@@ -160,7 +160,7 @@ def _in_the_first_dtype(
 def _probed(spec: str, asked: DiagnoseOptions) -> int:
     """Run some probes on a subject and print what they show; the exit status."""
     from conformance.experiments.registry import select_probes
-    from conformance.experiments.search import measure
+    from conformance.experiments.search.measure import measure
     from conformance.experiments.text import probe_text
 
     chosen = select_probes(asked.probes)

@@ -21,7 +21,7 @@ from conformance.experiments.lab import SLOW, Lab
 from conformance.experiments.measured import TROUBLE, unwarned
 from conformance.experiments.outcome import Model
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.judging.expected import Expected
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug, BuggySubject, DoesNotApply, pipelines

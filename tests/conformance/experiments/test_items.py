@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.outcome import Measured
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select
 from mha_core import AttentionConfig, AttentionInputs, Trace

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.blocked import keys as keys_in_blocks
 from conformance.zoo.blocked.queries import in_blocks_of
 from conformance.zoo.bug import Bug

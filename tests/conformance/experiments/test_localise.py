@@ -17,7 +17,7 @@ from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.localise.located import Located, localise
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from mha_core import AttentionMask
 from tests.conformance.experiments.wrong import OutputAlone, wrong_at
 

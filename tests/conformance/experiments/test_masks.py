@@ -14,7 +14,7 @@ from conformance.experiments.designs import generic
 from conformance.experiments.measured import with_mask
 from conformance.experiments.outcome import Measured
 from conformance.experiments.registry import all_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, OnTop
 from mha_core import AttentionMask
 from mha_core.reference.forward import FORWARD

@@ -8,7 +8,7 @@ import pytest
 from conformance.experiments.designs import generic
 from conformance.experiments.probes.steps import biases, equal_shapes, scores
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, pipelines
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.reference import pipeline as reference

@@ -13,7 +13,7 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.probes.steps import biases, scores
 from conformance.experiments.readings.queries import keys_shown, queries_shown, read_keys, read_queries
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, Trace, reference
 from mha_core.call.masks import additive_bias

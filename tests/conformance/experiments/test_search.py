@@ -11,14 +11,14 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
-from conformance.experiments import search as searching
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step, unwarned
 from conformance.experiments.probe import Probe
-from conformance.experiments.ranking import likeliest, preference
 from conformance.experiments.registry import all_probes, select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search import growth
+from conformance.experiments.search.measure import Search, measure
+from conformance.experiments.search.ranking import likeliest, preference
 from conformance.experiments.view import View
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug, BuggySubject
@@ -148,8 +148,8 @@ def test_names_of_probes():
 def test_the_runs_of_models_are_limited(monkeypatch):
     few = select_probes(["score-size", "scores-square"], alone=True)
     variants = Variants()
-    monkeypatch.setattr(searching, "MOST_RUNS", 0)
-    found = searching.Search(Lab(OutputOnly(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
+    monkeypatch.setattr(growth, "MOST_RUNS", 0)
+    found = Search(Lab(OutputOnly(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
     assert {one.probe.id for one in found.unexplained} == {"score-size", "scores-square"}
     assert variants.runs < 20  # each problem without any, and no candidate
 

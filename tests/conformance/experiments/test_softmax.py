@@ -10,7 +10,7 @@ import pytest
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.outcome import Measured
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import Trace
 from mha_core.reference import forward

@@ -7,7 +7,7 @@ import pytest
 
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.probes.steps import equal_scores, one_key
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject, pipelines
 from conformance.zoo.registry import select
 from mha_core import AttentionConfig, AttentionMask, Trace

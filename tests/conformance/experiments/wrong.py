@@ -13,7 +13,7 @@ from conformance.experiments.designs import generic
 from conformance.experiments.measured import is_measured
 from conformance.experiments.outcome import Measured
 from conformance.experiments.probes.steps import biases, scores
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject, DoesNotApply, OnTop, pipelines
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run

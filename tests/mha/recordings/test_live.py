@@ -9,7 +9,7 @@ import mha
 from conformance.diagnosis.text import describe
 from conformance.experiments.lab import Lab
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.subjects.live import LiveSubject
 from mha_core import SpecError
 from mha_core.live.probe import examining

@@ -11,7 +11,7 @@ from conformance.experiments.behaviour import narrower, observe
 from conformance.experiments.designs import CONFIGS
 from conformance.experiments.lab import Lab
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import BuggySubject
 from mha_core import Trace, reference
 from mha_core.dtypes import round_to

@@ -13,7 +13,7 @@ from conformance.experiments.designs import CONFIGS, NO_BIASES, generic, resized
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import on_step
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.experiments.text import experiments_text
 from conformance.experiments.view import View
 from conformance.subjects.ask import CannotExpress

@@ -8,7 +8,7 @@ from conformance.experiments import lab as lab_module
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import LEAST_CONFIGS, SECONDS, SLOW, Lab
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.experiments.text import experiments_text
 from conformance.experiments.thrift import AGAIN, NEW, OTHER_MASK, PACE, Costs, answered
 from conformance.subjects.ask import SubjectFailed

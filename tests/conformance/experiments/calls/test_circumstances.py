@@ -12,7 +12,7 @@ from conformance.experiments.candidates.calls.circumstances import CONDITIONS, I
 from conformance.experiments.candidates.calls.conditions import only_where
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.registry import select_probes
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject
 from mha_core import reference
 from mha_core.reference.state import State

@@ -13,7 +13,7 @@ from conformance.experiments.candidates.calls.pasts import orders_of_past
 from conformance.experiments.designs import CONFIGS
 from conformance.experiments.measured import around
 from conformance.experiments.probes.calls.past import PROBES, with_past
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import select
 from mha_core import AttentionMask

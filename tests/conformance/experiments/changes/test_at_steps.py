@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.experiments.probes.steps import biases, equal_scores, scores
-from conformance.experiments.search import measure
+from conformance.experiments.search.measure import measure
 from conformance.zoo.bug import Bug
 from mha_core.call.masks import additive_bias
 from mha_core.reference import forward

@@ -16,7 +16,7 @@ from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured
 from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
-from conformance.experiments.search import Search
+from conformance.experiments.search.measure import Search
 from conformance.subjects.backend import BackendSubject
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import all_bugs

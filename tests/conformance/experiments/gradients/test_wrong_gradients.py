@@ -16,7 +16,7 @@ from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured
 from conformance.experiments.registry import all_probes
-from conformance.experiments.search import Search
+from conformance.experiments.search.measure import Search
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.variants import Variants
 from mha_core import AttentionConfig, AttentionMask

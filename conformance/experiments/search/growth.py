@@ -1,36 +1,27 @@
-"""The search: probe after probe, the model of the subject grows by the bugs that each probe shows.
-
-Probes isolate steps, the earliest and simplest first, so faults of several steps are met one at a time: a bug is
-looked for among those of the zoo and those that were measured, given the bugs that earlier probes have shown. So the
-work for several faults adds up and does not multiply. Of bugs that no probe so far can tell apart all are kept, up to
-BEAM models, and later probes choose.
-"""
+"""Growth: what the answers to one more probe add to the models: a bug more, or two or three, of what is tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
-from conformance.experiments.behaviour import Behaviour, observe
 from conformance.experiments.candidates.calls.circumstances import revisions
 from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.candidates.calls.within import within_circumstances
 from conformance.experiments.candidates.elementwise.curves import curves
 from conformance.experiments.lab import Lab
-from conformance.experiments.measured import TROUBLE, unwarned
-from conformance.experiments.outcome import Measured, Model, Outcome
+from conformance.experiments.measured import TROUBLE
+from conformance.experiments.outcome import Model
 from conformance.experiments.probe import Probe
-from conformance.experiments.ranking import distinct, likeliest
-from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
+from conformance.experiments.search.ranking import distinct, likeliest
 from conformance.experiments.view import View, agreeing, alike, fits
 from conformance.zoo.bug import Bug
-from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line
-from mha_core.stages import is_gradient
 
 BEAM = 12
 """Most models that are followed at once."""
@@ -57,156 +48,73 @@ each array counts by itself, so the first ones are mostly right."""
 
 
 @dataclass(eq=False)
-class Search:
-    """One run of all probes on one subject.
+class Growth:
+    """Grows models, probe after probe.
 
     Args:
         lab: asks the subject.
         zoo: the bugs on file.
-        progress: is told what is being done.
-        on_file: whether only these are tried, one at a probe; then a probe that none of them explains ends it.
+        variants: runs models.
+        within: (runs, lab, probes, models) -> the models that another lab leaves, after as many runs at most.
+        on_file: whether only the bugs on file are tried, one at a probe.
+
+    Attributes:
+        passed: the probes so far that a model explains, with what was asked.
+        later: the forward probes that are still to come.
+        left: how many runs of candidates are left.
+        forward_unexplained, gradients_unexplained: whether some probe of these was not explained.
+        troubles: of candidates that could not be made or run.
     """
 
     lab: Lab
-    zoo: Sequence[Bug] = ()
-    progress: Callable[[str], None] = lambda what: None
-    variants: Variants = field(default_factory=Variants)
+    zoo: Sequence[Bug]
+    variants: Variants
+    within: Callable[[int, Lab, Sequence[Probe], Sequence[Model]], Sequence[Model]]
     on_file: bool = False
-    _own: dict[Problem, bool | None] = field(default_factory=dict)
-    _forward_unexplained: bool = False
-    _gradients_unexplained: bool = False
-    _passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
-    _later: Sequence[Probe] = ()
-    _left: int = MOST_TRIED
+    passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
+    later: Sequence[Probe] = ()
+    left: int = MOST_TRIED
+    forward_unexplained: bool = False
+    gradients_unexplained: bool = False
+    troubles: dict[str, None] = field(default_factory=dict)
     _left_here: int = 0
     _remade_times: int = 0
-    _troubles: dict[str, None] = field(default_factory=dict)
 
-    @unwarned()
-    def run(
-        self,
-        chosen: Sequence[Probe] | None = None,
-        start: Sequence[Model] = ((),),
-        suffices: Callable[[Sequence[Model]], bool] | None = None,
-    ) -> Measured:
-        """Run the probes.
-
-        Args:
-            chosen: which. Default: all.
-            start: models from which to start: what is known already.
-            suffices: whether models that give every answer are all that is looked for. If it is given, bugs on file are
-                tried by themselves first, and only what they don't give is measured.
-        """
-        beam: list[Model] = list(start)
-        self.progress("asking the same again")
-        behaviour = observe(self.lab)
-        if not behaviour.is_function:
-            return Measured(tuple(beam), (), self.lab, behaviour)
-        if behaviour.output is not None:
-            beam += [(*model, behaviour.output) for model in beam]
-        probes = all_probes() if chosen is None else chosen
-        if suffices is not None and self.zoo:
-            on_file = Search(self.lab, self.zoo, self.progress, self.variants, on_file=True, _own=self._own)
-            found = on_file._probed(probes, beam, behaviour)
-            if not found.unexplained and suffices(found.models):
-                return found
-        return self._probed(probes, beam, behaviour)
-
-    def _probed(self, probes: Sequence[Probe], start: Sequence[Model], behaviour: Behaviour) -> Measured:
-        """Every probe, one after the other; with `on_file`, up to one that is not explained."""
-        beam: list[Model] = list(start)
-        outcomes: list[Outcome] = []
-        for place, probe in enumerate(probes):
-            self._later = [later for later in probes[place + 1 :] if not later.gradients]
-            if probe.gradients and self.lab.hides_gradients:
-                continue
-            problems = self._answered(probe, beam)
-            found = [model for model in beam if self._fits_all(model, problems, probe)]
-            known = {bug.id for model in beam for bug in model}
-            if not found and probe.gradients:
-                problems = tuple(one for one in problems if not self._differentiated(one, beam))
-                found = [model for model in beam if self._fits_all(model, problems, probe)]
-            if not found:
-                self.progress(f"probe {probe.id}")
-                with self.lab.sparing():
-                    found = [] if self._is_spent else self._grown(probe, beam, problems)
-                if not found and not probe.gradients:
-                    self._forward_unexplained = True
-                    self._left = min(self._left, MOST_TRIED_IN_VAIN)
-                self._gradients_unexplained |= not found and probe.gradients
-            if found:
-                self._passed.append((probe, problems))
-            beam = found[:BEAM] or beam
-            added = dict.fromkeys(bug.id for model in beam for bug in model if bug.id not in known)
-            differing = tuple(one for one in problems if not self._fits((), one, probe))
-            outcomes.append(Outcome(probe, problems, differing, bool(found), tuple(added), self.lab.out_of_time))
-            if self.on_file and not found:
-                break
-        return Measured(
-            tuple(beam),
-            tuple(self._explained_later(one, beam) for one in outcomes),
-            self.lab,
-            behaviour,
-            tuple(self._troubles),
-        )
-
-    def _explained_later(self, outcome: Outcome, beam: Sequence[Model]) -> Outcome:
-        """The outcome, explained if a bug that a later probe showed gives all answers of this one too."""
-        if outcome.explained or not any(self._fits_all(model, outcome.asked, outcome.probe) for model in beam):
-            return outcome
-        return replace(outcome, explained=True)
-
-    def _answered(self, probe: Probe, beam: Sequence[Model]) -> tuple[Problem, ...]:
-        """The problems that it answers; of those that take long only as many as tell whether the models fit."""
-
-        def as_expected(problem: Problem) -> bool | None:
-            trace = self.lab.ask(problem, gradients=probe.gradients)
-            if trace is None or (probe.gradients and not any(map(is_gradient, trace.arrays()))):
-                return None
-            return not self.lab.costs.slow or all(self._fits(model, problem, probe) for model in beam)
-
-        return tuple(self.lab.answered(probe.problems(self.lab), as_expected, gradients=probe.gradients))
-
-    def _differentiated(self, problem: Problem, beam: Sequence[Model]) -> bool:
-        """Whether nothing is to be said of a problem's gradients: its outputs are wrong, and they may be theirs."""
-        wrong = self._forward_unexplained or all(any(bug.forward for bug in model) for model in beam)
-        if not wrong and self.lab.is_right(problem):
-            return False
-        trace = self.lab.ask(problem, gradients=True)
-        assert trace is not None
-        assert trace.gradients is not None
-        if problem not in self._own:
-            rounded = self.lab.rounded(problem)
-            self._own[problem] = own_gradients(self.lab.output, rounded, trace.gradients, self.lab.unit)
-        return self._own[problem] is not False
+    def unexplained(self, probe: Probe) -> None:
+        """Notes that nothing explains a probe: less is tried from here on, for that step shows in most others."""
+        if probe.gradients:
+            self.gradients_unexplained = True
+            return
+        self.forward_unexplained = True
+        self.left = min(self.left, MOST_TRIED_IN_VAIN)
 
     @property
-    def _is_spent(self) -> bool:
+    def is_spent(self) -> bool:
         return self.variants.runs >= MOST_RUNS
 
-    def _fits(self, model: Model, problem: Problem, probe: Probe) -> bool:
+    def fits(self, model: Model, problem: Problem, probe: Probe) -> bool:
         return fits(self.lab, self.variants, problem, model, gradients=probe.gradients)
 
     def _agreeing(self, model: Model, problem: Problem, probe: Probe) -> list[bool]:
         return list(agreeing(self.lab, self.variants, problem, model, gradients=probe.gradients).values())
 
-    def _fits_all(self, model: Model, problems: Iterable[Problem], probe: Probe) -> bool:
-        return all(self._fits(model, problem, probe) for problem in problems)
+    def fits_all(self, model: Model, problems: Iterable[Problem], probe: Probe) -> bool:
+        return all(self.fits(model, problem, probe) for problem in problems)
 
-    def _grown(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
+    def grown(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
         """Models of the beam with one bug more that give every problem of this probe; or with two, or three.
 
         A bug that an earlier probe added may have been the wrong one of those that nothing told apart: so models from
         before it are extended as well, by bugs that explain all the earlier probes too.
         """
-        self._left_here = min(MOST_TRIED_HERE, self._left)
+        self._left_here = min(MOST_TRIED_HERE, self.left)
         if limited := self._limited(probe, beam, problems):
             return self._likeliest(distinct(limited))
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
         # What nothing explained was not explained by two bugs, and is in the later probes too.
-        in_vain = self._gradients_unexplained if probe.gradients else self._forward_unexplained
+        in_vain = self.gradients_unexplained if probe.gradients else self.forward_unexplained
         in_vain |= self.on_file
         rounds = 1 if in_vain else AT_ONCE
         if curved := [model for base in earlier for model in self._curved(probe, base, problems)]:
@@ -243,7 +151,7 @@ class Search:
         """Extensions by a function of one step; of a model that does not explain what is passed, those that do."""
         if probe.gradients or self.on_file:
             return
-        passed = (one for before, there in self._passed for one in there if not self._fits(base, one, before))
+        passed = (one for before, there in self.passed for one in there if not self.fits(base, one, before))
         view = View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))
         for bug in curves(view):
             if self._explains((*base, bug), probe, problems, passed=view.problems != problems):
@@ -254,23 +162,20 @@ class Search:
         if probe.gradients or self.on_file:
             return []
         views = [View(self.lab, self.variants, base, problems) for base in beam]
-        inside = within_circumstances(probe, views, self._passed, self._within)
+        inside = within_circumstances(probe, views, self.passed, partial(self.within, self.left // 2))
         revised = [model for view in views for model in revisions(view.model, next(view.differing()))]
         found = [model for model in revised if self._explains(model, probe, problems)]
         return found or [model for model in inside if self._explains(model, probe, problems)]
 
-    def _within(self, lab: Lab, probes: Sequence[Probe], start: Sequence[Model]) -> Sequence[Model]:
-        return Search(lab, self.zoo, self.progress, self.variants, _left=self._left // 2).run(probes, start).models
-
     def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""
-        differing = (passed for passed in self._passed if not self._fits_all(base, passed[1], passed[0]))
+        differing = (passed for passed in self.passed if not self.fits_all(base, passed[1], passed[0]))
         left = MOST_REMADE
         for passed, asked in islice(differing, EARLIER_PROBES):
             for proposed in self._proposed(passed, View(self.lab, self.variants, base, asked)):
                 model = (*base, *(proposed if isinstance(proposed, tuple) else (proposed,)))
                 left -= 1
-                if left <= 0 or self._is_spent:
+                if left <= 0 or self.is_spent:
                     return
                 if self._explains(model, probe, problems):
                     yield model
@@ -278,13 +183,13 @@ class Search:
     def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...], *, passed: bool = True) -> bool:
         """Whether a model gives a probe's problems, and if asked for those of every probe so far."""
         try:
-            return self._fits_all(model, problems, probe) and (not passed or self._fits_passed(model))
+            return self.fits_all(model, problems, probe) and (not passed or self._fits_passed(model))
         except TROUBLE:
             return False
 
     def _fits_passed(self, model: Model) -> bool:
         """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""
-        return all(self._fits_all(model, problems, probe) for probe, problems in reversed(self._passed))
+        return all(self.fits_all(model, problems, probe) for probe, problems in reversed(self.passed))
 
     def _likeliest(self, models: list[Model]) -> list[Model]:
         """The models; if there are more than can be followed, those first that give most calls of other sorts."""
@@ -292,7 +197,7 @@ class Search:
             return models
         controls = [one for one in other_lengths(self.lab.configs) if not self.lab.is_dear(one)]
         if not self.lab.costs.slow:  # the later probes ask these anyway
-            controls += [one for probe in self._later for one in probe.problems(self.lab)[:1]]
+            controls += [one for probe in self.later for one in probe.problems(self.lab)[:1]]
         return likeliest(models, View(self.lab, self.variants, (), tuple(self.lab.nearest(controls))))
 
     def _extended(
@@ -317,14 +222,14 @@ class Search:
             tried.add(name)
             model = (*base, *bugs)
             right, left = 0, sum(map(len, before))
-            if (only is None and self._left_here <= 0) or self._is_spent:
+            if (only is None and self._left_here <= 0) or self.is_spent:
                 return
             for index in order:
-                self._left_here, self._left = self._left_here - 1, self._left - 1
+                self._left_here, self.left = self._left_here - 1, self.left - 1
                 try:
                     now = self._agreeing(model, problems[index], probe)
                 except TROUBLE as error:
-                    self._troubles[f"{name}: {one_line(error)}"] = None
+                    self.troubles[f"{name}: {one_line(error)}"] = None
                     right = -1
                     break
                 right, left = right + sum(now), left - len(now)
@@ -349,31 +254,4 @@ class Search:
             try:
                 yield from one.propose(view)
             except TROUBLE as error:
-                self._troubles[f"{one.id}: {one_line(error)}"] = None
-
-
-def measure(
-    subject: object,
-    *,
-    start: Sequence[Model] = ((),),
-    lab: Lab | None = None,
-    zoo: Sequence[Bug] | None = None,
-    probes: Sequence[Probe] | None = None,
-    suffices: Callable[[Sequence[Model]], bool] = lambda models: True,
-    progress: Callable[[str], None] = lambda what: None,
-) -> Measured:
-    """Run every probe on a subject.
-
-    If bugs on file give every answer, nothing else is measured.
-
-    Args:
-        subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        start: models that are known to explain it elsewhere; probes tell them apart, and grow them.
-        lab: asks it. Default: one with the default limits.
-        zoo: the bugs on file. Default: all that differ from the definition.
-        probes: which. Default: all.
-        suffices: whether models of bugs on file that give every answer are all that is looked for.
-        progress: is told what is being done.
-    """
-    known = [bug for bug in (all_bugs() if zoo is None else zoo) if not bug.equivalent]
-    return Search(Lab(subject) if lab is None else lab, known, progress).run(probes, start, suffices)
+                self.troubles[f"{one.id}: {one_line(error)}"] = None
