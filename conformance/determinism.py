@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +27,7 @@ Fingerprints = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Repeatability:
-    """The number of arrays that were compared, and those whose bits differed.
+    """Of one path: the number of arrays that were compared, and those whose bits differed.
 
     Attributes:
         total: number of stages and gradients of all cases.
@@ -66,51 +67,66 @@ def fingerprints(backend_name: str, path: str, dtype: str, cases: Iterable[Case]
     return found
 
 
-def repeatability(
-    backend_name: str,
-    dtype: str,
-    patterns: tuple[str, ...] = (),
-    path: str | None = None,
-    settings: Settings | None = None,
-) -> Repeatability:
-    """Run the cases on one path of a backend, None for its usual one: twice in one fresh process and once in another.
+@dataclass(frozen=True)
+class Runs:
+    """What a fresh process runs on the CPU.
 
     This process is not used, because a framework that is loaded already can change how many threads another has
-    (importing MXNet leaves PyTorch with one), and then other bits come out. `settings` says which interpreter is.
+    (importing MXNet leaves PyTorch with one), and then other bits come out.
+
+    Args:
+        paths: of the backend, one after the other in the same process; None for its usual one.
+        patterns: which cases; none: all.
+        settings: which interpreter is started.
+    """
+
+    backend: str
+    dtype: str
+    paths: tuple[str | None, ...] = (None,)
+    patterns: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+
+    def fresh(self, times: int) -> list[list[Fingerprints]]:
+        """So many runs in one process: path -> run.
+
+        Raises:
+            SpecError: the process can't be started, failed or died; the message says how in one line.
+        """
+        home = Home(self.backend, SILENCE_SECONDS)
+        try:
+            # With as many threads as the framework takes by itself: bits may differ because there are several.
+            process = WorkerProcess(home, self.settings.interpreter(home), threads=None)
+            try:
+                found: list[list[Fingerprints]] = process.call(_runs, self, times)
+            finally:
+                process.end()
+        except (WorkerDied, BackendError, SpecError) as error:
+            raise SpecError(f"a fresh process with {self.backend} in {self.dtype} failed: {error}") from error
+        return found
+
+
+def repeatability(asked: Iterable[Runs], executor: Executor) -> Iterator[Repeatability]:
+    """Run the cases twice in one fresh process and once in another: what each path gave, in the order of `asked`.
 
     Raises:
-        SpecError: a process can't be started, failed or died; the message says how in one line.
+        SpecError: as `Runs.fresh`, or no case has such a name.
     """
-    select(patterns)
-    settings = settings or Settings()
-    first, again = _in_fresh_process(backend_name, path, dtype, patterns, 2, settings)
-    (fresh,) = _in_fresh_process(backend_name, path, dtype, patterns, 1, settings)
-    total = sum(map(len, first.values()))
-    return Repeatability(backend_name, dtype, total, _differences(first, again), _differences(first, fresh))
+    asked = list(asked)
+    for runs in asked:
+        select(runs.patterns)
+    submitted = [(runs, executor.submit(runs.fresh, 2), executor.submit(runs.fresh, 1)) for runs in asked]
+    for runs, in_one, in_another in submitted:
+        for (first, again), (fresh,) in zip(in_one.result(), in_another.result(), strict=True):
+            total = sum(map(len, first.values()))
+            yield Repeatability(runs.backend, runs.dtype, total, _differences(first, again), _differences(first, fresh))
 
 
-def _in_fresh_process(
-    backend_name: str, path: str | None, dtype: str, patterns: tuple[str, ...], times: int, settings: Settings
-) -> list[Fingerprints]:
-    home = Home(backend_name, SILENCE_SECONDS)
-    try:
-        # With as many threads as the framework takes by itself: bits may differ because there are several.
-        process = WorkerProcess(home, settings.interpreter(home), threads=None)
-        try:
-            found: list[Fingerprints] = process.call(_runs, backend_name, path, dtype, patterns, times)
-        finally:
-            process.end()
-    except (WorkerDied, BackendError, SpecError) as error:
-        raise SpecError(f"a fresh process with {backend_name} in {dtype} failed: {error}") from error
-    return found
-
-
-def _runs(backend_name: str, path: str | None, dtype: str, patterns: tuple[str, ...], times: int) -> list[Fingerprints]:
-    """In the worker: the fingerprints of so many runs, one after the other."""
+def _runs(runs: Runs, times: int) -> list[list[Fingerprints]]:
+    """In the worker."""
     with quiet_stderr():
-        path = load(backend_name).paths()[0] if path is None else path
-    cases = select(patterns)
-    return [fingerprints(backend_name, path, dtype, cases) for _ in range(times)]
+        usual = load(runs.backend).paths()[0]
+    cases = select(runs.patterns)
+    return [[fingerprints(runs.backend, path or usual, runs.dtype, cases) for _ in range(times)] for path in runs.paths]
 
 
 def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -47,7 +48,7 @@ def determinism(
     errors = Console(stderr=True)
     table = Table("backend", "dtype", "arrays", "same in one process", "same in a fresh process")
     differing: list[str] = []
-    # Every run has a process of its own, so 0 stands for one at a time.
+    # All of it is done in other processes, so 0 stands for one at a time.
     apart = Apart(None if workers is None else max(1, workers), pythons)
     if apart.scheduler is not None:
         raise CouldNotRun("mha determinism starts its processes on this machine: leave out --scheduler")
@@ -80,24 +81,24 @@ def _found(
     settings: Settings,
     workers: int | None,
 ) -> list[Repeatability]:
-    """What each subject does, so many at a time."""
-    from conformance.determinism import repeatability
+    """What each subject does, so many processes at a time; the paths of a backend share them."""
+    from conformance.determinism import Runs, repeatability
     from conformance.workers.keep import end_idle
     from conformance.workers.local import Local
     from conformance.workers.process import end_all
 
     end_idle()  # those that said what a backend has
+    asked = [
+        Runs(backend, dtype, tuple(subject.path for subject in group), patterns, settings)
+        for (backend, dtype), group in groupby(subjects, key=_kind)
+    ]
     executor = Local(workers)
     finished = False
     try:
         with progress(errors, len(subjects), _of_subject) as advance:
-            futures = [
-                executor.submit(repeatability, subject.backend.name, subject.dtype, patterns, subject.path, settings)
-                for subject in subjects
-            ]
             found = []
-            for subject, future in zip(subjects, futures, strict=True):
-                found.append(future.result())
+            for subject, each in zip(subjects, repeatability(asked, executor), strict=True):
+                found.append(each)
                 advance(subject)
         finished = True
     finally:
@@ -105,6 +106,10 @@ def _found(
         if not finished:
             end_all()
     return found
+
+
+def _kind(subject: BackendSubject) -> tuple[str, str]:
+    return subject.backend.name, subject.dtype
 
 
 def _of_subject(subject: BackendSubject) -> str:
