@@ -16,6 +16,10 @@ BACKENDS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob(
 # What TensorFlow would log while it runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# OpenMP's threads sleep where they have nothing to do. They would wait in a loop for what comes next, and as several
+# programs share the processors here, for most of the time that PyTorch takes. What they compute is the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Commands run in the process that tests them, which has its frameworks already; tests/conformance/workers has its own.
 os.environ.setdefault("MHA_WORKERS", "0")
 
