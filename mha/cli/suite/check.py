@@ -217,12 +217,12 @@ def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:
 
 def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
     """The cases of the table that match, or random ones."""
-    from hypothesis.configuration import set_hypothesis_home_dir
-
     from conformance.cases import table as cases
     from conformance.cases.random import case_from_text, is_case_text, random_cases
 
     if count is not None:
+        from hypothesis.configuration import set_hypothesis_home_dir
+
         # Hypothesis would keep notes in the current folder.
         set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "mha-hypothesis")
         drawn = random_cases(count, seed)
@@ -239,9 +239,6 @@ def _explain(
 
     Cases in which it deviates as known are left out, because those are explained already.
     """
-    from conformance.diagnosis.diagnose import diagnose
-    from conformance.diagnosis.text import describe
-
     explained: set[str] = set()
     for subject in subjects:
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
@@ -249,6 +246,9 @@ def _explain(
         asked = [case for case in cases if case.id not in listed]
         wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
         if wrong & {case.id for case in asked} and subject.name not in explained:
+            from conformance.diagnosis.diagnose import diagnose
+            from conformance.diagnosis.text import describe
+
             explained.add(subject.name)
             with errors.status("") as status:
                 found = diagnose(subject, asked, experiments=True, progress=says(status))
