@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.weights import Weights
+
+einsum = partial(np.einsum, optimize=True)
+"""As products of matrices where it can, not as one loop over all letters."""
 
 
 def attend(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> Trace:
@@ -51,7 +55,7 @@ class _Pass:
         if inputs.dropout_keep is not None:
             self.factor = inputs.dropout_keep / self.dtype(1.0 - config.dropout)
         self.kept = self.attention * self.factor
-        self.heads = np.einsum("bhqk,bhkd->bhqd", self.kept, self._per_query_head(self.v))
+        self.heads = einsum("bhqk,bhkd->bhqd", self.kept, self._per_query_head(self.v))
         return {
             **{"queries": self.q, "keys": self.k, "values": self.v, "scores": scores, "weights": self.attention},
             **{"heads": self.heads, "output": self._output()},
@@ -61,8 +65,8 @@ class _Pass:
         config, inputs = self.config, self.inputs
         found: dict[str, NDArray] = {}
         d_heads = self._output_backward(d_output, found)
-        d_kept = np.einsum("bhqd,bhkd->bhqk", d_heads, self._per_query_head(self.v))
-        d_v = self._per_group(np.einsum("bhqk,bhqd->bhkd", self.kept, d_heads))
+        d_kept = einsum("bhqd,bhkd->bhqk", d_heads, self._per_query_head(self.v))
+        d_v = self._per_group(einsum("bhqk,bhqd->bhkd", self.kept, d_heads))
         weighted = np.where(self.allowed, self.attention * d_kept * self.factor, self.dtype(0))
         d_scores = weighted - self.attention * weighted.sum(axis=-1, keepdims=True)
         d_scores = np.where(self.allowed, d_scores, self.dtype(0))
@@ -93,7 +97,7 @@ class _Pass:
             return x if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
         matrix = self.weights[f"{name}.weight"].reshape(num_heads, -1, x.shape[-1])  # (h, d, in)
         bias = self.weights.get(f"{name}.bias", np.zeros(matrix.shape[0] * matrix.shape[1], self.dtype))
-        return np.einsum("bli,hdi->bhld", x, matrix) + bias.reshape(num_heads, 1, -1)
+        return einsum("bli,hdi->bhld", x, matrix) + bias.reshape(num_heads, 1, -1)
 
     def _project_backward(self, name: str, given: str, d: NDArray, found: dict[str, NDArray]) -> None:
         x = self.given[given]
@@ -101,8 +105,8 @@ class _Pass:
             found[given] = d if x.ndim == 4 else d.swapaxes(1, 2).reshape(x.shape)
             return
         matrix = self.weights[f"{name}.weight"]
-        found[given] = np.einsum("bhld,hdi->bli", d, matrix.reshape(d.shape[1], d.shape[3], -1))
-        found[f"{name}.weight"] = np.einsum("bhld,bli->hdi", d, x).reshape(matrix.shape)
+        found[given] = einsum("bhld,hdi->bli", d, matrix.reshape(d.shape[1], d.shape[3], -1))
+        found[f"{name}.weight"] = einsum("bhld,bli->hdi", d, x).reshape(matrix.shape)
         if f"{name}.bias" in self.weights:
             found[f"{name}.bias"] = d.sum(axis=(0, 2)).reshape(-1)
 
@@ -111,42 +115,42 @@ class _Pass:
         if not self.config.projections:
             return self.heads.swapaxes(1, 2).reshape(self.sizes.batch, self.sizes.query_len, self.config.output_dim)
         matrix = self.weights["out_proj.weight"].reshape(self.config.output_dim, self.config.num_heads, -1)
-        return np.einsum("bhqd,ohd->bqo", self.heads, matrix) + self.weights.get("out_proj.bias", self.dtype(0))
+        return einsum("bhqd,ohd->bqo", self.heads, matrix) + self.weights.get("out_proj.bias", self.dtype(0))
 
     def _output_backward(self, d: NDArray, found: dict[str, NDArray]) -> NDArray:
         heads = self.config.num_heads
         if not self.config.projections:
             return d.reshape(*d.shape[:2], heads, d.shape[2] // heads).swapaxes(1, 2)
         matrix = self.weights["out_proj.weight"]
-        found["out_proj.weight"] = np.einsum("bqo,bhqd->ohd", d, self.heads).reshape(matrix.shape)
+        found["out_proj.weight"] = einsum("bqo,bhqd->ohd", d, self.heads).reshape(matrix.shape)
         if "out_proj.bias" in self.weights:
             found["out_proj.bias"] = d.sum(axis=(0, 1))
-        return np.einsum("bqo,ohd->bhqd", d, matrix.reshape(len(matrix), heads, -1))
+        return einsum("bqo,ohd->bhqd", d, matrix.reshape(len(matrix), heads, -1))
 
     # The score: (B, H, Lq, Lk) ------------------------------------------------------------------------------
 
     def _similarity(self) -> NDArray:
         k = self._per_query_head(self.k)
         if self.config.score != "additive":
-            return np.einsum("bhqd,bhkd->bhqk", self.q, k) * self.dtype(self.config.softmax_scale)
-        from_query = np.einsum("bhqd,sd->bhqs", self.q, self.weights["score.query.weight"])
-        from_key = np.einsum("bhkd,sd->bhks", k, self.weights["score.key.weight"])
+            return einsum("bhqd,bhkd->bhqk", self.q, k) * self.dtype(self.config.softmax_scale)
+        from_query = einsum("bhqd,sd->bhqs", self.q, self.weights["score.query.weight"])
+        from_key = einsum("bhkd,sd->bhks", k, self.weights["score.key.weight"])
         self.hidden = np.tanh(from_query[:, :, :, None] + from_key[:, :, None])
-        return np.einsum("bhqks,s->bhqk", self.hidden, self.weights["score.vector"])
+        return einsum("bhqks,s->bhqk", self.hidden, self.weights["score.vector"])
 
     def _similarity_backward(self, d: NDArray, found: dict[str, NDArray]) -> tuple[NDArray, NDArray]:
         k = self._per_query_head(self.k)
         if self.config.score != "additive":
             d = d * self.dtype(self.config.softmax_scale)
-            return np.einsum("bhqk,bhkd->bhqd", d, k), self._per_group(np.einsum("bhqk,bhqd->bhkd", d, self.q))
+            return einsum("bhqk,bhkd->bhqd", d, k), self._per_group(einsum("bhqk,bhqd->bhkd", d, self.q))
         query, key, vector = (self.weights[f"score.{name}"] for name in ("query.weight", "key.weight", "vector"))
         inside = d[..., None] * vector * (1 - self.hidden**2)
         from_query, from_key = inside.sum(axis=3), inside.sum(axis=2)
-        found["score.query.weight"] = np.einsum("bhqs,bhqd->sd", from_query, self.q)
-        found["score.key.weight"] = np.einsum("bhks,bhkd->sd", from_key, k)
-        found["score.vector"] = np.einsum("bhqk,bhqks->s", d, self.hidden)
-        d_k = self._per_group(np.einsum("bhks,sd->bhkd", from_key, key))
-        return np.einsum("bhqs,sd->bhqd", from_query, query), d_k
+        found["score.query.weight"] = einsum("bhqs,bhqd->sd", from_query, self.q)
+        found["score.key.weight"] = einsum("bhks,bhkd->sd", from_key, k)
+        found["score.vector"] = einsum("bhqk,bhqks->s", d, self.hidden)
+        d_k = self._per_group(einsum("bhks,sd->bhkd", from_key, key))
+        return einsum("bhqs,sd->bhqd", from_query, query), d_k
 
     # Heads and the past -------------------------------------------------------------------------------------
 
@@ -163,7 +167,7 @@ class _Pass:
 
     def _per_group(self, x: NDArray) -> NDArray:
         """(B, H, Lk, d) -> (B, G, Lk, d): the heads of a group add up."""
-        return np.einsum("bngkd->bnkd", x.reshape(x.shape[0], self.config.num_kv_heads, self.groups, *x.shape[2:]))
+        return einsum("bngkd->bnkd", x.reshape(x.shape[0], self.config.num_kv_heads, self.groups, *x.shape[2:]))
 
 
 def softmax(scores: NDArray, allowed: NDArray) -> NDArray:
