@@ -35,6 +35,11 @@ class Right:
         pass
 
 
+class Prints(Right):
+    def harm(self):
+        print("what it prints")
+
+
 class Exits(Right):
     def harm(self):
         os._exit(3)

@@ -51,6 +51,13 @@ def test_a_loop_that_keeps_pythons_lock_is_ended(hostile, tmp_path, monkeypatch)
     assert found["prime"]["status"] == "equal"
 
 
+def test_what_a_subject_prints_is_no_part_of_the_report(hostile, tmp_path, capfd):
+    check("Prints", path=tmp_path / "report.json")
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "what it prints\n" in printed.err
+
+
 def test_changed_global_state_stays_with_who_changed_it(hostile, tmp_path):
     import numpy as np
 
