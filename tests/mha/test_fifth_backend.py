@@ -47,8 +47,15 @@ def mha(installed, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(900)  # all cases, on a machine that may be busy
-def test_it_is_listed_and_passes_every_case_with_gradients(installed):
-    assert "einsum" in mha(installed, "backends").stdout
+def test_it_is_listed_and_passes_every_case_with_gradients(installed, backend_names, tmp_path):
+    others = tmp_path / "python"  # where nothing can be imported: it is not about the others
+    others.write_text("#!/bin/sh\nexit 1\n")
+    others.chmod(0o755)
+    pythons = [text for name in backend_names for text in ("--python", f"{name}={others}")]
+    listed = mha(installed, "backends", "--workers", 1, *pythons)
+    assert "einsum" in listed.stdout
+    assert "not usable" in listed.stdout
+    assert "numpy" in listed.stdout
     checked = mha(installed, "check", "--backend", "einsum")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"All {2 * len(all_cases())} results are equal" in checked.stdout

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +16,7 @@ from conformance.workers import Local, Settings
 from conformance.workers.described import describe_backend
 from conformance.workers.interpreters import NUMPY, Home
 from conformance.workers.keep import take
+from conformance.workers.process import WorkerProcess, running
 from mha.cli.main import main
 from mha_core.backend import load
 from tests.conformance.workers.numbers import calibrated
@@ -51,7 +51,8 @@ def test_a_lost_layer_is_runs_that_failed():
     assert all(run.outcome.failed and not run.outcome.rejected for run in runs)
 
 
-def test_a_described_backend_says_and_computes_what_the_backend_does(backend_name):
+def test_a_described_backend_says_and_computes_what_the_backend_does(backend_name, monkeypatch):
+    """And `mha check` goes on in the process that described it."""
     from conformance.cases.table import select
 
     here, there = load(backend_name), describe_backend(backend_name, Settings())
@@ -68,27 +69,27 @@ def test_a_described_backend_says_and_computes_what_the_backend_does(backend_nam
     ]
     for name, array in answers[0].arrays().items():
         assert array.tobytes() == answers[1].arrays()[name].tobytes(), name
-
-
-def test_the_process_of_the_command_imports_no_framework(backend_name, tmp_path):
-    path = tmp_path / "report.json"
-    arguments = ["check", "-b", backend_name, "-c", "prime", "-d", "float64", "--workers", "1", "--json", str(path)]
-    script = f"""
-import sys
-from mha.cli.main import main
-try:
-    main({arguments!r}, standalone_mode=False)
-except SystemExit as end:
-    assert end.code == 0, end.code
-print("MODULES", *sorted({{name.split(".")[0] for name in sys.modules}}))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"torch", "tensorflow", "keras", "jax", "flax", "mxnet"} & set(done.stdout.split("MODULES")[1].split())
-    assert len(json.loads(path.read_text())["results"]) == 2
-
-
-def test_backends_shows_each_interpreter(monkeypatch):
+    (process,) = running()
     monkeypatch.setenv("MHA_WORKERS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    output = CliRunner().invoke(main, ["backends"]).output
-    assert output.count(f"python {sys.version.split()[0]}: {sys.executable}") >= 1
+    started = Mock(wraps=WorkerProcess)
+    monkeypatch.setattr("conformance.workers.keep.WorkerProcess", started)
+    result = CliRunner().invoke(main, ["check", "-b", backend_name, "-c", "prime", "-d", "float64"])
+    assert result.exit_code == 0, result.output
+    assert "All 2 results are equal to the reference" in result.output
+    assert not started.called
+    assert not process.is_alive  # as all that a command has used
+
+
+def test_backends_shows_each_interpreter(monkeypatch, tmp_path, backend_names):
+    """Of the first; those of the others are broken, which is shown too."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("MHA_WORKERS", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    _, *others = backend_names
+    options = [text for name in others for text in ("--python", f"{name}={broken}")]
+    output = CliRunner().invoke(main, ["backends", *options]).output
+    assert output.count(f"python {sys.version.split()[0]}: {sys.executable}") == 1
+    for name in others:
+        assert f"not usable: the interpreter {broken} of {name} does not run mha-parity" in output
