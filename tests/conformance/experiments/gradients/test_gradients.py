@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured
 from conformance.experiments.readings.differences import own_gradients
+from conformance.experiments.probe import Probe
 from conformance.experiments.registry import all_probes
-from conformance.experiments.search.measure import Search
+from conformance.experiments.search.measure import Search, measure
 from conformance.subjects.backend import BackendSubject
 from conformance.zoo.bug import Bug, BuggySubject
 from conformance.zoo.registry import all_bugs
@@ -32,9 +33,9 @@ pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there, 
 PROBES = [probe for probe in all_probes() if probe.gradients]
 
 
-def measured(subject: object, *, file: tuple[Bug, ...] = ()) -> Measured:
-    """The result of the probes of gradients alone, as if the forward direction were right; with these bugs on file."""
-    return Search(Lab(subject), file).run(PROBES)
+def measured(subject: object, *, file: tuple[Bug, ...] = (), probes: Sequence[Probe] = PROBES) -> Measured:
+    """The result of probes of gradients alone, as if the forward direction were right; with these bugs on file."""
+    return measure(subject, zoo=file, probes=probes)
 
 
 def on_file() -> tuple[Bug, ...]:
@@ -84,7 +85,7 @@ def test_a_wrong_layer_that_is_differentiated_rightly_is_not_told_that_its_gradi
 
 def test_wrong_gradients_of_a_wrong_layer_are_noticed() -> None:
     wrong = Differentiated(_wrong_scores, lambda given: {**given, "keys": 1.01 * given["keys"]})
-    assert measured(wrong).unexplained
+    assert measured(wrong, probes=PROBES[:1]).unexplained
 
 
 def test_a_layer_of_a_framework_has_no_finding() -> None:
