@@ -1,4 +1,4 @@
-"""Importing and running a backend leaves the process as it was."""
+"""Importing and running a backend leaves the process as it was; what MXNet needs of NumPy: mxnet/test_idioms.py."""
 
 from __future__ import annotations
 
@@ -37,62 +37,33 @@ def state():
 
 SCRIPT = """
 import sys, numpy as np
-{probe}
-before = state()
-np.random.seed(5); seeded = np.random.get_state()[1].tolist()
 from mha_core.backend import load
 from conformance.cases.table import select
 from conformance.subjects.backend import BackendSubject
 from conformance.runner import run_case
-backend = load({name!r})
-for dtype in ("float64", "float32"):
+
+dtype, *names = sys.argv[1:]
+for name in names:
+    found = {}
+    exec(PROBES[name], found)
+    state = found["state"]
+    before = state()
+    np.random.seed(5); seeded = np.random.get_state()[1].tolist()
+    backend = load(name)
     for case in select(("ragged-square", "dropout")):
-        assert run_case(case, BackendSubject(backend, dtype, "cpu")).status == "equal"
-assert np.random.get_state()[1].tolist() == seeded, "numpy's random state"
-after = state()
-assert after == before, [pair for pair in zip(before, after) if pair[0] != pair[1]]
+        assert run_case(case, BackendSubject(backend, dtype, "cpu")).status == "equal", name
+    assert np.random.get_state()[1].tolist() == seeded, ("numpy's random state", name)
+    after = state()
+    assert after == before, (name, [pair for pair in zip(before, after) if pair[0] != pair[1]])
 print("unchanged")
 """
 
 
-# The releases of PyTorch and TensorFlow are the same there.
-@pytest.mark.same_on_newest_of("torch", "tf")
-def test_running_a_backend_changes_no_global_state(backend_name):
-    script = SCRIPT.format(probe=PROBES[backend_name], name=backend_name)
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("dtype", "step"), [("float64", 1), ("float32", -1)])
+def test_all_live_in_one_process_and_running_one_changes_no_global_state(backend_names, dtype, step):
+    """In both orders of importing, so that others are there or not yet; and the interpreter ends without a word."""
+    script = f"PROBES = {PROBES!r}\n{SCRIPT}"
+    command = [sys.executable, "-c", script, dtype, *backend_names[::step]]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == "unchanged"
-
-
-def test_importing_mxnet_sets_one_numpy_name_and_no_other(backend_names):
-    if "mxnet" not in backend_names:
-        pytest.skip("mxnet is not among the backends under test")
-    # Submodules that an import pulls in become attributes too; they are not names that anybody set.
-    script = """
-import types, numpy as np
-before = set(vars(np))
-from backends.mxnet import framework
-new = {name for name in set(vars(np)) - before if not isinstance(getattr(np, name), types.ModuleType)}
-assert new == {"bool"}, new
-print("unchanged")
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == "unchanged", result.stderr[-2000:]
-
-
-def test_all_four_live_in_one_process(backend_names):
-    """In both orders of importing, and the interpreter ends without a word."""
-    for order in (backend_names, backend_names[::-1]):
-        script = f"""
-from mha_core.backend import load
-from conformance.cases.table import select
-from conformance.subjects.backend import BackendSubject
-from conformance.runner import run_case
-for name in {order!r}:
-    backend = load(name)
-    assert run_case(select(("ragged-square",))[0], BackendSubject(backend, "float32", "cpu")).status == "equal", name
-"""
-        result = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300
-        )
-        assert result.returncode == 0, result.stderr[-2000:]
