@@ -93,7 +93,7 @@ class WorkerProcess:
                 self._process = subprocess.Popen(
                     [interpreter or sys.executable, "-P", "-c", PROGRAM, *given],
                     stdin=subprocess.DEVNULL,
-                    stdout=stderr,  # what a subject prints is no part of a report, and diagnosing it asks hundreds of times
+                    stdout=stderr,  # what a subject prints is no part of a report, and is said hundreds of times
                     stderr=words,  # until it has started: why it did not is one line of ours
                     pass_fds=[theirs.fileno(), stderr.fileno()],
                     start_new_session=True,

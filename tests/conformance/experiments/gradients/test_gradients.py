@@ -14,8 +14,8 @@ from conformance.cases.problem import Problem
 from conformance.experiments.designs import CONFIGS, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.outcome import Measured
-from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.probe import Probe
+from conformance.experiments.readings.differences import own_gradients
 from conformance.experiments.registry import all_probes
 from conformance.experiments.search.measure import Search, measure
 from conformance.subjects.backend import BackendSubject
