@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.expected import expected
@@ -141,7 +142,7 @@ class Evidence:
     def _step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> NDArray | None:
         """The array of this stage with these bugs; None where they can't be put in."""
         state = self._start(observation)
-        with np.errstate(all="ignore"):
+        with any_numbers:
             for name, step in pipelines(*bugs)[0].items():
                 part_of = PART_OF.get(name, name)
                 own = self._seen_before(observation, part_of, stage)
@@ -223,7 +224,7 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
     if made is None or own.shape != made.shape:
         shape = "nothing" if made is None else f"shape {made.shape}"
         return f"where {name} has shape {own.shape} and this gives {shape}"
-    with np.errstate(all="ignore"):
+    with any_numbers:
         distance = np.abs(own - made)
         distance = np.where((own == made) | (np.isnan(own) & np.isnan(made)), 0.0, distance)
         distance = np.where(np.isfinite(own) & np.isfinite(made) | (distance == 0.0), distance, np.inf)

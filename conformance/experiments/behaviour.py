@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.parameter import snapped
@@ -105,7 +106,7 @@ def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
 
 def is_held_by(array: NDArray, dtype: str) -> bool:
     """Whether every number of an array is one of a dtype."""
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))
 
 
@@ -118,7 +119,7 @@ def _adds_up(lab: Lab, dtype: str) -> bool:
         return False
     a, b, both = (np.asarray(output) for output in outputs)
     unit = UNIT_ROUNDOFF[dtype]
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return bool(np.all(np.abs(a + b - both) <= 1.001 * unit * (np.abs(a) + np.abs(b) + np.abs(both))))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.zoo.bug import GRADIENTS, Bug, OnTop
 from mha_core.call.inputs import AttentionInputs
 from mha_core.reference.backward import BACKWARD
@@ -37,7 +38,7 @@ def is_measured(bug: Bug) -> bool:
 @contextmanager
 def unwarned() -> Iterator[None]:
     """Without NumPy's warnings of what experiments compute: a guess with odd numbers does not fit, and that is all."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), any_numbers:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.experiments\.")
         yield
 

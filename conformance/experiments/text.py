@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.localise.located import Located
 from conformance.experiments.measured import is_measured
@@ -141,7 +142,7 @@ def _worst(measured: Measured, problem: Problem) -> str:
     assert wanted is not None
     if not got.size:
         return "nothing to compare"
-    with np.errstate(all="ignore"):
+    with any_numbers:
         distance = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
     distance = np.where(np.isnan(distance), np.inf, distance)
     place = np.unravel_index(int(np.argmax(distance)), distance.shape)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from mha_core import Trace
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import shown
@@ -57,7 +58,7 @@ def compare(
     Args:
         actual: the stages and gradients that the subject computed.
         expected: all stages and gradients of the reference.
-        allowed: the allowed error of each array, as `bounds.allowed_error` gives it.
+        allowed: the allowed error of each array, as `bounds.tolerance.AllowedError` gives it.
         where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
         dtype: the dtype that `actual` must have.
 
@@ -109,7 +110,7 @@ def _check_values(
     if not counts.any():
         return 0.0, None
     error = _distance(array.astype(np.float64), wanted)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         ratio = np.where(error > 0.0, error / allowed, 0.0)
     ratio[np.isinf(error)] = np.inf  # a NaN or infinity in the wrong place is never allowed
     ratio = np.where(counts, ratio, 0.0)
@@ -137,7 +138,7 @@ def _check_values(
 
 def _distance(array: NDArray, wanted: NDArray) -> NDArray:
     """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
-    with np.errstate(invalid="ignore", over="ignore"):
+    with any_numbers:
         error = np.abs(array - wanted)
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
     both_finite = np.isfinite(array) & np.isfinite(wanted)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
+
 SLACK = 100.0
 """Factor on the bound, because a bug changes the numbers from which the bound was computed."""
 
@@ -58,7 +60,7 @@ class Nearness:
         alike = array == other
         if alike.all():
             return True
-        with np.errstate(all="ignore"):
+        with any_numbers:
             magnitude = np.abs(array).max(initial=0.0)
             if not np.isfinite(magnitude):
                 magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0)

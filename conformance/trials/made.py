@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.cases.table import all_cases
@@ -177,7 +178,7 @@ def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
     for name, array in b.items():
         if not array.size:
             continue
-        with np.errstate(all="ignore"):
+        with any_numbers:
             apart = np.abs(a[name] - array)
         same = (a[name] == array) | (np.isnan(a[name]) & np.isnan(array))
         apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

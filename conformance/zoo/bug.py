@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import Precision
 from conformance.subjects.ask import CannotExpress
 from mha_core import AttentionConfig, AttentionInputs, Trace
@@ -196,7 +197,7 @@ def rounded(trace: Trace, dtype: str) -> Trace:
     """Every array of the trace rounded to `dtype`."""
     if dtype == "float64":
         return trace
-    with np.errstate(invalid="ignore"):
+    with any_numbers:
         gradients = trace.gradients
         if gradients is not None:
             gradients = {name: round_to(array, dtype) for name, array in gradients.items()}

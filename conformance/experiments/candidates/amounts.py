@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.sources import SOURCES, added
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Setting
@@ -52,7 +53,7 @@ def _numbers(view: View, once: Bug) -> list[tuple[float, Setting]]:
 
 
 def _amount(surplus: NDArray, effect: NDArray) -> float | None:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         amount = float((surplus * effect).sum()) / float((effect * effect).sum() or np.nan)
     return amount if np.isfinite(amount) and amount else None
 

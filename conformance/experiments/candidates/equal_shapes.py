@@ -12,6 +12,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.amounts import amounts_of
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
 from conformance.experiments.candidates.scores.families import Family, mixed
@@ -41,7 +42,7 @@ def _fitting(read: Read) -> Read:
 
     def change(state: State, array: NDArray) -> NDArray:
         try:
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 found = np.asarray(read(state, array))
         except (DoesNotApply, KeyError, ValueError):  # this layer has no such array, or none that can be read so
             return array

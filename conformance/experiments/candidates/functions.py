@@ -8,6 +8,7 @@ from math import erf
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.steps import PLACES, function_on
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import to_tf32
@@ -152,7 +153,7 @@ OVER_KEYS: dict[str, tuple[str, Callable[[NDArray, int], NDArray]]] = {
 
 def _applied(function: Function) -> Callable[[State, NDArray], NDArray]:
     def change(state: State, array: NDArray) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return function(array)
 
     return change

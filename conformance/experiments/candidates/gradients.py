@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.backward.clipped import clipped_inside
 from conformance.experiments.candidates.backward.every import formulas_of
 from conformance.experiments.candidates.backward.features import features_of, only_with
@@ -125,7 +126,7 @@ def _sample(view: View, one: Backward, step: str) -> Sample | None:
 
 
 def _fitted(samples: Sequence[Sample]) -> list[Change]:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return fit(samples)[:MOST_EACH] if samples else []
 
 
@@ -242,7 +243,7 @@ def _shares(one: Backward, formula: Formula) -> tuple[int, float, float] | None:
     if value is None or (isinstance(value, dict) and formula.name not in value):
         return None
     try:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             other = formula.array(one.state)
     except (DoesNotApply, KeyError, ValueError):
         return None

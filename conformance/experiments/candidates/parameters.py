@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.steps import PARAMETERS, change_of_parameter, parameter_on, same_shape
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.sample import Change, Setting
@@ -211,7 +212,7 @@ def _plus(other: str) -> Read:
 
 
 def _divided(array: NDArray, by: NDArray | float) -> NDArray:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         quotient: NDArray = np.where(np.asarray(by) == 0.0, 0.0, array / np.where(np.asarray(by) == 0.0, 1.0, by))
     return quotient
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.elements.roundings import to_bits
 from conformance.experiments.measured import on_parameter, on_step
 from conformance.experiments.view import View
@@ -50,7 +51,7 @@ def _of(dtype: str) -> Callable[[NDArray], NDArray]:
 
 def _bits(array: NDArray) -> NDArray:
     """127 steps of the largest number to either side."""
-    with np.errstate(all="ignore"):
+    with any_numbers:
         step = np.abs(array).max(initial=0.0) / 127.0
         return np.round(array / step) * step if step > 0.0 and np.isfinite(step) else array
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.numbers import ordinal
 from conformance.experiments.changes.rules.orders import RULES as RULES
 from conformance.experiments.changes.rules.orders import Indices, Order, SizedRule, orders_for, table_of
@@ -111,11 +112,11 @@ def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], ND
         return _subset(m, e, sample.tolerance), zero
     if how != "scaled":
         tolerance = 0.5 if how == "ranked" else sample.tolerance
-        with np.errstate(all="ignore"):
+        with any_numbers:
             off = np.abs(m[:, None] - e[None]) > tolerance
         return ~off.any(axis=2), zero
     m, e = np.where(m_known, m, 0.0), np.where(e_known, e, 0.0)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         ratio = (m @ e.T) / (m_known @ (e * e).T)
         off = np.abs(m[:, None] - ratio[:, :, None] * e[None]) > sample.tolerance
     off &= m_known[:, None] & e_known[None]

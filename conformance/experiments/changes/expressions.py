@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.numbers import neat
 from conformance.experiments.changes.sample import Setting
 
@@ -147,7 +148,7 @@ def _table(settings: tuple[Setting, ...]) -> _Table:
     entries: list[tuple[str, Callable[..., Any], tuple[int, ...]]] = []
     values: list[NDArray] = []
     plain: list[bool] = []
-    with np.errstate(all="ignore"):
+    with any_numbers:
         for form, (words, of_one) in enumerate(OF_ONE):
             for index, length in enumerate(lengths):
                 entries.append((words, of_one, (index,)))
@@ -203,7 +204,7 @@ def _named(
         return
     distinct = 1 + int((np.diff(np.sort(np.abs(measured))) > tolerance * np.abs(measured).max()).sum())
     sign, sizes = float(np.sign(measured[0])), np.abs(measured)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         ratios = sizes / table.values
         hits = np.flatnonzero((np.abs(ratios - 1.0) <= tolerance).all(axis=1))
     exact = False
@@ -213,7 +214,7 @@ def _named(
             yield from _written(table, int(hit), sign, sign, "-" if sign < 0 else "")
     if exact or not multiples or distinct < 2:
         return
-    with np.errstate(all="ignore"):
+    with any_numbers:
         spread = np.ptp(ratios, axis=1) / np.abs(ratios).max(axis=1)
     for hit in np.flatnonzero((spread <= 2 * tolerance) & np.isfinite(spread)):
         words, constant = neat(sign * float(np.median(ratios[hit])), tolerance)
@@ -245,7 +246,7 @@ def _written(table: _Table, hit: int, sign: float, constant: float, before: str)
 
 def _at(form: Callable[..., Any], names: tuple[str, ...], constant: float) -> Callable[[Setting], float]:
     def at(setting: Setting) -> float:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return constant * float(form(*(np.float64(SIZES[name](setting)) for name in names)))
 
     return at

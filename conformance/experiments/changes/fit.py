@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.elements.limits import limit_changes
 from conformance.experiments.changes.elements.profiles import profile_changes
@@ -34,7 +35,7 @@ def fit(samples: Sequence[Sample]) -> list[Change]:
         return []
     # Those that differ first: nearly all candidates are dropped there.
     samples = sorted(samples, key=lambda sample: not sample.differs)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         found = (
             one_change(samples)
             or _verified(split_changes(samples, one_change), samples)
@@ -107,7 +108,7 @@ def factors(samples: Sequence[Sample]) -> Iterator[Change]:
         number = ratio(sample)
         numbers.append((number, sample.setting))
         known = sample.known
-        with np.errstate(all="ignore"):
+        with any_numbers:
             rest = np.abs(sample.measured[known] - number * sample.expected[known]).max(initial=0.0)
             error = max(error, 4.0 * rest / np.abs(sample.measured[known]).max(initial=0.0))
     unit = samples[0].unit

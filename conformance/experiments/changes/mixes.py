@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.axes import taken
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.rules.orders import RULES
@@ -137,14 +138,14 @@ def _exchanged(x: NDArray, a: int, b: int) -> NDArray:
 def _mixed(sample: Sample, read: Reading) -> tuple[float, float, float] | None:
     """(a, b, relative error) of m = a x + b g(x) by least squares; None if that is not the measured array."""
     x = sample.expected
-    with np.errstate(all="ignore"):
+    with any_numbers:
         g = np.broadcast_to(read(x), x.shape)
     known = sample.known
     if sample.has_gaps:
         known = known & ~np.isnan(g)
     x, g, m = x[known], g[known], sample.measured[known]
     xx, xg, gg, xm, gm = x @ x, x @ g, g @ g, x @ m, g @ m
-    with np.errstate(all="ignore"):
+    with any_numbers:
         determinant = xx * gg - xg * xg
         if not determinant > 1e-9 * xx * gg or len(x) < 3:
             return None
@@ -178,7 +179,7 @@ def _mixes(samples: Sequence[Sample], name: str, words: str, read: Reading) -> I
 
 def _mix(a: Expression, b: Expression, name: str, words: str, read: Reading) -> Change:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             made = b.at(setting) * np.broadcast_to(read(array), array.shape)
         return made if a.words == "0" else a.at(setting) * array + made
 

@@ -8,6 +8,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
+
 STEPS = 30
 """Most steps of Gauss-Newton."""
 
@@ -29,7 +31,7 @@ def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough:
     >>> round(solve(lambda c: np.array([c * c - 2.0, c - 2.0**0.5]), (0.5, 1.0, 3.0), 1e-9), 9)
     1.414213562
     """
-    with np.errstate(all="ignore"):
+    with any_numbers:
         sizes = [(_size(distance(start)), start) for start in starts]
         for size, start in sorted(sizes, key=lambda one: one[0])[:2]:
             found = _descended(distance, start, size) if np.isfinite(size) else None

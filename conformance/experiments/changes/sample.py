@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 
@@ -67,7 +68,7 @@ class Sample:
         if array.shape != self.measured.shape:
             return False
         if self._all_known:
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 near = np.abs(array - self.measured) <= self.tolerance
                 return bool(near.all()) or bool((near | (array == self.measured)).all())
         unread = np.isnan(array) & self.known
@@ -77,7 +78,7 @@ class Sample:
 
     def off(self, array: NDArray) -> NDArray[np.bool_]:
         """Where an array is known not to be the measured one."""
-        with np.errstate(all="ignore"):
+        with any_numbers:
             near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
         return ~near & self.known
 
@@ -130,7 +131,7 @@ def _quiet(apply: Apply) -> Apply:
     def quietly(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         if not array.size:
             return array
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return apply(array, axes, setting)
 
     return quietly

@@ -13,6 +13,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.elements.profiles import mode, profile_changes
 from conformance.experiments.changes.elements.values import FUNCTIONS, change_of
@@ -107,7 +108,7 @@ def _common(samples: Sequence[Sample]) -> Iterator[Change]:
         numbers = []
         for sample in samples:
             x, y = sample.expected[sample.known], sample.measured[sample.known]
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 read = y / x if way == "times" else y - x
             number = mode(read[np.isfinite(read)])
             if number is None:

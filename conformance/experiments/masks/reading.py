@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.masks.exclusion import added, filled
 from conformance.experiments.masks.lengths import plus
@@ -58,7 +59,7 @@ def read_constants(view: View, problem: Problem) -> list[float]:
     allowed = problem.allowed()
     found = log_ratios(_with_padding(problem, weights), allowed)
     scores = np.asarray(model["scores"])
-    with np.errstate(all="ignore"):
+    with any_numbers:
         open_mean = np.where(allowed, scores, 0.0).sum(axis=-1, keepdims=True) / allowed.sum(axis=-1, keepdims=True)
     unit = view.lab.unit * max(1.0, float(np.abs(scores).max(initial=0.0)))
     numbers = (_constant(found + open_mean, unit), _constant(found + open_mean - scores, unit))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.parameter import snapped
@@ -164,7 +165,7 @@ def rates(numbers: Sequence[tuple[float, float]], unit: float) -> Iterator[tuple
         return
     close = max(1e-9, 1e4 * unit)
     for words, rate in RATES.items():
-        with np.errstate(all="ignore"):
+        with any_numbers:
             factors = [number / rate(p) for number, p in numbers]
         factor = snapped(factors[0], close)
         if not np.isfinite(factor) or not factor:

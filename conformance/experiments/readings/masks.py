@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.readings.weights import Answer, read_weights
 
@@ -58,7 +59,7 @@ def log_ratios(weights: NDArray, allowed: NDArray) -> NDArray:
 
     NaN for allowed keys, and where a weight is 0.
     """
-    with np.errstate(all="ignore"):
+    with any_numbers:
         logs = np.log(np.where(weights > 0.0, weights, np.nan))
         counts = allowed.sum(axis=-1, keepdims=True)
         mean = np.where(allowed, logs, 0.0).sum(axis=-1, keepdims=True) / counts

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, changed, generic, selector
 from conformance.experiments.readings.weights import Answer, read_weights, takes_weights
@@ -28,7 +29,7 @@ def read_against_zero(answer: Answer, problem: Problem, zero: int) -> NDArray | 
     weights = read_weights(answer, problem)
     if weights is None:
         return None
-    with np.errstate(all="ignore"):
+    with any_numbers:
         logs = np.where(weights > 0.0, np.log(np.where(weights > 0.0, weights, 1.0)), np.nan)
     found: NDArray = logs - logs[..., zero : zero + 1]
     return found
@@ -154,6 +155,6 @@ def _are_readable(answer: Answer, config: AttentionConfig) -> bool:
 
 def centred(scores: NDArray) -> NDArray:
     """Scores less their mean over the keys, which is what weights can tell of them."""
-    with np.errstate(invalid="ignore"):  # infinite scores have no mean
+    with any_numbers:  # infinite scores have no mean
         found: NDArray = scores - scores.mean(axis=-1, keepdims=True)
     return found

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.expressions import Expression, expressions_of
@@ -66,7 +67,7 @@ class Weighed:
 
     def off(self, made: NDArray) -> NDArray:
         """What is missing from `made` to the measured weights; NaN in neither counts as 0, in one as infinite."""
-        with np.errstate(all="ignore"):
+        with any_numbers:
             distance = made - self.sample.measured
         alike = (np.isnan(made) & np.isnan(self.sample.measured)) | (made == self.sample.measured)
         if self.inside is not None:
@@ -149,7 +150,7 @@ def matching_forms(samples: Sequence[Weighed], forms: Sequence[Form]) -> Iterato
     for form in forms:
         numbers = []
         for one in samples:
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 made = one.scored.kept(form.make(one.scored))
             number = _ratio(one, made)
             if number is None:
@@ -168,7 +169,7 @@ def _ratio(one: Weighed, made: NDArray) -> float | None:
     good = np.isfinite(made) & np.isfinite(measured)
     if one.inside is not None:
         good &= one.inside
-    with np.errstate(over="ignore"):
+    with any_numbers:
         square = float(made[good] @ made[good])
         if not square or not np.isfinite(square):
             return None
@@ -198,7 +199,7 @@ def matching_families(samples: Sequence[Weighed], families: Sequence[Family]) ->
 
 
 def _member(family: Family, one: Weighed, number: float) -> NDArray:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return one.scored.kept(family.make(one.scored, number))
 
 
@@ -219,7 +220,7 @@ def matching_changes(samples: Sequence[Weighed]) -> Iterator[Change]:
     found = list(_matching_orders(samples))
     if not found:
         ordered = sorted((one.sample for one in samples), key=lambda sample: not sample.differs)
-        with np.errstate(all="ignore"):
+        with any_numbers:
             found = one_change(ordered)
     yield from found[:MOST_CHANGES]
 
@@ -256,7 +257,7 @@ def over_other_sums(scored: Scored, change: Change, *, stable: bool) -> NDArray:
     """The exponentials over the sums of other rows."""
     exponentials = scored.stable if stable else scored.raw
     total = scored.stable_sum if stable else scored.raw_sum
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return scored.kept(exponentials / change.apply(total, (*AXES[:3], "sum"), scored.setting))
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.expressions import Expression
 from conformance.experiments.changes.rules.places import Flags, Place, Relation, places_seen, relations_seen
 from conformance.experiments.changes.sample import Setting
@@ -89,7 +90,7 @@ def _of_all_rows(flags: Flags, known: Flags) -> tuple[Flags, Flags] | None:
 def _two_values(one: Weighed) -> tuple[float, Flags, Flags] | None:
     """(log of the factor, (Lq, Lk) where it is, (Lq, Lk) where that is known); None if anything else changed."""
     right, measured = one.scored.weights, one.sample.measured
-    with np.errstate(all="ignore"):
+    with any_numbers:
         ratio = np.log(measured) - np.log(right)
     good = one.scored.allowed & one.counts & (right > LEAST) & (measured > LEAST)
     if not np.isfinite(ratio[good]).all() or (one.scored.allowed & one.counts & ~np.isfinite(measured)).any():

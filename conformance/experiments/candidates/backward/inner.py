@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.backward.formula import where_open
 from conformance.experiments.changes.fit import fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -41,7 +41,7 @@ def of_row_sums(found: Sequence[Backward], unit: float) -> Iterator[tuple[int, B
         return
     if samples:
         rank = len(found[0].wrong & {*found[0].reached(ROW_SUM.step)})
-        with np.errstate(all="ignore"):
+        with any_numbers:
             changes = fit(samples)[:MOST]
         yield from ((rank, _of_row_sum(change)) for change in changes)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.conditions import AXIS, Condition, Seen, only_where
 from conformance.experiments.changes.axes import RULES, Rule, taken
@@ -90,7 +91,7 @@ def differing_places(view: View, problem: Problem, axis: str) -> NDArray[np.bool
     if got is None or made is None:
         return None
     others = (1, 2) if axis == "item" else (0, 2)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         most = np.abs(got[np.isfinite(got)]).max(initial=0.0)
         near = (np.abs(got - made) <= 1e5 * view.lab.unit * most) | (got == made) | (np.isnan(got) & np.isnan(made))
     found: NDArray[np.bool_] = ~near.all(axis=others)

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY, UNSCALED
 from conformance.experiments.candidates.steps import PLACES, change_on
@@ -60,7 +61,7 @@ def _changes(samples: Sequence[Sample]) -> list[Change]:
         return []
     ordered = sorted(samples, key=lambda sample: not sample.differs)
     dense = [sample for sample in ordered if not sample.differs or sample.differing.mean() > DENSE]
-    with np.errstate(all="ignore"):
+    with any_numbers:
         found = one_change(ordered)[:MOST_CHANGES]
         if len(dense) < len(ordered) and any(sample.differs for sample in dense):
             found = [*one_change(dense)[:MOST_CHANGES], *found]

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.places import (
     ADDED,
@@ -106,7 +107,7 @@ def _solved(target: Target, known: NDArray, wanted: NDArray) -> NDArray | None:
 
 def _changes(samples: Sequence[Sample]) -> Iterator[Change]:
     if any(sample.differs for sample in samples):
-        with np.errstate(all="ignore"):
+        with any_numbers:
             ordered = sorted(samples, key=lambda sample: not sample.differs)
             found = singles(ordered) or [one for one in part_changes(ordered, singles) if gives(one, ordered)]
         # Another order and a factor on top of it are two faults, as where values are fitted.

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.functions import ACTIVATIONS, FORMATS, NORMS, narrowed
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
 from conformance.experiments.candidates.scores.families import Family, fitting, linear, plus
@@ -45,7 +46,7 @@ Change = Callable[[State, NDArray], NDArray]
 
 def _quiet(function: Callable[[NDArray], NDArray]) -> Change:
     def change(state: State, array: NDArray) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return function(array)
 
     return change
@@ -204,7 +205,7 @@ def curves(places: tuple[Place, ...]) -> Iterator[Family]:
         for name, words, function, starts in CURVES:
 
             def apply(state: State, array: NDArray, a: float, f=function) -> NDArray:
-                with np.errstate(all="ignore"):
+                with any_numbers:
                     found: NDArray = f(array, a)
                 return found
 

@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.scores.families import Family, Number, no_detail
 from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY, UNSCALED, setting_of
 from conformance.experiments.candidates.scores.target import Target
@@ -103,7 +104,7 @@ def _pairs(target: Target, screened: Sequence[Screened]) -> Sequence[tuple[Famil
         return []
     changes = np.stack([change / np.linalg.norm(change) for _, change in screened])
     gram, along = changes @ changes.T, changes @ before
-    with np.errstate(all="ignore"):
+    with any_numbers:
         rest = 1.0 - gram**2
         explained = (along[:, None] ** 2 + along**2 - 2.0 * gram * along[:, None] * along) / rest
     explained[(rest < 1e-6) | ~np.isfinite(explained)] = 0.0

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.axes import axis_changes, exchange, order_change
 from conformance.experiments.changes.sample import Change, Setting
 from conformance.experiments.measured import around, on_parameter, on_step, with_mask
@@ -105,7 +106,7 @@ def _before_tanh(change: Callable[[State, NDArray], NDArray]) -> Callable[[State
         of_query = state["queries"] @ weights["score.query.weight"].T
         inside = of_query[:, :, :, None] + (state.heads_of("keys") @ weights["score.key.weight"].T)[:, :, None]
         if not np.array_equal(np.tanh(inside), hidden):  # another bug is beneath
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 inside = np.arctanh(hidden)
         found: NDArray = np.tanh(change(state, inside))
         return found

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.changes.softmaxes import Scored
 from conformance.experiments.measured import around
@@ -32,7 +32,7 @@ def softmax_bug(slug: str, make: Make, sentence: str, *, excluded: bool = False)
 
         setting = Setting(state.config, state.sizes)
         scored = Scored(state["scores"], state["allowed"], beneath(state), setting, softmax)
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return scored.kept(make(scored), excluded=excluded)
 
     return around("weights", f"softmax-{slug}{'-of-all' if excluded else ''}", change, sentence, FIX)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.weights.bugs import Make, softmax_bug
 from conformance.experiments.changes.softmaxes import Form, Scored
 from conformance.experiments.readings import softmax as reading
@@ -67,7 +68,7 @@ def _multiples(n: int) -> Iterator[Form]:
 def _on_grid(n: int, to_integer: Callable[[NDArray], NDArray], *, of_row: bool = False) -> Make:
     def make(s: Scored) -> NDArray:
         unit = s.weights.max(axis=-1, keepdims=True) / n if of_row else 1.0 / n
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return np.asarray(to_integer(s.weights / unit) * unit)
 
     return make

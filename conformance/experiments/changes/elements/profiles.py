@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
@@ -100,7 +101,7 @@ def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True, roughly:
 
 
 def _rest(sample: Sample, way: str) -> NDArray:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         if way == "plus":
             return sample.measured - sample.expected
         far = np.abs(sample.expected) > FAR * np.nanmax(np.abs(sample.expected))
@@ -117,7 +118,7 @@ def _constant_but(rest: NDArray, sample: Sample, axes: tuple[int, ...], way: str
     tolerance = (
         sample.tolerance if way == "plus" else 100.0 / FAR * sample.unit * float(np.nanmax(np.abs(rest), initial=0.0))
     )
-    with np.errstate(all="ignore"):
+    with any_numbers:
         if not (high - low <= 2.0 * tolerance)[some].all() or not some.any():
             return None
         return np.where(some, 0.5 * (low + high), np.nan)
@@ -177,7 +178,7 @@ def _bent(
     ):
         first, slope = [], []
         for sample, one, i in zip(samples, read, indices, strict=True):
-            with np.errstate(all="ignore"):
+            with any_numbers:
                 known = np.isfinite(of(one))
                 if known.sum() < 2:
                     continue

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.elements.values import Elementwise, change_of, read_numbers, with_number
 from conformance.experiments.changes.numbers import neat
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -28,7 +29,7 @@ def to_bits(x: NDArray, bits: int, how: Elementwise = np.round) -> NDArray:
 
 
 def _to_digits(x: NDArray, digits: int) -> NDArray:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         exponent = np.floor(np.log10(np.abs(x)))
     step = 10.0 ** (np.where(np.isfinite(exponent), exponent, 0.0) - digits + 1)
     return np.round(x / step) * step
@@ -47,7 +48,7 @@ def rounding_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any():
         return
     error = np.abs(y - x)
-    with np.errstate(all="ignore"):
+    with any_numbers:
         relative = float(np.nanmax(np.where(x != 0.0, error / np.abs(x), np.nan)))
     if 1e-17 < relative < 1.01:
         yield from _of_bits(relative)
@@ -154,7 +155,7 @@ def _scaled_grid(samples: Sequence[Sample]) -> Iterator[Change]:
 
 def _scaled(most: int, axis: int | None) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             scale = np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / most
             return np.where(scale > 0.0, np.round(array / scale) * scale, array)
 

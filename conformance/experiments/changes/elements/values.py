@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Change, Sample, Setting
 
@@ -83,7 +84,7 @@ def change_of(slug: str, words: str, function: Elementwise) -> Change:
     """A change of each element, without numbers that depend on sizes."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return function(array)
 
     return Change(slug, words, apply)
@@ -94,7 +95,7 @@ def _fixed(samples: Sequence[Sample], expected: NDArray, measured: NDArray, tole
     some = slice(0, 64)
     x, y = expected[some], measured[some]
     for name, (words, function) in FUNCTIONS.items():
-        with np.errstate(all="ignore"):
+        with any_numbers:
             made = function(x)
         if not np.isfinite(made).all():
             continue
@@ -119,7 +120,7 @@ def scaled(change: Change, expression: Expression) -> Change:
 
 
 def _factor(function: Elementwise, sample: Sample) -> float:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         made = function(sample.expected[sample.known])
     square = float(made @ made)
     return float(made @ sample.measured[sample.known]) / square if square else float("nan")
@@ -141,7 +142,7 @@ def read_numbers(samples: Sequence[Sample], read: Callable[[NDArray, NDArray], f
 
 def with_number(slug: str, words: str, expression: Expression, function: Callable[[NDArray, float], NDArray]) -> Change:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return function(array, expression.at(setting))
 
     return Change(f"{slug}-{expression.slug}", words.format(expression.words), apply)
@@ -226,7 +227,7 @@ def _power(samples: Sequence[Sample]) -> Iterator[Change]:
 
 def _power_change(power: Expression, factor: Expression, with_sign: Elementwise, signed: bool) -> Change:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             return factor.at(setting) * with_sign(array) * np.abs(array) ** power.at(setting)
 
     times = "" if factor.words == "1" else f", times {factor.words}"

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.fit import fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -124,7 +125,7 @@ def _fitted(samples: Sequence[Dropped]) -> Iterator[Bug]:
     """Any change of keep / (1 - p), as it is read off: a neighbour's mixed in, in some places alone, ..."""
     read = []
     for one in samples:
-        with np.errstate(all="ignore"):
+        with any_numbers:
             measured = np.where(one.weights > 0.0, one.measured / one.weights, np.nan)
         read.append(Sample(measured, one.keep / (1.0 - one.rate), AXES, one.setting, unit=max(1e-12, one.unit)))
     for change in fit(read):

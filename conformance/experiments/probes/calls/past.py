@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.pasts import (
     AXES,
@@ -168,7 +169,7 @@ def _both(step: str, past: Change, new: Change) -> Bug:
 
 
 def _changes(samples: Sequence[Sample]) -> list[Change]:
-    with np.errstate(all="ignore"):
+    with any_numbers:
         return fit(samples)
 
 
