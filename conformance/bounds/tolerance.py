@@ -10,50 +10,83 @@ The bounds hold while nothing overflows and the subject computes with the precis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.backward import BACKWARD_BOUNDS
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import FORWARD_BOUNDS
 from conformance.bounds.precision import Precision
-from conformance.bounds.steps import Bounds
+from conformance.bounds.steps import Bound, Bounds
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
-from mha_core.stages import GRADIENT, STAGES
+from mha_core.stages import GRADIENT, STAGES, is_gradient
 
 
-def allowed_error(state: State, precision: Precision) -> dict[str, NDArray]:
-    """The error allowed in each element.
+class AllowedError(Mapping[str, NDArray]):
+    """The error allowed in each element: stage name, or "gradients.NAME" -> array of the stage's or gradient's shape.
+
+    Computed when it is looked at: many subjects show no gradients, and some give no answer at all.
 
     Args:
         state: the reference's run of a problem that is rounded to the storage dtype already.
         precision: the dtypes in which the subject computes.
-
-    Returns:
-        Stage name -> array of the stage's shape; "gradients.NAME" -> array of the gradient's shape.
     """
-    return _smaller(_all_bounds, state, precision)
+
+    def __init__(self, state: State, precision: Precision) -> None:
+        gradients = {} if state.inputs.cotangent is None else collect_gradients(state)
+        self._names = (*STAGES, *(f"{GRADIENT}{name}" for name in gradients))
+        self._found: dict[str, NDArray] = {}
+        self._bounds: tuple[Bounds, Bounds] | None = _worst_and_likely(state, precision)
+
+    def __getitem__(self, name: str) -> NDArray:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._found:
+            self._look_at(gradients=is_gradient(name))
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _look_at(self, *, gradients: bool) -> None:
+        """Compute the stages, which the gradients' bounds begin with; and the gradients."""
+        assert self._bounds is not None  # else there would be nothing to find
+        if not self._found:
+            self._found = _smaller(_of_stages, self._bounds)
+        if gradients:
+            self._found |= _smaller(_of_gradients, self._bounds)
+        if len(self._found) == len(self._names):
+            self._bounds = None  # they take several times as much memory
 
 
 def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
-    """The error allowed in each element of the result of every step, by the step's name, as `allowed_error` has it.
+    """The error allowed in each element of the result of every step, by the step's name, as `AllowedError` has it.
 
     Gradients that a step gives in a dict are there by "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
     have no entry, and none that gives None.
     """
-    return _smaller(_bounds_of_steps, state, precision)
+    return _smaller(_of_steps, _worst_and_likely(state, precision))
+
+
+def _worst_and_likely(state: State, precision: Precision) -> tuple[Bounds, Bounds]:
+    worst, likely = (Rounding(precision, probabilistic=probabilistic) for probabilistic in (False, True))
+    return Bounds(state, worst), Bounds(state, likely)
 
 
 def _smaller(
-    bounds_of: Callable[[State, Rounding], dict[str, Bounded]], state: State, precision: Precision
+    bounded: Callable[[Bounds], dict[str, Bounded]], worst_and_likely: tuple[Bounds, Bounds]
 ) -> dict[str, NDArray]:
     """The smaller of both bounds, for the roundings of both sides; exact where the definition is."""
-    with np.errstate(all="ignore"):  # NaN and infinity are data; their places are compared exactly
-        worst = bounds_of(state, Rounding(precision, probabilistic=False))
-        likely = bounds_of(state, Rounding(precision, probabilistic=True))
+    state, precision = worst_and_likely[0].state, worst_and_likely[0].rounding.precision
+    with any_numbers:  # NaN and infinity are data; their places are compared exactly
+        worst, likely = (bounded(bounds) for bounds in worst_and_likely)
         sides = 2.0 if precision.storage == "float64" else 1.0
         allowed = {name: sides * np.fmin(worst[name].e, likely[name].e) for name in worst}
     for array in allowed.values():
@@ -67,10 +100,11 @@ def _exact_where_defined(allowed: dict[str, NDArray], state: State) -> None:
     exactly 0 and then the output bias, and no gradient reaches padding.
     """
     keys, padding, past_len = state["allowed"], state["padding"], state.sizes.past_len
-    row_has_key = keys.any(axis=-1)
-    allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0
-    allowed["heads"][~row_has_key] = 0.0
-    allowed["output"][~row_has_key.any(axis=1)] = 0.0
+    if "output" in allowed:
+        row_has_key = keys.any(axis=-1)
+        allowed["weights"][~keys | (keys.sum(axis=-1, keepdims=True) == 1)] = 0.0
+        allowed["heads"][~row_has_key] = 0.0
+        allowed["output"][~row_has_key.any(axis=1)] = 0.0
     for name in ("keys", "values"):
         for gradient, where in ((name, padding[:, past_len:]), (f"past_{name}", padding[:, :past_len])):
             array = allowed.get(f"{GRADIENT}{gradient}")
@@ -79,28 +113,39 @@ def _exact_where_defined(allowed: dict[str, NDArray], state: State) -> None:
                 rows[where] = 0.0
 
 
-def _all_bounds(state: State, rounding: Rounding) -> dict[str, Bounded]:
-    """Stage name, or "gradients.NAME" -> its bound."""
-    bounds = step_bounds(state, rounding)
-    found: dict[str, Bounded] = {name: bounds[name] for name in STAGES}
-    if state.inputs.cotangent is not None:
-        found.update({f"{GRADIENT}{name}": gradient for name, gradient in collect_gradients(bounds).items()})
-    return found
+def _of_stages(bounds: Bounds) -> dict[str, Bounded]:
+    """Stage -> its bound."""
+    _run(FORWARD_BOUNDS, bounds)
+    return {name: bounds[name] for name in STAGES}
 
 
-def _bounds_of_steps(state: State, rounding: Rounding) -> dict[str, Bounded]:
+def _of_gradients(bounds: Bounds) -> dict[str, Bounded]:
+    """The name of a gradient -> its bound; those of the stages have been found."""
+    _run(BACKWARD_BOUNDS, bounds)
+    return {f"{GRADIENT}{name}": gradient for name, gradient in collect_gradients(bounds).items()}
+
+
+def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
     """Step, or "STEP.NAME" of a gradient that it gives in a dict -> its bound."""
     found: dict[str, Bounded] = {}
-    for step, bound in step_bounds(state, rounding).steps.items():
+    for step, bound in _of_all(bounds).steps.items():
         named = {f"{step}.{name}": one for name, one in bound.items()} if isinstance(bound, dict) else {step: bound}
         found.update({name: one for name, one in named.items() if isinstance(one, Bounded)})
     return found
 
 
+def _of_all(bounds: Bounds) -> Bounds:
+    _run(FORWARD_BOUNDS, bounds)
+    if bounds.state.inputs.cotangent is not None:
+        _run(BACKWARD_BOUNDS, bounds)
+    return bounds
+
+
+def _run(each: Mapping[str, Bound], bounds: Bounds) -> None:
+    for name, bound in each.items():
+        bounds.steps[name] = bound(bounds)
+
+
 def step_bounds(state: State, rounding: Rounding) -> Bounds:
     """The bound of every step that the reference ran."""
-    bounds = Bounds(state, rounding)
-    with_gradients = state.inputs.cotangent is not None
-    for name, bound in {**FORWARD_BOUNDS, **(BACKWARD_BOUNDS if with_gradients else {})}.items():
-        bounds.steps[name] = bound(bounds)
-    return bounds
+    return _of_all(Bounds(state, rounding))

@@ -13,7 +13,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
-from conformance.bounds.tolerance import allowed_error
+from conformance.bounds.tolerance import AllowedError
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha_core import Trace
@@ -39,10 +39,10 @@ class Expected:
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
-    """Run the reference on a problem, rounded to the storage dtype first, and bound its errors."""
+    """Run the reference on a problem, rounded to the storage dtype first; its errors are bounded once that is asked."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs)
-    return Expected(rounded, reference.trace_of(state), allowed_error(state, precision), state["allowed"])
+    return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
 
 
 @lru_cache(maxsize=512)

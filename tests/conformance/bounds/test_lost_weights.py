@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformance.bounds.precision import Precision
-from conformance.bounds.tolerance import allowed_error
+from conformance.bounds.tolerance import AllowedError
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.reference import pipeline as reference
 
@@ -34,7 +34,7 @@ def weighed(small):
         cotangent=np.ones((1, 1, 1)),
     )
     state = reference.run_state(config, {}, inputs)
-    return state, allowed_error(state, Precision.of("float32"))
+    return state, AllowedError(state, Precision.of("float32"))
 
 
 @pytest.mark.parametrize("of_tau", [0.9, 1.1, 1.9, 1.999])
