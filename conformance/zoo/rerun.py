@@ -1,41 +1,107 @@
 """Run the reference again with some steps replaced, starting at the first of them.
 
 Steps before the first change are not run: their arrays are those of the finished run. So a bug that changes nothing
-in a case takes almost no time there.
+in a case takes almost no time there. Nor are later steps of the definition that read nothing new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from conformance.any_numbers import any_numbers
+from mha_core import AttentionConfig, AttentionInputs
+from mha_core.reference.backward import BACKWARD
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.pipeline import run_state
 from mha_core.reference.state import State, Step
+from mha_core.weights import Weights
+
+Reads = dict[Step, frozenset[str]]
+"""Step of the definition -> the steps whose arrays it reads in one problem."""
+
+_DEFINITION = frozenset((*FORWARD.values(), *BACKWARD.values()))
 
 
 def rerun(
-    state: State, pipeline: Mapping[str, Step], replaced: Collection[str], *, changed: bool = False
+    state: State,
+    pipeline: Mapping[str, Step],
+    replaced: Collection[str],
+    *,
+    changed: bool = False,
+    since: State | None = None,
+    reads: Reads | None = None,
 ) -> tuple[State, bool]:
     """Run the replaced steps of a finished run, and every step after the first that gives another array.
 
     Args:
         state: a result of `reference.run_state`; it is not changed.
-        pipeline: every step, forward or backward, with the replaced ones among them.
+        pipeline: every step, forward or backward or both, with the replaced ones among them.
         replaced: their names.
         changed: whether something before this pipeline is new already.
+        since: that of which `state` is a rerun already. Default: none, `state` is the finished run.
+        reads: what steps read, as `noted_run` finds it: those that read nothing new are not run. Default: not known.
 
     Returns:
         The new State, the given one where no step is run, and whether anything in it is new.
     """
     if not changed and pipeline.keys().isdisjoint(replaced):
         return state, False
-    found = state.copy()
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+    found, reads = state.copy(), reads or {}
+    arrays, before = found.arrays, (since or state).arrays
+    new = {name for name in before if arrays[name] is not before[name]}
+    with any_numbers:
         for name, step in pipeline.items():
-            if changed or name in replaced:
-                found.arrays[name] = step(found)
-                changed = changed or not _same(found.arrays[name], state.arrays[name])
+            if name in replaced:
+                arrays[name] = step(found)
+                changed = changed or not _same(arrays[name], state.arrays[name])
+            elif changed and not (step in reads and new.isdisjoint(reads[step])):
+                arrays[name] = step(found)
+                if name == "padding" and np.array_equal(arrays[name], before[name]):
+                    arrays[name] = before[name]  # most masks leave it as it is, and many steps read it
+            if arrays[name] is not before[name]:
+                new.add(name)
     return found, changed
+
+
+def noted_run(
+    config: AttentionConfig,
+    weights: Weights,
+    inputs: AttentionInputs,
+    *,
+    forward: Mapping[str, Step] = FORWARD,
+    backward: Mapping[str, Step] = BACKWARD,
+) -> tuple[State, Reads]:
+    """`reference.run_state`, and what the definition's own steps among these read."""
+    reads: Reads = {}
+    watched_forward, watched_backward = (
+        {name: partial(_noting, step, reads) if step in _DEFINITION else step for name, step in pipeline.items()}
+        for pipeline in (forward, backward)
+    )
+    state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward)
+    return state, reads
+
+
+def _noting(step: Step, reads: Reads, state: State) -> Any:
+    watched = _Watched(**vars(state))
+    result = step(watched)
+    reads[step] = frozenset(watched.read)
+    return result
+
+
+class _Watched(State):
+    """A State that knows which arrays were read."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 def _same(a: object, b: object) -> bool:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.zoo.bug import Bug, Contradiction, DoesNotApply, pipelines
-from conformance.zoo.rerun import rerun
+from conformance.zoo.rerun import Reads, noted_run, rerun
 from mha_core import AttentionInputs
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State, Step
 from mha_core.stages import GRADIENT, STAGES
 
-Finished = tuple[State, dict[str, NDArray]]
-"""A run: the State, and its arrays by name."""
-
 ROOM = 2**28
 """Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
 
 SHARED, OFTEN, SMALL = 128, 4, 2**20
 """Runs with bugs from which others start: how many are kept, after how many of their kind, and of how many bytes."""
+
+
+class Finished(NamedTuple):
+    """A run: the State, its arrays by name, and what the definition's steps read in it."""
+
+    state: State
+    arrays: dict[str, NDArray]
+    reads: Reads
 
 
 class Variants:
@@ -61,8 +67,8 @@ class Variants:
                 return _arrays(state)
             before = self._shared_run(problem, bugs[:-1], gradients)
             if before is not None:
-                return self._rerun(before, bugs, bugs[-1:], gradients)[1]
-            return self._rerun(right, bugs, bugs, gradients)[1]
+                return self._rerun(before, bugs, bugs[-1:], gradients).arrays
+            return self._rerun(right, bugs, bugs, gradients).arrays
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
@@ -71,11 +77,10 @@ class Variants:
     def _rerun(self, start: Finished, bugs: tuple[Bug, ...], new: tuple[Bug, ...], gradients: bool) -> Finished:
         """The run with `bugs`, from one in which all of them are but `new`."""
         forward, backward = self._pipelines(bugs)
+        steps = {**forward, **backward} if gradients else forward
         replaced = {name for bug in new for name in bug.steps}
-        state, changed = rerun(start[0], forward, replaced)
-        if gradients:
-            state, changed = rerun(state, backward, replaced, changed=changed)
-        return (state, _arrays(state)) if changed else start
+        state, changed = rerun(start.state, steps, replaced, reads=start.reads)
+        return Finished(state, _arrays(state), start.reads) if changed else start
 
     def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], gradients: bool) -> Finished | None:
         """The run with bugs to which many others were added one at a time; None if they were not, or it can't be."""
@@ -94,7 +99,7 @@ class Variants:
             found: Finished | None = self._rerun(right, bugs, bugs, gradients)
         except DoesNotApply:
             found = None  # what is added may come before it
-        if found is not None and found is not right and _bytes_of(found[0]) > SMALL:
+        if found is not None and found is not right and _bytes_of(found.state) > SMALL:
             found = None
         self._shared[key] = found
         if len(self._shared) > SHARED:
@@ -110,17 +115,17 @@ class Variants:
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
         """The arrays without a bug, if they have been computed and kept."""
         right = self._right.get((problem, gradients))
-        return None if right is None else right[1]
+        return None if right is None else right.arrays
 
     def _right_run(self, problem: Problem, gradients: bool) -> Finished | None:
         """The State of the reference without a bug, and its arrays; None where there is no room for it."""
         key = problem, gradients
         if key not in self._right:
-            state = reference.run_state(problem.config, problem.weights, _inputs(problem, gradients))
+            state, reads = noted_run(problem.config, problem.weights, _inputs(problem, gradients))
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
-            self._right[key] = (state, _arrays(state)) if fits else None
+            self._right[key] = Finished(state, _arrays(state), reads) if fits else None
         return self._right[key]
 
 

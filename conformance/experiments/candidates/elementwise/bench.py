@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.elements.values import Elementwise
 from conformance.experiments.measured import on_step
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, pipelines
-from conformance.zoo.rerun import rerun
-from mha_core.reference import pipeline as reference
+from conformance.zoo.rerun import Reads, noted_run, rerun
 from mha_core.reference.state import State, Step
 
 FIX = "Leave the numbers of this step as the definition makes them."
@@ -76,7 +76,7 @@ def changed(step: str, array: NDArray | None, function: Elementwise) -> NDArray 
     """The function of a step's numbers; of those under the tanh where the step is INSIDE. None where there are none."""
     if array is None:
         return None
-    with np.errstate(all="ignore"):
+    with any_numbers:
         if step == INSIDE:
             return np.tanh(function(np.arctanh(array.clip(-1.0 + 1e-16, 1.0 - 1e-16))))
         return function(array)
@@ -91,6 +91,7 @@ class Bench:
     got: NDArray = field(init=False)
     state: State = field(init=False)
     steps: Mapping[str, Step] = field(init=False)
+    reads: Reads = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         problem = self.view.lab.rounded(self.problem)
@@ -99,7 +100,7 @@ class Bench:
         self.got = got
         self.steps, _ = pipelines(*self.view.model)
         inputs = replace(problem.inputs, cotangent=None)
-        self.state = reference.run_state(problem.config, problem.weights, inputs, forward=self.steps)
+        self.state, self.reads = noted_run(problem.config, problem.weights, inputs, forward=self.steps)
 
     def array(self, step: str) -> NDArray | None:
         """The numbers at a step, flat."""
@@ -113,7 +114,7 @@ class Bench:
         """The model's output less the subject's, with a function at a step; NaN where there is none."""
         real = "additive_hidden" if step == INSIDE else step
         array = changed(step, self.state[real], function)
-        found, _ = rerun(self.state, {**self.steps, real: lambda state: array}, {real})
+        found, _ = rerun(self.state, {**self.steps, real: lambda state: array}, {real}, reads=self.reads)
         made = found["output"]
         return np.asarray(made - self.got).ravel() if made.shape == self.got.shape else np.full(1, np.nan)
 

@@ -14,8 +14,7 @@ from conformance.experiments.readings.queries import centred
 from conformance.experiments.readings.weights import read_scores
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
-from conformance.zoo.rerun import rerun
-from mha_core.reference import pipeline as reference
+from conformance.zoo.rerun import Reads, noted_run, rerun
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State
 
@@ -43,6 +42,7 @@ class Target:
     measured: NDArray | None = field(init=False)
     is_plain: bool = field(init=False, default=False)
     _state: State = field(init=False, repr=False)
+    _reads: Reads = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.measured = read_scores(self.view.got, self.problem)
@@ -53,7 +53,7 @@ class Target:
         if read is None:
             self.measured = None
             return
-        self._state = reference.run_state(problem.config, problem.weights, inputs, forward=forward)
+        self._state, self._reads = noted_run(problem.config, problem.weights, inputs, forward=forward)
         direct = centred(self._state["scores"])
         self.is_plain = read.shape == direct.shape and bool(np.allclose(read, direct, rtol=1e-9, atol=1e-9))
 
@@ -87,7 +87,7 @@ class Target:
                 return read_scores(lambda one: self._output(one, model), self.problem)
             forward, _ = pipelines(*model)
             steps = {name: forward[name] for name in UP_TO_SCORES}
-            state, _ = rerun(self._state, steps, {name for bug in bugs for name in bug.steps})
+            state, _ = rerun(self._state, steps, {name for bug in bugs for name in bug.steps}, reads=self._reads)
             return centred(state["scores"])
         except (DoesNotApply, ValueError, IndexError):
             return None
