@@ -84,7 +84,7 @@ class Lab:
     _resized: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
-    _wanted: dict[tuple[Problem, Precision, bool], Expected] = field(default_factory=dict, repr=False)
+    _wanted: dict[tuple[Problem, bool], Expected] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.precision = self.subject.precision
@@ -161,6 +161,7 @@ class Lab:
         """From here on the bounds are those of a narrower dtype, of which its outputs are numbers."""
         self.inside = dtype
         self.precision = Precision.of(dtype)
+        self._wanted.clear()
 
     @property
     def out_of_time(self) -> bool:
@@ -251,7 +252,7 @@ class Lab:
 
     def wanted(self, problem: Problem, *, gradients: bool = False) -> Expected:
         """The definition's answer with the bounds of the subject's precision; with `gradients`, these as well."""
-        key = problem, self.precision, gradients
+        key = problem, gradients
         if key not in self._wanted:
             rounded = self.rounded(problem)
             self._wanted[key] = _answer(self.asked(rounded, gradients=gradients), self.precision)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import TROUBLE
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
-from mha_core.stages import is_gradient
+from mha_core.stages import Trace, is_gradient
 from mha_core.weights import Weights
 
 Arrays = Mapping[str, NDArray]
@@ -94,7 +95,7 @@ def fits(lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...],
 
     A model without bugs must be right within the bounds, as in the suite; another within `Lab.nearness`.
     """
-    return all(agreeing(lab, variants, problem, model, gradients=gradients).values())
+    return all(good for _, good in _judged(lab, variants, problem, model, gradients=gradients))
 
 
 def gives(lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...]) -> bool:
@@ -109,23 +110,41 @@ def agreeing(
     lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False
 ) -> dict[str, bool]:
     """Name -> whether a model gives it as the subject does, as `fits` judges it: the output, or each gradient."""
+    return dict(_judged(lab, variants, problem, model, gradients=gradients))
+
+
+def _judged(
+    lab: Lab, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool
+) -> Iterator[tuple[str, bool]]:
+    """The items of `agreeing`, each judged when it is its turn."""
+    if not (model or gradients):
+        yield "output", lab.is_right(problem)
+        return
     trace = lab.ask(problem, gradients=gradients)
     assert trace is not None
-    arrays = trace.arrays()
-    names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]
+    arrays = _compared(trace, gradients=gradients)
     wanted = lab.wanted(problem, gradients=gradients)
-    made: Arrays | None = wanted.trace.arrays()
+    made: Arrays | None
     if model:
         made = variants.run(lab.rounded(problem), model, gradients=gradients)
-    elif not gradients:
-        return {"output": lab.is_right(problem)}
-    if not made:
-        return dict.fromkeys(names, False)
-    allowed = wanted.allowed_error
-    if not model:
-        return {name: bool(np.all(_within(made[name], arrays[name], allowed[name]))) for name in names}
-    near = lab.nearness.near
-    return {name: name in made and near(made[name], arrays[name], allowed[name]) for name in names}
+    else:
+        made = _compared(wanted.trace, gradients=gradients)
+    allowed, near = wanted.allowed_error, lab.nearness.near
+    for name, array in arrays.items():
+        if not made or name not in made:
+            yield name, False
+        elif model:
+            yield name, near(made[name], array, allowed[name])
+        else:
+            yield name, bool(np.all(_within(made[name], array, allowed[name])))
+
+
+def _compared(trace: Trace, *, gradients: bool) -> Arrays:
+    """What a probe compares of a trace, by name: its gradients, or its output alone."""
+    if gradients:
+        return {name: array for name, array in trace.arrays().items() if is_gradient(name)}
+    assert trace.output is not None
+    return {"output": trace.output}
 
 
 def alike(view: View, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
@@ -143,6 +162,6 @@ def alike(view: View, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:
     if wanted.shape != array.shape:
         return np.False_  # type: ignore[return-value]
-    with np.errstate(all="ignore"):
+    with any_numbers:
         near = np.abs(wanted - array) <= allowed
     return near | (wanted == array) | (np.isnan(wanted) & np.isnan(array))
