@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ os.environ.setdefault("MHA_WORKERS", "0")
 # Thousands of small programs are compiled here. XLA's older code generator, in one thread, takes half the time for
 # them: what it is given, the graph with its fusions, is the same, and so is the level of optimisation.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+
+# Python looks at all objects for cycles, and frameworks have hundreds of thousands: it looks a fourteenth as often.
+gc.set_threshold(10_000)
 
 # Tests compile what they judge, and leave nothing in the user's folder.
 os.environ["MHA_COMPILE_CACHE"] = "off"
