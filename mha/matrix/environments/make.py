@@ -21,6 +21,9 @@ INSTALL_LIMIT = 3600.0
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")
 """Environment variables that would lead an interpreter to another's packages."""
 
+UNKEPT = "PYTHONDONTWRITEBYTECODE"
+"""The environment variable with which Python compiles what it imports anew in every process."""
+
 
 class NoEnvironment(Exception):
     """An environment could not be made; the message is one line."""
@@ -39,9 +42,12 @@ def environment_key(one: ReleaseSet, base: Sequence[str], tool: str) -> str:
 
 
 def variables(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables of a program that runs in an environment: ours, without those that lead elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    return {**kept, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1", **(more or {})}
+    """The environment variables of a program that runs in an environment: ours, without those that lead elsewhere.
+
+    What Python compiles is kept there, whatever ours say: uv compiles nothing, and every process would do it anew.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in (*OTHERS, UNKEPT)}
+    return {**kept, "TF_CPP_MIN_LOG_LEVEL": "3", **(more or {})}
 
 
 def interpreter(folder: Path) -> Path:

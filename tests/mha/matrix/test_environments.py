@@ -122,3 +122,8 @@ def test_other_packages_are_not_led_in(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     assert "PYTHONPATH" not in variables()
     assert variables({"PYTHONPATH": "/copy"})["PYTHONPATH"] == "/copy"
+
+
+def test_what_python_compiles_is_kept_in_an_environment(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in variables()

@@ -22,9 +22,12 @@ def cache(tmp_path):
     return cache
 
 
-@pytest.fixture
-def copy(cache):
-    return source.copied(cache)
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """One for all tests, as for all sets: what Python compiles of it is kept."""
+    own = Cache(tmp_path_factory.mktemp("copy"))
+    own.prepare()
+    return source.copied(own)
 
 
 def run(one, cache, copy, **options):
@@ -111,7 +114,8 @@ def test_again_measures_again(cache, copy, tmp_path):
     assert (tmp_path / "log").read_text().count("run") == 2 * 3  # three parts each time
 
 
-def test_the_copy_has_the_packages_and_the_metadata_and_its_state_is_that_of_the_code(cache, copy, tmp_path):
+def test_the_copy_has_the_packages_and_the_metadata_and_its_state_is_that_of_the_code(cache):
+    copy = source.copied(cache)
     assert (copy / "mha_core" / "__init__.py").is_file()
     assert "mha.backends" in next(copy.glob("*.dist-info/entry_points.txt")).read_text()
     assert source.copied(cache) == copy
