@@ -23,21 +23,25 @@ from tests.conformance.workers.numbers import calibrated
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes
 
+RUNS = 40
+"""In each dtype: two layers and a half."""
 
-def test_calibration_gives_the_same_figures():
-    """Also where the last layer is cut, and where its units end in any order.
+
+def test_calibration_gives_the_same_figures(monkeypatch):
+    """Also where the last layer is cut, and where its units, here of one layer each, end in any order.
 
     All of it runs in processes of one kind: the frameworks that are loaded here change the threads of NumPy, and so
     the order in which its products are summed.
     """
     subjects = {dtype: [formulation(name, dtype) for name in ("plain", "online")] for dtype in ("float32", "float64")}
+    monkeypatch.setattr("conformance.calibration.unit.LAYERS", 1)
     process = take(Home(NUMPY), Settings())
-    here = process.call(calibrated, 6, 75, subjects)
+    here = process.call(calibrated, 6, RUNS, subjects)
     process.end()
     apart = Figures()
     with Local(2) as executor:
-        found = list(calibrate_apart(6, 75, subjects, executor, Settings()))
-    for run in in_order(found[::-1], 75, subjects):
+        found = list(calibrate_apart(6, RUNS, subjects, executor, Settings()))
+    for run in in_order(found[::-1], RUNS, subjects):
         apart.add_measured(run.outcome, run.tightness)
     assert apart.outcomes == here.outcomes
     assert apart.tightness == here.tightness
