@@ -225,8 +225,10 @@ def _matmul(a: NDArray, b: NDArray) -> NDArray:
 
     With a power of two as factor, every bit is as without, but where a term or a result is not normal.
     """
+    if a.size < WORTH_A_LOOK:
+        return a @ b
     sizes = np.abs(a)
-    if a.size < WORTH_A_LOOK or not 0.0 < sizes.min(initial=np.inf, where=sizes > 0.0) < 1.0 / RAISED:
+    if not 0.0 < sizes.min(initial=np.inf, where=sizes > 0.0) < 1.0 / RAISED:
         return a @ b
     if not (sizes.max() < RAISED and np.abs(b).max(initial=0.0) < RAISED):  # or NaN
         return a @ b

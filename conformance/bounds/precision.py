@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from mha_core.backend import SoftmaxKernel
@@ -95,7 +96,7 @@ class Precision:
         """Unit roundoff of the factors of a product; 0 where they are not rounded once more."""
         return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
 
-    @property
+    @cached_property
     def tau(self) -> float:
         """Magnitudes below this may become 0 in storage."""
         return FLUSHED[self.storage]
@@ -113,7 +114,7 @@ class Precision:
         """
         return max(self.tau, 2.0 * FLUSHED[self.softmax])
 
-    @property
+    @cached_property
     def linear_below(self) -> float:
         """Errors below it add up one by one: they come from flushing to zero, which always errs to one side.
 
