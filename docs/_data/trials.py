@@ -25,10 +25,12 @@ def outcome_of(data: dict[str, Any]) -> Outcome:
 
 
 def together(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all their outcomes, each id once, and those outcomes that were claimed wrongly."""
+    """The figures of all their outcomes, each id once, the seeds of which they were drawn, and those claimed wrongly."""
     found = {data["id"]: outcome_of(data) for report in reports for data in report["outcomes"]}
     asked = {name: reports[0][name] for name in ("seed", "experiments", "environment")}
     whole = to_json(list(found.values()), **asked)
+    seeds = {report["seed"] for report in reports}
+    whole["seeds"] = sorted(seed for seed in seeds if any(id.startswith(f"{seed}-") for id in found))
     whole["outcomes"] = [data for data in whole["outcomes"] if data["verdict"] is None or data["verdict"]["wrong"]]
     return whole
 

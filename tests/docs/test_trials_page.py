@@ -35,6 +35,7 @@ def test_what_is_kept_of_reports_is_each_outcome_once():
     reports = [report.to_json(some, seed=1, experiments=True, environment={}) for some in ([first, second], [second])]
     found = kept.together(json.loads(json.dumps(reports)))
     assert found["groups"]["singles"]["tried"] == 2
+    assert found["seeds"] == [1]
     assert [one["id"] for one in found["outcomes"]] == ["1-1"]
 
 

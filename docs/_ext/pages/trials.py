@@ -41,7 +41,8 @@ def table(of: str) -> str:
     rows = {GROUPS[name]: found for name, found in groups.items()} if of == "groups" else groups[of]["kinds"]
     heading = "| | tried | " + " | ".join(SHARES.values()) + " | median | worst |"
     lines = [heading, "|---|" + "---:|" * (len(SHARES) + 3)]
-    how = "Tried with experiments." if report["experiments"] else "Tried without experiments, by the zoo alone."
+    how = "with experiments" if report["experiments"] else "without experiments, by the zoo alone"
+    how = f"Tried {how}; what is drawn at random is of the seeds {', '.join(map(str, report['seeds']))}."
     return "\n".join([*lines, *(_row(label, found) for label, found in rows.items()), "", how])
 
 
