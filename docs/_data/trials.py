@@ -25,7 +25,7 @@ def outcome_of(data: dict[str, Any]) -> Outcome:
 
 
 def together(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all their outcomes, each id once, the seeds of which they were drawn, and those claimed wrongly."""
+    """The figures of all their outcomes, each id once, their seeds, and those claimed wrongly."""
     found = {data["id"]: outcome_of(data) for report in reports for data in report["outcomes"]}
     asked = {name: reports[0][name] for name in ("seed", "experiments", "environment")}
     whole = to_json(list(found.values()), **asked)
