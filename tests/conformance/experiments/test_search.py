@@ -138,6 +138,17 @@ def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
     assert found.differs
 
 
+@pytest.mark.parametrize(("on_file", "suffices"), [(True, True), (True, False), (False, True)])
+def test_what_bugs_on_file_give_is_not_measured(on_file, suffices):
+    """It is where they explain the probes and not the cases, and where they explain nothing."""
+    zoo, proposed = select(["scale-query-dim", "scale-missing"]), []
+    probe = replace(select_probes(("scores",), alone=True)[0], propose=lambda view: proposed.append(view) or ())
+    subject = OutputOnly(zoo[0] if on_file else SCALED)
+    found = measure(subject, probes=[probe], zoo=zoo, suffices=lambda models: suffices)
+    assert bool(proposed) is not (on_file and suffices)
+    assert (found.models[0] == (zoo[0],)) is on_file
+
+
 def test_names_of_probes():
     assert [probe.id for probe in select_probes(("one-key",), alone=True)] == ["one-key"]
     assert isinstance(select_probes(("one-key",))[0], Probe)
