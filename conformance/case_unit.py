@@ -20,9 +20,8 @@ from conformance.judging.expected import Shelf, keep_answers
 from conformance.judging.result import Result
 from conformance.runner import CaseRunner, run_case
 from conformance.workers.described import home_of, relative_cost
-from conformance.workers.execute import Unit
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.protocol import code_hash, project_version
+from conformance.workers.protocol import Unit, code_hash, project_version
 from conformance.workers.run import run_units
 from mha_core.files.kept import Kept, folder_for, kept_folder, machine
 

@@ -22,10 +22,10 @@ from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
 from conformance.subjects.quiet import quiet_stderr
 from conformance.workers import wire
 from conformance.workers.protocol import ANSWER, RAISED
-from mha_core import AttentionConfig, AttentionInputs, BackendError
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Backend, load, use_compile_cache
 from mha_core.dtypes import storage_dtype
-from mha_core.errors import one_line, shown
+from mha_core.errors import ErrorElsewhere, one_line, shown
 from mha_core.files.kept import kept_folder
 from mha_core.weights import Weights
 
@@ -51,7 +51,7 @@ def answered(request: bytes) -> tuple[bytes, bytes]:
         try:
             return RAISED, wire.dumps(error)
         except TypeError:
-            return RAISED, wire.dumps(BackendError(one_line(error)))
+            return RAISED, wire.dumps(ErrorElsewhere(one_line(error)))
 
 
 def _named(name: str) -> Any:

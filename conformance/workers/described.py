@@ -29,6 +29,7 @@ from conformance.workers.process import GRACE_SECONDS
 from conformance.workers.protocol import RAISED, Line, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel
+from mha_core.errors import ErrorElsewhere
 from mha_core.weights import Weights
 
 Kind = TypeVar("Kind")
@@ -200,7 +201,7 @@ class DescribedBackend(Backend):
             try:
                 return next(opened[0].answers([problem]))
             except SubjectFailed as error:
-                raise BackendError(str(error)) from error
+                raise ErrorElsewhere(str(error)) from error
 
         return run
 

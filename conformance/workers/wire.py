@@ -26,7 +26,7 @@ from conformance.subjects.handout import copy_in_layout
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.backend import SoftmaxKernel
 from mha_core.config import ProjectionBias
-from mha_core.errors import BackendError, BackendNotInstalled, SpecError, one_line
+from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
 
 Class = TypeVar("Class", bound=type)
 
@@ -53,7 +53,7 @@ def sendable(cls: Class) -> Class:
 
 
 DATA = (AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel)
-ERRORS = (BackendError, BackendNotInstalled, CannotExpress, OtherDtype, SpecError, SubjectFailed)
+ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})
 
 
