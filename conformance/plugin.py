@@ -37,7 +37,8 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
     try:
         cases = select(tuple(config.getoption("--mha-case")))
         known = load(config.getoption("--mha-deviations"))
-        settings = Settings(interpreters([], specs), here=not config.getoption("--mha-apart"))
+        programs = interpreters(config.getoption("--mha-python"), specs, switch="--mha-python")
+        settings = Settings(programs, here=not config.getoption("--mha-apart"))
         limit = config.getoption("--mha-time-limit")
         for spec in dict.fromkeys(specs):
             asked = list(dict.fromkeys(dtypes))
