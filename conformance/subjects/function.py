@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.precision import Precision
-from conformance.subjects.ask import SubjectFailed, as_trace, shapes_of
+from conformance.subjects.answers import SubjectFailed, as_trace, shapes_of
 from conformance.subjects.handout import Handout
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, features
 from mha_core.backend import Run
@@ -107,7 +107,7 @@ class FunctionSubject:
             written = resolved.changed()
             if written:
                 raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}")
-            return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes))
+            return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes), copy=False)
 
         return run
 
