@@ -14,6 +14,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.random import case_from_text, is_case_text
+from conformance.cases.sequence import Asked
 from conformance.deviations.known import Deviations
 from conformance.judging.expected import Shelf, keep_answers
 from conformance.judging.result import Result
@@ -41,8 +42,8 @@ class CaseUnit(Unit):
     """
 
     subject: Any
-    cases: tuple[str | Case, ...]
-    before: str | Case | None = None
+    cases: tuple[str | Asked, ...]
+    before: str | Asked | None = None
     known: Deviations | None = None
 
     @property
@@ -57,7 +58,7 @@ class CaseUnit(Unit):
         return len(self._asked)
 
     @property
-    def _asked(self) -> tuple[str | Case, ...]:
+    def _asked(self) -> tuple[str | Asked, ...]:
         """All cases; the one before these is an item of its own, whose answer is None."""
         return self.cases if self.before is None else (self.before, *self.cases)
 
@@ -74,7 +75,7 @@ class CaseUnit(Unit):
     def lost(self, item: int, reason: str) -> Result | None:
         return self._failed(self._asked[item], reason) if self._counts(item) else None
 
-    def _failed(self, case: str | Case, reason: str) -> Result:
+    def _failed(self, case: str | Asked, reason: str) -> Result:
         subject = self.subject
         return Result(
             case if isinstance(case, str) else case.id,
@@ -88,7 +89,7 @@ class CaseUnit(Unit):
 
 
 def run_apart(
-    runs: Sequence[tuple[Case, Any]],
+    runs: Sequence[tuple[Asked, Any]],
     executor: Executor,
     settings: Settings,
     known: Deviations | None = None,
@@ -110,7 +111,8 @@ def run_apart(
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
-            before = _named(asked[start - 1][1][0], whole) if start else None
+            last = asked[start - 1][1][0] if start else None
+            before = _named(last, whole) if isinstance(last, Case) else None  # a sequence is not asked again
             units.append(CaseUnit(subject, names, before, known))
             numbers.append([number for number, _ in chunk])
     for unit, item, result in run_units(units, executor, settings):
@@ -118,19 +120,19 @@ def run_apart(
             yield numbers[unit][item - (units[unit].before is not None)], result
 
 
-def _named(case: Case, whole: bool) -> str | Case:
+def _named(case: Asked, whole: bool) -> str | Asked:
     return case if whole else case.id
 
 
-def _case(named: str | Case) -> Case:
-    return named if isinstance(named, Case) else _by_id(named)
+def _case(named: str | Asked) -> Asked:
+    return _by_id(named) if isinstance(named, str) else named
 
 
 @cache
-def _by_id(name: str) -> Case:
-    from conformance.cases.table import select
+def _by_id(name: str) -> Asked:
+    from conformance.cases.table import select_asked
 
-    return case_from_text(name) if is_case_text(name) else select((name,))[0]
+    return case_from_text(name) if is_case_text(name) else select_asked((name,))[0]
 
 
 @cache

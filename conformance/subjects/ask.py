@@ -12,13 +12,13 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,31 +62,47 @@ def within(subject: Any, seconds: float) -> Any:
     return subject if shorter is None else shorter(subject, seconds)
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Stage, or "gradients.NAME" -> the shape that it must have."""
+
 TOGETHER_SECONDS = 5.0
 """How long a thread waits for the others with which it is to ask."""
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One thing that is done to a prepared layer: it is asked, or an earlier answer is looked at again.
+    """One thing that is done to a prepared layer: it is asked, or earlier answers are looked at again.
 
     Args:
         problems: what is asked. One; several are asked at once, each from a thread of its own; none: every array that
             earlier turns returned is copied once more.
-        times: how often each is asked.
+        layer: which of several layers is asked. It is prepared at its first turn, for the problem of this turn.
+        times: how often each problem is asked.
         thread: 1 asks from another thread than 0.
         same_arrays: whether the arrays of the turn before are handed out again, with the contents of this one.
+        spoil: whether other numbers are written into what the layer returned, as the caller may do.
         weights: what the layer's weights become before it is asked.
-        in_place: whether `weights` are written into the arrays that `prepare` was given; else the layer's own
-            `set_weights` is called.
+        how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
+            given; "prepared anew": and a layer is prepared from these arrays, which answers from now on.
     """
 
     problems: tuple[Problem, ...] = ()
+    layer: int = 0
     times: int = 1
     thread: int = 0
     same_arrays: bool = False
+    spoil: bool = False
     weights: Weights | None = None
-    in_place: bool = False
+    how: Literal["set", "in place", "prepared anew"] = "set"
+
+
+@dataclass(eq=False)
+class _Layer:
+    """A layer: the copies of its weights that `prepare` is given, and what it returned."""
+
+    problem: Problem
+    weights: Handout
+    run: Callable[[AttentionInputs], Any] | None = None
 
 
 class Session:
@@ -99,31 +115,37 @@ class Session:
     def __init__(self, subject: Any, problem: Problem) -> None:
         self.subject = subject
         self.problem = problem
-        self._weights = Handout(problem.weights)
-        self._run: Callable[[AttentionInputs], Any] | None = None
+        self._layers: dict[int, _Layer] = {}
         self._inputs: list[Handout] = []
-        self._returned: list[tuple[Any, dict[str, tuple[int, ...]]]] = []
+        self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
         """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
+        self._layer(0, self.problem)
         return self._asked(Turn((self.problem if problem is None else problem,)))[0]
 
     def turns(self, turns: Iterable[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
         """What comes of each turn, in order: the answers, those of each problem together; or why there are none.
 
-        What the layer returns is kept, and so is the layer: the turns of a later call follow on these.
+        What the layers return is kept, and so are they: the turns of a later call follow on these.
         """
         for turn in turns:
             try:
-                if turn.weights is not None:
-                    self._change_weights(turn.weights, in_place=turn.in_place)
                 yield self._asked(turn, keep=True) if turn.problems else self._looked_at_again()
             except (CannotExpress, SubjectFailed) as error:
                 yield error
 
+    def _layer(self, number: int, problem: Problem) -> _Layer:
+        if number not in self._layers:
+            self._layers[number] = _Layer(problem, Handout(problem.weights))
+        return self._layers[number]
+
     def _asked(self, turn: Turn, *, keep: bool = False) -> list[Trace]:
-        if self._run is None and len(turn.problems) > 1:
-            self._asked(replace(turn, problems=turn.problems[:1], times=1))
+        layer = self._layer(turn.layer, turn.problems[0])
+        if turn.weights is not None:
+            self._change_weights(layer, turn.weights, turn.how)
+        if layer.run is None and len(turn.problems) > 1:
+            self._asked(replace(turn, problems=turn.problems[:1], times=1, weights=None))
         given = [input_arrays(problem.inputs) for problem in turn.problems]
         if turn.same_arrays and len(self._inputs) == len(given):
             for handout, arrays in zip(self._inputs, given, strict=True):
@@ -132,37 +154,46 @@ class Session:
             self._inputs = [Handout(arrays) for arrays in given]
         start = Barrier(len(given))
         works = [
-            partial(self._answers, problem, handout, start, turn.times, keep)
+            partial(self._answers, layer, problem, handout, start, turn.times, keep)
             for problem, handout in zip(turn.problems, self._inputs, strict=True)
         ]
-        traces = [trace for found in self._done(works, turn.thread) for trace in found]
+        done = self._done(works, turn.thread)
         changed = {name: None for handout in self._inputs for name in handout.changed()}
         written = [
             f"wrote into its {what}: {', '.join(names)}"
-            for what, names in (("inputs", changed), ("weights", self._weights.changed()))
+            for what, names in (("inputs", changed), ("weights", layer.weights.changed()))
             if names
         ]
         if written:
             raise SubjectFailed("; ".join(written))
-        return traces
+        answers = [(answer, layer, shapes) for returned, shapes, _ in done for answer in returned]
+        if turn.spoil:
+            for answer in answers:
+                _spoil(self._as_trace(*answer, copy=False))
+        elif keep:
+            self._returned += answers
+        return [trace for _, _, traces in done for trace in traces]
 
-    def _answers(self, problem: Problem, handout: Handout, start: Barrier, times: int, keep: bool) -> list[Trace]:
-        """Ask one problem so many times, in the thread in which the subject runs."""
+    def _answers(
+        self, layer: _Layer, problem: Problem, handout: Handout, start: Barrier, times: int, keep: bool
+    ) -> tuple[list[Any], Shapes, list[Trace]]:
+        """Ask one problem so many times, in the thread in which the subject runs: what it returns, and as Traces."""
         inputs = with_arrays(problem.inputs, handout.copies)
         shapes = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
         # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
         with np.errstate(all="ignore"):
-            if self._run is None:
-                self._run = self._prepared(inputs)
+            if layer.run is None:
+                layer.run = self._prepared(layer, inputs)
             elif keep and (reason := _why_not(self.subject, problem.config, inputs)) is not None:
                 raise CannotExpress(reason)
             with suppress(BrokenBarrierError):  # another thread has failed, or is late: this one goes on
                 start.wait(timeout=TOGETHER_SECONDS)
-            returned = [self._run(inputs) for _ in range(times)]
-            traces = [as_trace(answer, self.problem.weights, shapes) for answer in returned]
-        if keep:
-            self._returned += [(answer, shapes) for answer in returned]
-        return traces
+            returned = [layer.run(inputs) for _ in range(times)]
+            traces = [self._as_trace(answer, layer, shapes) for answer in returned]
+        return returned, shapes, traces
+
+    def _as_trace(self, answer: Any, layer: _Layer, shapes: Shapes, *, copy: bool = True) -> Trace:
+        return as_trace(answer, layer.problem.weights, shapes, copy=copy)
 
     def _done(self, works: Sequence[Callable[[], Any]], thread: int = 0) -> list[Any]:
         """What comes of work on the subject, each in a thread of its own if there are several."""
@@ -175,30 +206,38 @@ class Session:
 
     def _looked_at_again(self) -> list[Trace]:
         def work() -> list[Trace]:
-            return [as_trace(answer, self.problem.weights, shapes) for answer, shapes in self._returned]
+            return [self._as_trace(*answer) for answer in self._returned]
 
         found: list[Trace] = self._done([work])[0]
         return found
 
-    def _change_weights(self, weights: Weights, *, in_place: bool) -> None:
-        if in_place:
-            self._weights.rewrite(weights)
+    def _change_weights(self, layer: _Layer, weights: Weights, how: str) -> None:
+        if how != "set":
+            layer.weights.rewrite(weights)
+            layer.run = layer.run if how == "in place" else None
             return
-        change = getattr(self._run, "set_weights", None)
+        change = getattr(layer.run, "set_weights", None)
         if change is None:
             raise CannotExpress("a change of weights: what `prepare` returns has no set_weights(weights)")
-        self._weights = Handout(weights)
-        self._done([partial(change, dict(self._weights.copies))])
+        layer.weights = Handout(weights)
+        self._done([partial(change, dict(layer.weights.copies))])
 
-    def _prepared(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Any]:
-        reason = _why_not(self.subject, self.problem.config, inputs)
+    def _prepared(self, layer: _Layer, inputs: AttentionInputs) -> Callable[[AttentionInputs], Any]:
+        reason = _why_not(self.subject, layer.problem.config, inputs)
         if reason is not None:
             raise CannotExpress(reason)
         # A dict of its own: what is taken out of it is not missed here.
-        run = self.subject.prepare(self.problem.config, dict(self._weights.copies))
+        run = self.subject.prepare(layer.problem.config, dict(layer.weights.copies))
         if not callable(run):
             raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return a function run(inputs) -> Trace")
         return run
+
+
+def _spoil(trace: Trace) -> None:
+    """Write other numbers into all arrays of an answer that can be written to."""
+    for array in trace.arrays().values():
+        if array.flags.writeable:
+            array.fill(0.5)
 
 
 def _nothing() -> None:
