@@ -102,7 +102,7 @@ def _masks(few_shapes: bool) -> list[Step]:
         call("other lengths", valid_lens=base.other_lens.valid_lens),
         again(causal, "causal again"),
         # For who compiles, an offset of each item is an array, and one offset a program of its own.
-        call("causal at other positions", causal=True, query_offset=np.array([2] * batch) if few_shapes else 2),
+        call("causal at other positions", False, causal=True, query_offset=np.array([2] * batch) if few_shapes else 2),
         call("window", window=(2, 1), query_offset=1),
         call("allowed", allowed=allowed),
         call("another allowed, of as many keys", allowed=np.roll(allowed, 1, axis=1)),

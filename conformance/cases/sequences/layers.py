@@ -157,14 +157,19 @@ def _first_calls(few_shapes: bool) -> list[Step]:
         return replace(inputs, **{name: np.asfortranarray(getattr(inputs, name)) for name in names})
 
     return [
-        one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1)),
+        one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1), gradients=False),
         one.call("more items with lengths, after 1 item", *base.sizes, base.lens),
-        self_attention.call("one array as queries, keys and values, in the first call", *base.sizes, one_array=True),
-        self_attention.call("other keys than queries, after one array", *base.sizes, contents="abc"),
-        unmasked.call("no mask, in the first call", *base.sizes),
+        self_attention.call(
+            "one array as queries, keys and values, in the first call", *base.sizes, one_array=True, gradients=False
+        ),
+        self_attention.call("other keys than queries, after one array", *base.sizes, contents="abc", gradients=False),
+        unmasked.call("no mask, in the first call", *base.sizes, gradients=False),
         unmasked.call("lengths, after no mask", *base.sizes, base.lens),
         by_keys.call(
-            "allowed of keys alone, in the first call", *base.sizes, AttentionMask(allowed=of_keys[:, :1, :1])
+            "allowed of keys alone, in the first call",
+            *base.sizes,
+            AttentionMask(allowed=of_keys[:, :1, :1]),
+            gradients=False,
         ),
         by_keys.call("keys that are allowed for each query and head", *base.sizes, AttentionMask(allowed=of_heads)),
         empty.call("no key for any item, in the first call", *base.sizes, nothing),
@@ -177,15 +182,22 @@ def _first_calls(few_shapes: bool) -> list[Step]:
             change=lambda inputs: replace(inputs, dropout_keep=keep),
         ),
         trained.call("without dropout, after a training step", *base.sizes, base.lens, gradients=True),
-        turned.call("arrays that lie in memory channel by channel, in the first call", *base.sizes, change=transposed),
-        turned.call("usual arrays, after others", *base.sizes, contents="bbb"),
-        split.call("queries, keys and values in heads, in the first call", 2, 3, 4, change=as_heads),
-        split.call("queries, keys and values whose heads are merged", 2, 3, 4, contents="bbb"),
-        narrow.call("lengths of 8 bits, in the first call", 1, 1, far, short),
-        narrow.call("lengths of 64 bits", 1, 1, far, long),
-        cached.call("keys of the past, in the first call", batch, queries, queries, past=past),
-        cached.call("no keys of the past, after some", batch, queries, 2 * queries),
-        query.call("1 query, in the first call", batch, 1, keys, replace(CAUSAL, query_offset=keys - 1)),
+        turned.call(
+            "arrays that lie in memory channel by channel, in the first call",
+            *base.sizes,
+            change=transposed,
+            gradients=False,
+        ),
+        turned.call("usual arrays, after others", *base.sizes, contents="bbb", gradients=False),
+        split.call("queries, keys and values in heads, in the first call", 2, 3, 4, change=as_heads, gradients=False),
+        split.call("queries, keys and values whose heads are merged", 2, 3, 4, contents="bbb", gradients=False),
+        narrow.call("lengths of 8 bits, in the first call", 1, 1, far, short, gradients=False),
+        narrow.call("lengths of 64 bits", 1, 1, far, long, gradients=False),
+        cached.call("keys of the past, in the first call", batch, queries, queries, past=past, gradients=False),
+        cached.call("no keys of the past, after some", *base.sizes, gradients=False),
+        query.call(
+            "1 query, in the first call", batch, 1, keys, replace(CAUSAL, query_offset=keys - 1), gradients=False
+        ),
         query.call("more queries, after 1", *base.sizes, CAUSAL),
     ]
 
