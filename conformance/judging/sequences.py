@@ -26,6 +26,9 @@ Outcome = list[Trace] | CannotExpress | SubjectFailed
 """What comes of a step: its answers, those of `case` first, then those of `beside`; or why there are none."""
 
 
+OVERWRITTEN = "It keeps the arrays that it returns: a later call writes its own answer into those of an earlier one."
+
+
 @dataclass(eq=False)
 class Judged:
     """What is found of a sequence.
@@ -55,11 +58,11 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
     """Ask a subject all calls of a sequence, and compare."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
-    session = Session(subject, expected(steps[0].case, subject.precision).problem)
+    outcomes = _outcomes(subject, steps, Turn())
     returned: list[tuple[str, Trace]] = []
     weights: dict[int, Weights] = {}
     number = 0
-    for step, outcome in play(subject, steps, session):
+    for step, outcome in zip(steps, outcomes, strict=False):
         where = f"call {number + 1} of {sequence.id} ({step.words})"
         number += step.calls
         traces = outcome if isinstance(outcome, list) else []
@@ -88,21 +91,21 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
         ]
         if kept:
             return found
-    (now,) = session.turns([Turn()])
-    overwritten = list(_overwritten(returned, now))
-    if overwritten:
-        found.mismatches += overwritten
-        found.kept = (
-            "It keeps the arrays that it returns: a later call writes its own answer into those of an earlier one."
-        )
+    overwritten = list(_overwritten(returned, next(outcomes, SubjectFailed("they did not come"))))
+    found.mismatches += overwritten
+    found.kept = OVERWRITTEN if overwritten else ""
     return found
 
 
-def play(subject: Any, steps: Sequence[Step], session: Session | None = None) -> Iterator[tuple[Step, Outcome]]:
-    """Each step and what comes of it; on layers prepared anew unless a `session` has them."""
-    if session is None:
-        session = Session(subject, expected(steps[0].case, subject.precision).problem)
-    return zip(steps, session.turns([_turn(step, subject) for step in steps]), strict=False)
+def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
+    """Each step and what comes of it, on layers prepared for them."""
+    return zip(steps, _outcomes(subject, steps), strict=False)
+
+
+def _outcomes(subject: Subject, steps: Sequence[Step], *more: Turn) -> Iterator[Outcome]:
+    """What comes of each step, and of more turns after these."""
+    session = Session(subject, expected(steps[0].case, subject.precision).problem)
+    return session.turns([*(_turn(step, subject) for step in steps), *more])
 
 
 def _turn(step: Step, subject: Subject) -> Turn:

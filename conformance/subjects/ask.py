@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -115,20 +115,36 @@ class Session:
     def __init__(self, subject: Any, problem: Problem) -> None:
         self.subject = subject
         self.problem = problem
+        opened = getattr(type(subject), "elsewhere", None)
+        self._elsewhere = None if opened is None else opened(subject, problem)
         self._layers: dict[int, _Layer] = {}
         self._inputs: list[Handout] = []
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
         """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
-        self._layer(0, self.problem)
-        return self._asked(Turn((self.problem if problem is None else problem,)))[0]
+        return next(self.answers([self.problem if problem is None else problem]))
 
-    def turns(self, turns: Iterable[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
+    def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
+        """The layer's answers to the inputs of these problems, asked in this order; the first error ends them.
+
+        A subject in another process may be asked all of them before the first answer is given here.
+        """
+        if self._elsewhere is not None:  # a session there does what this one does
+            yield from self._elsewhere.answers(problems)
+            return
+        self._layer(0, self.problem)
+        for problem in problems:
+            yield self._asked(Turn((problem,)))[0]
+
+    def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
         """What comes of each turn, in order: the answers, those of each problem together; or why there are none.
 
-        What the layers return is kept, and so are they: the turns of a later call follow on these.
+        It is begun once, with layers of its own; a subject in another process may be asked all of them at once.
         """
+        if self._elsewhere is not None:
+            yield from self._elsewhere.turns(turns)
+            return
         for turn in turns:
             try:
                 yield self._asked(turn, keep=True) if turn.problems else self._looked_at_again()

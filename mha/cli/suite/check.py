@@ -31,7 +31,7 @@ from mha.cli.common import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conformance.cases.case import Case
+    from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
     from conformance.subjects.subject import Subject
@@ -112,8 +112,9 @@ def check(asked: CheckOptions) -> None:
         chosen_dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
         apart = asked.apart
         settings = apart.settings(asked.specs)
-        own, left_out = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
-        backends, absent, broken = _backends(asked, settings)
+        own, left_out, broken = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
+        backends, absent, unusable = _backends(asked, settings)
+        broken += unusable
         ours, skipped = backend_subjects(backends, chosen_dtypes, asked.devices, asked.path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
@@ -127,9 +128,9 @@ def check(asked: CheckOptions) -> None:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
     _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
     if not interrupted:
-        _explain(console, errors, own, cases, results)
+        _explain(console, errors, own, cases, results, settings)
         if asked.count is not None:
-            _show_smallest(console, errors, subjects, results, asked.seed)
+            _show_smallest(console, errors, subjects, results, settings)
     sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
 
 
@@ -142,7 +143,7 @@ def _backends(asked: CheckOptions, settings: Settings) -> tuple[list[Backend], l
 
 def _judged(
     errors: Console,
-    runs: list[tuple[Case, Subject]],
+    runs: list[tuple[Asked, Subject]],
     apart: Apart,
     settings: Settings,
     known: Deviations | None,
@@ -155,18 +156,14 @@ def _judged(
     """
     from conformance.case_unit import run_apart
     from conformance.reports.text import row_line
-    from conformance.runner import run_here, until_interrupted
+    from conformance.runner import until_interrupted
 
     total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
     rows: dict[tuple[str, str, str], list[Result]] = {}
     with apart.executor() as executor, progress(errors, len(runs), of_result) as advance:
 
         def seen() -> Iterator[tuple[int, Result]]:
-            for number, result in (
-                run_here(runs, known)
-                if apart.in_this_process
-                else run_apart(runs, executor, settings, known, whole=whole)
-            ):
+            for number, result in run_apart(runs, executor, settings, known, whole=whole):
                 advance(result)
                 row = (result.subject, result.dtype, result.device)
                 rows.setdefault(row, []).append(result)
@@ -215,8 +212,8 @@ def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:
         write_html(asked.html_path, whole)
 
 
-def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
-    """The cases of the table that match, or random ones."""
+def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Asked]:
+    """The cases and sequences of the table that match, or random cases."""
     from conformance.cases import table as cases
     from conformance.cases.random import case_from_text, is_case_text, random_cases
 
@@ -229,41 +226,48 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
         return [case for case in drawn if not patterns or case.id in patterns]
     texts = [pattern for pattern in patterns if is_case_text(pattern)]
     named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
-    return [*map(case_from_text, texts), *(cases.select(named) if named or not texts else [])]
+    return [*map(case_from_text, texts), *(cases.select_asked(named) if named or not texts else [])]
 
 
 def _explain(
-    console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
+    console: Console,
+    errors: Console,
+    subjects: list[Subject],
+    cases: list[Asked],
+    results: list[Result],
+    settings: Settings,
 ) -> None:
     """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs.
 
-    Cases in which it deviates as known are left out, because those are explained already.
+    Of a sequence its result says what is kept. Cases in which it deviates as known are left out, because those are explained already.
     """
+    from conformance.cases.case import Case
+
     explained: set[str] = set()
     for subject in subjects:
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
         listed = {result.case for result in own if result.status == "deviates"}
-        asked = [case for case in cases if case.id not in listed]
+        asked = [case for case in cases if isinstance(case, Case) and case.id not in listed]
         wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
         if wrong & {case.id for case in asked} and subject.name not in explained:
-            from conformance.diagnosis.diagnose import diagnose
-            from conformance.diagnosis.text import describe
+            from conformance.diagnosis.apart import beside_no_subject, diagnosed
 
             explained.add(subject.name)
             with errors.status("") as status:
-                found = diagnose(subject, asked, experiments=True, progress=says(status))
-            console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
+                ids = tuple(case.id for case in asked)
+                text, _ = beside_no_subject(settings, says(status), diagnosed, subject, ids)
+            console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_smallest(
-    console: Console, errors: Console, subjects: list[Subject], results: list[Result], seed: int
+    console: Console, errors: Console, subjects: list[Subject], results: list[Result], settings: Settings
 ) -> None:
     """Shrink the first random case that each subject fails, and say how to run the small one."""
     from rich.markup import escape
 
-    from conformance.cases.random import case_from_text, shrink
+    from conformance.case_unit import FAILING, smallest
     from conformance.reports.text import failure_text
-    from conformance.runner import run_case
+    from conformance.workers.execute import call
 
     for subject in subjects:
         wrong = [
@@ -274,13 +278,6 @@ def _show_smallest(
         if not wrong:
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):
-            small = shrink(
-                case_from_text(wrong[0].case),
-                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023  # called before the loop goes on
-            )
-            result = run_case(small, subject)
+            result = call(settings, smallest, wrong[0].case, subject)
         text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-FAILING = ("different", "failed")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conformance.workers.keep import end_idle
+from conformance.workers.execute import end_idle
 
 HOSTILE = '''
 import os, re, signal, time
