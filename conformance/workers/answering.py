@@ -10,6 +10,7 @@ from collections import OrderedDict
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from mha_core import AttentionConfig, AttentionInputs, BackendError
 from mha_core.backend import Backend, load, use_compile_cache
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import one_line, shown
+from mha_core.files.kept import kept_folder
 from mha_core.weights import Weights
 
 Source = tuple[Any, ...]
@@ -133,8 +135,8 @@ def _check_sendable(arrays: dict[str, NDArray], dtype: str) -> None:
 
 
 @cache
-def backend(name: str) -> Backend:
-    """The backend, with its kept programs."""
+def _backend(name: str, folder: Path | None) -> Backend:
+    """The backend, which keeps its programs in this folder."""
     with quiet_stderr():
         found = load(name)
     use_compile_cache(found)
@@ -143,7 +145,7 @@ def backend(name: str) -> Backend:
 
 def backend_subject(name: str, dtype: str, device: str, path: str | None) -> BackendSubject:
     """A backend as a subject."""
-    return BackendSubject(backend(name), dtype, device, path)
+    return BackendSubject(_backend(name, kept_folder()), dtype, device, path)
 
 
 @cache

@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from conformance.workers.answering import answered
@@ -15,6 +16,7 @@ from conformance.workers.interpreters import OURS, Home, Settings
 from conformance.workers.process import WorkerProcess
 from conformance.workers.protocol import CannotStart, WorkerDied
 from mha_core.errors import BackendError, one_line
+from mha_core.files.kept import kept_folder
 
 
 class Unit(ABC):
@@ -48,7 +50,10 @@ class Unit(ABC):
 
 # Processes --------------------------------------------------------------------------------------------
 
-_idle: dict[tuple[Home, str | None], list[WorkerProcess]] = defaultdict(list)
+_Key = tuple[Home, str | None, Path | None]
+"""Home, interpreter, and the folder of what is kept."""
+
+_idle: dict[_Key, list[WorkerProcess]] = defaultdict(list)
 _lock = threading.Lock()
 
 
@@ -60,7 +65,7 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
     """
     interpreter = settings.interpreter(home)
     with _lock:
-        waiting = _idle[home, interpreter]
+        waiting = _idle[home, interpreter, kept_folder()]
         while waiting:
             process = waiting.pop()
             if process.is_alive:
@@ -75,7 +80,7 @@ def give_back(process: WorkerProcess) -> None:
         process.end()
         return
     with _lock:
-        _idle[process.home, process.interpreter].append(process)
+        _idle[process.home, process.interpreter, kept_folder()].append(process)
 
 
 def end_idle(home: Home | None = None) -> None:

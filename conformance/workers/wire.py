@@ -194,5 +194,7 @@ class _Reader:
         name, shape, strides, first = self._forms[number]
         if not DTYPE.fullmatch(name):
             raise ValueError(f"no array of dtype {name} is sent")
+        if first < 0:  # NumPy would read what lies before
+            raise ValueError("an array begins before its bytes")
         array: NDArray = np.ndarray(tuple(shape), np.dtype(name), self._data, first)
         return array if strides is None or not self._layouts else copy_in_layout(array, tuple(strides))

@@ -126,17 +126,20 @@ class Apart:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """A context after which the processes that were started end."""
-        from conformance.workers.execute import end_idle
-
         try:
             yield
         finally:
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        from conformance.workers.execute import end_idle
+
+        if not self.in_this_process:  # else there is but the one that judges, which ends with this one
             end_idle()
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Where the work is done."""
-        from conformance.workers.execute import end_idle
         from conformance.workers.local import Local
 
         executor = Local(1 if self.in_this_process else self.workers) if self.scheduler is None else self._cluster
@@ -144,7 +147,7 @@ class Apart:
             yield executor
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-            end_idle()
+            self._end_idle()
 
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """The requested backends, or all installed ones; a line for each that is not installed; and one for each whose

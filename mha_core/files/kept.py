@@ -120,7 +120,7 @@ def passed_over(folder: Path) -> str:
     if not found:
         return ""
     what = "1 piece" if len(found) == 1 else f"{len(found)} pieces"
-    return f"passed over {what} in {folder}: which others own or may write (`mha cache clear` removes what it may)"
+    return f"passed over: {what} in {folder}, which others own or may write (`mha cache clear` removes what it may)"
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:

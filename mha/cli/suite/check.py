@@ -16,6 +16,7 @@ import click
 
 from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
+    COULD_NOT_RUN,
     NO_COMPILE_CACHE,
     CouldNotRun,
     OutputFile,
@@ -121,12 +122,15 @@ def check(asked: CheckOptions) -> None:
     warn(errors, [*left_out, *absent, *broken, *skipped])
 
     subjects = [*ours, *own]
+    if not subjects:
+        _write(asked, report.to_json([], {}, known, broken))
+        sys.exit(COULD_NOT_RUN)
     runs = [(case, subject) for subject in subjects for case in cases]
     results, interrupted = _judged(errors, runs, apart, settings, known)
     report.print_results(console, results)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
-    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
+    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known, broken))
     if not interrupted:
         _explain(console, errors, own, cases, results, settings)
         if asked.count is not None:
