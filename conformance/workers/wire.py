@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.subjects.ask import CannotExpress, SubjectFailed
+from conformance.subjects.ask import CannotExpress, SubjectFailed, Turn
 from conformance.subjects.function import OtherDtype
 from conformance.subjects.handout import copy_in_layout
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
@@ -52,7 +52,7 @@ def sendable(cls: Class) -> Class:
     return cls
 
 
-DATA = (AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel)
+DATA = (AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel, Turn)
 ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})
 

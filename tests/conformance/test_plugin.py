@@ -164,7 +164,7 @@ def test_dtypes_that_the_subject_lacks_are_listed_also_when_quiet(run):
         (("--mha-subject", "mine:right", "--mha-case", "primes"), "ERROR: case 'primes' is not known"),
         (("--mha-subject", "mine:right", "--mha-dtype", "float8"), "ERROR: dtype 'float8' is not known"),
         (("--mha-subject", "mine:right", "--mha-time-limit", "-1"), "ERROR: the time limit must be a positive number"),
-        (("--mha-subject", "mine:right", "--mha-python", "their=python"), "ERROR: --mha-python their=python: 'their' is"),
+        (("--mha-subject", "mine:right", "--mha-python", "their=python"), "ERROR: --mha-python their=python: 'their'"),
         (("--mha-case", "prime"), "ERROR: --mha-case needs --mha-subject"),
     ],
 )
