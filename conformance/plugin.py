@@ -86,16 +86,11 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def _diagnosis(self, subject: AnySubject) -> str:
-        """What explains the difference, in words; cases in which it deviates as known are left out."""
-        from conformance.diagnosis.diagnose import diagnose
-        from conformance.diagnosis.text import describe
-        from mha_core import SpecError
+        """What explains the difference, in words."""
+        from conformance.diagnosis.observations import listed_in
+        from conformance.diagnosis.text import explained
 
-        asked = [case for case in self.cases if not self.known.listed_for(subject, case.id, subject.dtype)]
-        try:
-            return describe(diagnose(subject, asked, experiments=True))
-        except SpecError as error:
-            return str(error)
+        return explained(subject, self.cases, experiments=True, known=listed_in(self.known, subject))
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.cases.case import Case
+from conformance.diagnosis.diagnose import Diagnosis, Hypothesis, diagnose
 from conformance.experiments.measured import is_measured
 from conformance.experiments.text import experiments_text, located_text
+from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
+from mha_core.errors import one_line
+
+ENDED = "The diagnosis ended early, so no reason is known:"
+
+
+def explained(subject: Subject, cases: Iterable[Case], **how: Any) -> str:
+    """`diagnose` in plain words, for a verdict that stands already: if it raises, one line says so.
+
+    Args:
+        subject, cases, how: the arguments of `diagnose`.
+    """
+    try:
+        return describe(diagnose(subject, cases, **how))
+    except Exception as error:  # whatever it is, it is no verdict
+        return f"{ENDED} {one_line(error)}"
 
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
@@ -16,7 +34,10 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     paragraphs = [_extent(diagnosis)]
     if diagnosis.exchanged is not None:
         return "\n\n".join([*paragraphs, EXCHANGED, describe(diagnosis.exchanged, details=details)])
-    if diagnosis.mismatch is not None:
+    if diagnosis.ended is not None:
+        paragraphs += [_place(diagnosis)] if diagnosis.mismatch is not None else []
+        paragraphs.append(f"{ENDED} {diagnosis.ended}")
+    elif diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
         if diagnosis.located is not None:
             paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
@@ -50,6 +71,12 @@ def _left_out(diagnosis: Diagnosis) -> str:
 def _extent(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
+    if diagnosis.deviating:
+        ids = ", ".join(dict.fromkeys(id for ids in diagnosis.deviating.values() for id in ids))
+        who += f" differs in {_cases(len(diagnosis.deviating))} as is listed ({ids})"
+        if not total:
+            return f"{who}. There is nothing to explain."
+        who += ". Else it"
     if not diagnosis.differs:
         return f"{who} is equal to the reference in {_all(total)}. There is nothing to explain."
     if not diagnosis.failing:
@@ -90,6 +117,8 @@ def _cause(diagnosis: Diagnosis) -> str:
 
 
 def _precision(diagnosis: Diagnosis) -> str:
+    if diagnosis.deviating:
+        return f"What is listed errs as {diagnosis.inside} does. What follows allows for that."
     return (
         f"Every output that it gives in {diagnosis.dtype} is a {diagnosis.inside} number: it computes in "
         f"{diagnosis.inside} inside. What follows allows for the errors of that."

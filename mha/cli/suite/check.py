@@ -127,7 +127,7 @@ def check(asked: CheckOptions) -> None:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
     _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
     if not interrupted:
-        _explain(console, errors, own, cases, results)
+        _explain(console, errors, own, cases, results, known)
         if asked.count is not None:
             _show_smallest(console, errors, subjects, results, asked.seed)
     sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
@@ -233,26 +233,27 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
 
 
 def _explain(
-    console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
+    console: Console,
+    errors: Console,
+    subjects: list[Subject],
+    cases: list[Case],
+    results: list[Result],
+    table: Deviations,
 ) -> None:
-    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs.
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs."""
+    from conformance.diagnosis.observations import listed_in
+    from conformance.diagnosis.text import explained
 
-    Cases in which it deviates as known are left out, because those are explained already.
-    """
-    explained: set[str] = set()
+    done: set[str] = set()
     for subject in subjects:
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
-        listed = {result.case for result in own if result.status == "deviates"}
-        asked = [case for case in cases if case.id not in listed]
-        wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
-        if wrong & {case.id for case in asked} and subject.name not in explained:
-            from conformance.diagnosis.diagnose import diagnose
-            from conformance.diagnosis.text import describe
-
-            explained.add(subject.name)
-            with errors.status("") as status:
-                found = diagnose(subject, asked, experiments=True, progress=says(status))
-            console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
+        if subject.name in done or not any(one.status == "different" and one.wrong_at_once for one in own):
+            continue
+        done.add(subject.name)
+        known = listed_in(table, subject)
+        with errors.status("") as status:
+            text = explained(subject, cases, experiments=True, known=known, progress=says(status))
+        console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_smallest(

@@ -114,12 +114,17 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
     from conformance.cases import table as cases
+    from conformance.deviations.known import load
     from conformance.diagnosis.diagnose import diagnose as find
+    from conformance.diagnosis.observations import listed_in
 
-    chosen = cases.select(asked.patterns)
-    return _in_the_first_dtype(
-        spec, asked, lambda one, progress: find(one, chosen, experiments=asked.experiments, progress=progress)
-    )
+    chosen, table = cases.select(asked.patterns), load()
+
+    def ask(subject: Subject, progress: Callable[[str], None]) -> Diagnosis:
+        known = listed_in(table, subject)
+        return find(subject, chosen, experiments=asked.experiments, known=known, progress=progress)
+
+    return _in_the_first_dtype(spec, asked, ask)
 
 
 def _in_the_first_dtype(
