@@ -95,19 +95,13 @@ class Suite:
         return cast("Result", result)
 
     def _diagnosis(self, subject: RemoteSubject) -> str:
-        """What explains the difference, in words; cases in which it deviates as known are left out."""
+        """What explains the difference, in words."""
         from conformance.cases.case import Case
-        from conformance.diagnosis.apart import diagnosed
+        from conformance.diagnosis.apart import diagnosed, explained
         from conformance.workers.execute import call
-        from mha_core import BackendError, SpecError
 
-        listed = [self.known.listed_for(subject, case.id, subject.dtype) for case in self.cases]
-        pairs = zip(self.cases, listed, strict=True)
-        asked = tuple(case.id for case, known in pairs if isinstance(case, Case) and not known)
-        try:
-            return cast(str, call(self.settings, diagnosed, subject, asked)[0])
-        except (SpecError, BackendError) as error:
-            return str(error)
+        asked = tuple(case.id for case in self.cases if isinstance(case, Case))
+        return explained(call, self.settings, diagnosed, subject, asked, self.known)
 
     def pytest_unconfigure(self) -> None:
         """End the processes in which cases were judged."""

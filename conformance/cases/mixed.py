@@ -76,7 +76,9 @@ def mixed(case: Case, other: Case, part: str) -> Problem | None:
     if part == SPLIT:
         return replace(problem, inputs=_split(inputs, problem.config) if given.is_split else inputs.merged())
     if part == LAYOUT:
-        arrays = {name: np.asfortranarray(getattr(inputs, name)) for name in ("queries", "keys", "values")}
+        arrays: dict[str, Any] = {
+            name: np.asfortranarray(getattr(inputs, name)) for name in ("queries", "keys", "values")
+        }
         return replace(problem, inputs=replace(inputs, **arrays))
     sizes = {name: getattr(case, name) for name in SIZES.values()}
     fields = {name: _fitted(name, _field(given, name), sizes) for name in FIELDS[part]}
@@ -117,7 +119,8 @@ def _same(a: Any, b: Any) -> bool:
 def _split(inputs: AttentionInputs, config: Any) -> AttentionInputs:
     shapes = config.head_shapes
     heads = {"queries": shapes.queries[0], "keys": shapes.keys[0], "values": shapes.values[0]}
-    return replace(inputs, **{name: split_heads(getattr(inputs, name), count) for name, count in heads.items()})
+    parts: dict[str, Any] = {name: split_heads(getattr(inputs, name), count) for name, count in heads.items()}
+    return replace(inputs, **parts)
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,9 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
             found.failed = f"{where}: {outcome}"
             return found
         found.mismatches += [
-            replace(one, call=where if kept else "", message=f"{where}, {one.message}") for one in wrong
+            replace(one, call=where if kept else "", message=f"{where}, {one.message}")
+            for one in wrong
+            if isinstance(one, Mismatch)
         ]
         if kept:
             return found
@@ -145,8 +147,8 @@ def verdict(
             mismatches = mismatches if instead else []
         if mismatches:
             return mismatches
-        for name, ratio in own.items() if ratios is not None else ():
-            ratios[name] = max(ratio, ratios.get(name, 0.0))
+        if ratios is not None:
+            ratios |= {name: max(ratio, ratios.get(name, 0.0)) for name, ratio in own.items()}
     return ()
 
 

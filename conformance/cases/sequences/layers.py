@@ -68,6 +68,8 @@ def _decoding(few_shapes: bool) -> list[Step]:
     def step(sentence: Step, words: str, position: int) -> Step:
         inputs = sentence.case.build().inputs
         trace = reference.run(config, layer.weights, inputs)
+        assert trace.keys is not None
+        assert trace.values is not None
         held, mask = position, AttentionMask(causal=True, query_offset=np.array([position] * batch))
         if few_shapes:  # a cache of one size, of which the beginning is in use
             held = length - 1
@@ -134,13 +136,10 @@ def _first_calls(few_shapes: bool) -> list[Step]:
     def layer(**changes: Any) -> PreparedLayer:
         return base.layer("sequence-first-calls", next(number), **changes)
 
-    one, self_attention, unmasked, by_keys, empty, trained, turned, split, narrow, cached, query = (
-        *(layer() for _ in range(5)),
-        layer(dropout=DROPOUT),
-        layer(),
-        PreparedLayer("sequence-first-calls", BARE, next(number)),
-        *(layer() for _ in range(3)),
-    )
+    one, self_attention, unmasked, by_keys, empty = (layer() for _ in range(5))
+    trained, turned = layer(dropout=DROPOUT), layer()
+    split = PreparedLayer("sequence-first-calls", BARE, next(number))
+    narrow, cached, query = (layer() for _ in range(3))
     of_keys, of_heads = rng.random((2, batch, heads, queries, keys)) < 0.67
     of_keys[..., 0] = of_heads[..., 0] = True
     keep = rng.random((batch, heads, queries, keys)) >= DROPOUT
@@ -154,7 +153,8 @@ def _first_calls(few_shapes: bool) -> list[Step]:
 
     def transposed(inputs: AttentionInputs) -> AttentionInputs:
         names = ("queries", "keys", "values")
-        return replace(inputs, **{name: np.asfortranarray(getattr(inputs, name)) for name in names})
+        arrays: dict[str, Any] = {name: np.asfortranarray(getattr(inputs, name)) for name in names}
+        return replace(inputs, **arrays)
 
     return [
         one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1), gradients=False),
