@@ -47,7 +47,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
         return _shown(_linen, own, variables, _arrays(inputs, config, dtype, cross=cross))
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed",)), variables)
+    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed", "causal")), variables)
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -58,7 +58,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
         return _shown(_nnx, graph, state, _arrays(inputs, config, dtype, cross=True))
 
     dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
-    _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state)
+    _check(layer, config, weights, run, dtype, Words(masks=("allowed", "causal")), state)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
