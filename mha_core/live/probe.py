@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
+from mha_core.call.masks import AttentionMask, allowed_keys
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError, one_line
@@ -64,7 +64,16 @@ class Words:
 
 @dataclass(frozen=True)
 class Probe:
-    """One call: its sizes, the source of its mask, and a factor on its inputs."""
+    """One call.
+
+    Attributes:
+        batch, query_len, key_len: its sizes.
+        mask: the source of its mask; None for no mask.
+        times: a factor on its inputs.
+        self_attention: whether queries, keys and values are one array.
+        rows: the queries whose results are compared; None for all. A few are enough in a long call, because each of
+            them depends on all keys.
+    """
 
     batch: int
     query_len: int
@@ -72,19 +81,27 @@ class Probe:
     mask: str | None = None
     times: float = 1.0
     self_attention: bool = False
+    rows: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         lengths = f"{self.query_len} queries" + ("" if self.self_attention else f" and {self.key_len} keys")
         return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
 
 
+LONGEST = 300
+"""Most keys of a probe: a window, a chunk or a scale that acts beyond them shows in none."""
+
+FAR = (0, 150, LONGEST - 1)
+"""The queries of a long probe that are compared: those at both ends are far from most keys."""
+
 PROBES = (
     Probe(2, 5, 7),
     Probe(1, 4, 4, times=2.0, self_attention=True),
-    Probe(2, 4, 6, "valid_lens"),
-    Probe(2, 3, 5, "allowed"),
-    Probe(1, 6, 4, "causal"),
+    Probe(2, 17, 64, "valid_lens"),
+    Probe(2, 9, 40, "allowed"),
+    Probe(1, LONGEST, 277, "causal", times=0.5, rows=FAR),
     Probe(1, 3, 6, "bias"),
+    Probe(1, LONGEST, LONGEST, times=0.5, self_attention=True, rows=FAR),
 )
 """The calls; those with a mask that a layer can't take are left out."""
 
@@ -180,7 +197,8 @@ differ). probe=False hands its weights out all the same
         except Exception as error:  # whatever somebody's layer raises
             ended = one_line(error, whole=True).rstrip(".")
             raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
-        difference = _first_difference(found, _computed(config, exact, told), dtype, squares)
+        compared = told if probe.rows is None else _of_rows(told, config, probe.rows)
+        difference = _first_difference(found, _computed(config, exact, compared), dtype, squares, probe)
         if difference is not None:
             raise SpecError(
                 f"{name} does not compute what its weights say: in a probe of {probe}, {difference}. {SWITCH}"
@@ -245,6 +263,14 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
     return AttentionMask(causal=probe.mask == "causal")
 
 
+def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, ...]) -> AttentionInputs:
+    """The call with these queries alone, each under its part of the mask."""
+    allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+    bias = inputs.mask.bias
+    bias = None if bias is None else np.broadcast_to(bias, allowed.shape)[:, :, rows]
+    return replace(inputs, queries=inputs.queries[:, rows], mask=AttentionMask(allowed=allowed[:, :, rows], bias=bias))
+
+
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
     """The reference's State from float64 weights, without the copies that `run_state` makes each time."""
     state = State(config=config, parameters=weights, inputs=inputs.as_float64(), sizes=inputs.check(config))
@@ -283,9 +309,13 @@ def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.rando
 
 
 def _first_difference(
-    found: Mapping[str, NDArray], state: State, dtype: str, squares: Mapping[str, NDArray]
+    found: Mapping[str, NDArray],
+    state: State,
+    dtype: str,
+    squares: Mapping[str, NDArray],
+    probe: Probe,
 ) -> str | None:
-    """The first stage that differs from the reference's, in words; None if none does."""
+    """The first stage that differs from `state`, which has the probe's `rows`, in words; None if none does."""
     allowed_error = rounding_error(state, dtype, squares)
     has_key = state["allowed"].any(axis=-1)  # (B, H, Lq)
     for stage in ("weights", "heads", "output"):
@@ -293,8 +323,12 @@ def _first_difference(
         if array is None:
             continue
         wanted, allowed = state[stage], allowed_error[stage]
-        if array.shape != wanted.shape:
-            return f"{stage} has shape {array.shape}; its weights give {wanted.shape}"
+        axis = 1 if stage == "output" else 2
+        whole = (*wanted.shape[:axis], probe.query_len, *wanted.shape[axis + 1 :])
+        if array.shape != whole:
+            return f"{stage} has shape {array.shape}; its weights give {whole}"
+        compared = range(probe.query_len) if probe.rows is None else probe.rows
+        array = array.take(compared, axis)
         rows = has_key.all(axis=1) if stage == "output" else has_key
         with np.errstate(invalid="ignore", over="ignore"):
             over = np.abs(array - wanted) / np.maximum(allowed, np.finfo(np.float64).tiny)
@@ -302,8 +336,9 @@ def _first_difference(
         if (over > 1.0).any():
             worst = tuple(int(i) for i in np.unravel_index(np.argmax(over), over.shape))
             wrong = int((over > 1.0).sum())
+            place = (*worst[:axis], compared[worst[axis]], *worst[axis + 1 :])
             return (
-                f"{stage}[{', '.join(map(str, worst))}] is {array[worst]:.6g}; its weights give {wanted[worst]:.6g}, "
+                f"{stage}[{', '.join(map(str, place))}] is {array[worst]:.6g}; its weights give {wanted[worst]:.6g}, "
                 f"and {allowed[worst]:.2g} off is allowed ({wrong} of {over.size} elements differ)"
             )
     return None

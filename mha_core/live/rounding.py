@@ -33,6 +33,9 @@ SOFTMAX_UNIT = UNIT["float32"]
 EXPONENTIAL = 4.0
 """The error of an exponential in units in the last place."""
 
+SHORT = 64
+"""Numbers that every framework adds up in float32 at least. Of more float16 numbers, XLA has the sum in float16."""
+
 LINEAR = 0.5
 """Up to this error of a score, the relative error of its exponential is nearly the same number."""
 
@@ -81,11 +84,13 @@ def rounding_error(
     weights, heads, values = state["weights"], state["heads"], state.heads_of("values")
     far = SIGMAS * np.sqrt(s_error.max(axis=-1, keepdims=True, initial=0.0)) > LINEAR  # (B, H, Lq, 1)
     together = (weights**2 * s_error).sum(axis=-1, keepdims=True)
-    w_error = weights**2 * (s_error + together + 4.0 * softmax_unit**2) + tiny
+    # Sums of exponentials and of weighted values: their partial sums grow, unlike those of numbers of either sign.
+    growing = max(_sum_of(weights.shape[-1], dtype), weights.shape[-1] * SOFTMAX_UNIT**2)
+    w_error = weights**2 * (s_error + together + 4.0 * softmax_unit**2 + growing) + tiny
     spread = (values[:, :, None] - heads[:, :, :, None]) ** 2 * allowed[..., None]  # (B, H, Lq, Lk, dv)
     moved = ((weights**2 * s_error)[..., None] * spread).sum(axis=3)
     moved = np.where(far, spread.max(axis=3, initial=0.0) / SIGMAS**2, moved)
-    h_error = moved + weights**2 @ v_error + tiny + unit**2 * heads**2
+    h_error = moved + weights**2 @ v_error + tiny + (unit**2 + 2.0 * growing) * heads**2
     h_error = h_error + (_sum_of(weights.shape[-1], dtype) + 4.0 * softmax_unit**2) * (weights**2 @ values**2)
 
     rows = merge_heads(h_error)
@@ -108,8 +113,9 @@ def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None
 
 
 def _sum_of(n: int, dtype: str) -> float:
-    """The square of the relative error of a sum of n products; sums of small dtypes are in float32 at least."""
-    return n * min(UNIT[dtype], UNIT["float32"]) ** 2
+    """The square of the relative error of a sum of n products (see SHORT)."""
+    wide = min(UNIT[dtype], UNIT["float32"])
+    return n * (UNIT[dtype] if dtype == "float16" and n > SHORT else wide) ** 2
 
 
 def _projected(squared: Mapping[str, NDArray], projection: str, squares: NDArray, dtype: str) -> NDArray:

@@ -53,7 +53,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
         return _shown(_linen, own, variables, _arrays(inputs, config, dtype, cross=cross))
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed",)), variables, LINEN)
+    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed", "causal")), variables, LINEN)
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -65,7 +65,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
     dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
     natives = NNX_DROPOUT if config.dropout else NNX  # which computes by another function
-    _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state, natives)
+    _check(layer, config, weights, run, dtype, Words(masks=("allowed", "causal")), state, natives)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:

@@ -18,6 +18,7 @@ from backends.tf.native.subjects import per_item, told_to_keras
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
 from mha_core.reference import pipeline as reference
+from tests.backends.far_faults import FAULTS, factor, kept
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
@@ -147,8 +148,22 @@ def with_two_output_axes():
 
 
 class OwnAttention(keras.layers.MultiHeadAttention):
-    def _compute_attention(self, *args, **kwargs):
-        return super()._compute_attention(*args, **kwargs)
+    """A method of its own is no reason to refuse it: what it computes is asked."""
+
+    factor = 1.0
+
+    def _compute_attention(self, query, *args, **kwargs):
+        return super()._compute_attention(query * self.factor, *args, **kwargs)
+
+
+def test_a_layer_with_a_method_of_its_own_is_asked_what_it_computes():
+    layer = OwnAttention(2, 3)
+    layer.build((2, 5, 7), (2, 6, 7), (2, 6, 7))
+    config, _ = from_native(layer)
+    assert (config.num_heads, config.head_dim, config.query_dim) == (2, 3, 7)
+    layer.factor = 1.1
+    with pytest.raises(SpecError, match="does not compute what its weights say"):
+        from_native(layer)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +175,6 @@ class OwnAttention(keras.layers.MultiHeadAttention):
         (lambda: keras.layers.MultiHeadAttention(2, 3, attention_axes=(1, 2)), r"attention_axes=\(1, 2\)"),
         (with_rank_4, r"attention_axes=\(1, 2\)"),
         (with_two_output_axes, r"attention_output/kernel must have shape \(heads, width, out\)"),
-        (lambda: OwnAttention(2, 3), "OwnAttention replaces MultiHeadAttention._compute_attention"),
         (lambda: keras.layers.MultiHeadAttention(2, 3, name="mine"), "'mine' has no parameters yet"),
         (lambda: keras.layers.Dense(3), "Dense is no layer that can be read here"),
     ],
@@ -231,7 +245,7 @@ def with_no_softmax(layer):
             "Twice 'mine' does not compute what its weights say: in a probe of 2 x 5 queries and 7 keys, no m",
         ),
         (with_scale, "no mask, weights["),
-        (with_patched_call, "in a probe of 2 x 4 queries and 6 keys, valid_lens, weights["),
+        (with_patched_call, "in a probe of 2 x 17 queries and 64 keys, valid_lens, weights["),
         (with_lora, "no mask, output["),
         (with_no_softmax, "no mask, weights["),
     ],
@@ -247,6 +261,29 @@ def test_a_live_layer_that_computes_something_else_is_refused(trick, said, dtype
     assert said in str(error.value)
     assert str(error.value).endswith("probe=False hands its weights out all the same")
     assert from_native(layer, probe=False)[0] == wanted[0]
+
+
+class Far:
+    """A layer with one of `far_faults`; a mask that it is given is combined with its own."""
+
+    fault = ""
+
+    def __call__(self, query, value, key, attention_mask=None, use_causal_mask=False, **told):
+        own = kept(self.fault, query.shape[1], key.shape[1])
+        if use_causal_mask:
+            own = own & np.tri(*own.shape, dtype=bool)
+        mask = tf.constant(own[None]) if attention_mask is None else attention_mask & own
+        query = query * factor(self.fault, key.shape[1])
+        return super().__call__(query, value, key=key, attention_mask=mask, **told)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_only_many_keys_show_is_refused(fault):
+    for config, name in ((SQUARE, "keras"), (GROUPED, "keras-gqa")):
+        layer = to_native(config, weights_of(config), name)
+        layer.__class__ = type("Mine", (Far, type(layer)), {"fault": fault})
+        with pytest.raises(SpecError, match="does not compute what its weights say"):
+            from_native(layer)
 
 
 def test_a_window_is_part_of_what_is_read():
