@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mha.formats import SUFFIXES
+from mha.formats.folder import INDEX, weights_in
+from mha.formats.readers.sharded import read_index
 from mha_core import SpecError
 from mha_core.errors import one_line, shown
 from mha_core.files.outside import parse_json_object
@@ -16,6 +20,12 @@ FILE = "config.json"
 
 LARGEST = 10_000_000
 """Most bytes that such a file may have; a real one has some thousands."""
+
+MODEL_FILES = ("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack")
+"""The files of weights that transformers loads, and has loaded, from a model's folder; each may be in shards."""
+
+PRECISION = re.compile(r"\.(fp16|bf16|fp32)(?=\.)")
+"""What transformers puts into the name of the same weights in another precision: model.fp16.safetensors."""
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 """Keys for the number of heads, where all layers have as many."""
@@ -34,10 +44,12 @@ class ModelConfig:
     Args:
         path: the file.
         content: the JSON object in it.
+        of_other_file: why it is not the config of the file of weights that is read, in words; "" if it is.
     """
 
     path: Path
     content: Mapping[str, Any]
+    of_other_file: str = ""
 
     @property
     def model_type(self) -> str:
@@ -99,16 +111,17 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """The keys of a config with different numbers of heads, in words; "" if all agree.
+    """The keys of a config with different numbers of heads, or widths, in words; "" if all agree.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
     """
-    # Where each side has its own, the other keys are aliases of the encoder's.
-    named = {key: content[key] for key in ("encoder_attention_heads", *HEAD_KEYS) if content.get(key) is not None}
-    if len(set(map(str, named.values()))) < 2:
-        return ""
-    return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+    # Where each side has its own number of heads, the other keys are aliases of the encoder's.
+    for keys in (("encoder_attention_heads", *HEAD_KEYS, "num_key_value_heads"), WIDTH_KEYS):
+        named = {key: content[key] for key in keys if content.get(key) is not None}
+        if len(set(map(str, named.values()))) > 1:
+            return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+    return ""
 
 
 def side_of(prefix: str) -> str | None:
@@ -118,13 +131,48 @@ def side_of(prefix: str) -> str | None:
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """The config of the model that a file, or the files in a folder, belong to; or None, and why there is none."""
-    path = (source if source.is_dir() else source.parent) / FILE
+    """The config beside a file of weights; or None, and why there is none."""
+    path = source.parent / FILE
     if not path.is_file():
         return None, f"there is no {FILE} beside it"
     try:
         if path.stat().st_size > LARGEST:
             return None, f"{path} has more than {LARGEST} bytes"
-        return ModelConfig(path, parse_json_object(path.read_bytes(), what=str(path))), ""
+        content = parse_json_object(path.read_bytes(), what=str(path), any_integer=True)
+        return ModelConfig(path, content, of_other_file(source)), ""
     except (OSError, SpecError) as error:
         return None, str(error) if isinstance(error, SpecError) else f"{path} can't be read: {one_line(error)}"
+
+
+def of_other_file(source: Path) -> str:
+    """Why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
+
+    It belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the whole file,
+    or where there is none, the index and the shards that it names. Where none of these is there, it belongs to the
+    only file of weights in the folder, whatever its name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     for file in ("model.safetensors", "ema.safetensors"):
+    ...         (Path(name) / file).touch()
+    ...     of_other_file(Path(name) / "model.safetensors"), of_other_file(Path(name) / "ema.safetensors")[-44:]
+    ('', ' belongs to model.safetensors, and not to it')
+    """
+    there = weights_in((path.name for path in source.parent.iterdir()), SUFFIXES)
+    own = [name for name in there if PRECISION.sub("", name).removesuffix(INDEX) in MODEL_FILES]
+    own = [name for name in own if not (name.endswith(INDEX) and name.removesuffix(INDEX) in there)]
+    shards = {shard for name in own if name.endswith(INDEX) for shard in _shards_of(source.parent / name)}
+    if source.name in own or source.name in shards:
+        return ""
+    if not own and set(there) - _shards_of(source) == {source.name}:
+        return ""
+    named = " or ".join(own) if own else f"one of {', '.join(MODEL_FILES)}"
+    return f"{source} is not what transformers loads: the {FILE} beside it belongs to {named}, and not to it"
+
+
+def _shards_of(index: Path) -> set[str]:
+    """The files that an index names; none if it is no index that can be read."""
+    try:
+        return set(read_index(index).values()) if index.name.endswith(INDEX) else set()
+    except (SpecError, OSError):
+        return set()

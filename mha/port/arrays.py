@@ -8,11 +8,14 @@ hold nothing else that could belong to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mha.models.neighbours import meaning_of
+from mha.models.places import kind_of
 from mha_core import SpecError
 from mha_core.errors import one_line
 from mha_core.files.outside import parse_json_object
@@ -23,12 +26,6 @@ INDEX = "model.safetensors.index.json"
 
 UNUSED = ("pooler",)
 """Parts of a model that the mean over the last hidden states does not depend on."""
-
-HEADS = (
-    *("classifier", "cls", "discriminator_predictions", "generator_lm_head", "generator_predictions"),
-    *("lm_head", "pooler", "qa_outputs"),
-)
-"""Arrays that a checkpoint may hold besides the encoder: the heads of the task that it was trained on."""
 
 LEGACY = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Names as the first releases wrote them, which transformers still reads."""
@@ -45,15 +42,18 @@ class LoadedArrays:
         held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
         unused: names of the file that the embeddings do not depend on: heads, position numbers.
         drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
+        left: names of the file that no model of its type has, and that the user leaves out.
     """
 
     held: Mapping[str, str]
     unused: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The three as a dict of JSON values."""
-        return {"held": dict(self.held), "unused": list(self.unused), "drawn": list(self.drawn)}
+        """All of it as a dict of JSON values."""
+        rest = {"unused": list(self.unused), "drawn": list(self.drawn), "left": list(self.left)}
+        return {"held": dict(self.held), **rest}
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -86,12 +86,18 @@ def files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def check_arrays(model: Any, folder: Path) -> LoadedArrays:
+def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
     """Find the array in `folder` for each parameter of the model that was loaded from it.
+
+    Args:
+        model: the model.
+        folder: of its files.
+        leave: patterns of names to leave out, of arrays that the model has no place for.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
-            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it.
+            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it; or
+            nothing of the kind has a name that is to be left out.
     """
     files = files_of(folder)
     prefix = f"{model.base_model_prefix}."
@@ -107,7 +113,12 @@ def check_arrays(model: Any, folder: Path) -> LoadedArrays:
         else:
             (drawn if name.split(".")[0] in UNUSED else lacking).append(name)
     beyond = [name for name in files if name not in set(held.values())]
-    surplus = [name for name in beyond if not _harmless(name, prefix, files[name])]
+    strange = [name for name in beyond if not _harmless(name, model.config.model_type, files[name])]
+    left = [name for name in strange if any(fnmatchcase(name, one) for one in leave) and not meaning_of([name])]
+    surplus = [name for name in strange if name not in left]
+    unfit = [one for one in leave if not any(fnmatchcase(name, one) for name in strange)]
+    if unfit:
+        raise SpecError(f"leave {unfit[0]!r} fits no array that {type(model).__name__} has no place for")
     if lacking:
         raise SpecError(
             f"{folder} lacks {_listed(lacking)}; transformers would draw "
@@ -117,11 +128,12 @@ def check_arrays(model: Any, folder: Path) -> LoadedArrays:
         raise SpecError(
             f"{folder} holds {_listed(surplus)}, for which {type(model).__name__} has no place. "
             f"{_contradiction(model, files)}".strip()
+            + _how_to_leave(surplus)
         )
     _check_bits(model, held, files)
     unused = (*beyond, *(array for name, array in held.items() if name.split(".")[0] in UNUSED))
     judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
-    return LoadedArrays(judged, unused, tuple(drawn))
+    return LoadedArrays(judged, tuple(name for name in unused if name not in left), tuple(drawn), tuple(left))
 
 
 def _candidates(name: str, prefix: str) -> list[str]:
@@ -134,13 +146,21 @@ def _candidates(name: str, prefix: str) -> list[str]:
     return names
 
 
-def _harmless(name: str, prefix: str, file: Path) -> bool:
+def _harmless(name: str, model_type: str, file: Path) -> bool:
     """Whether nothing of the embeddings can depend on an array that the model has no place for."""
-    own = name.removeprefix(prefix)
-    if own == "embeddings.position_ids":  # a buffer that older releases saved: 0, 1, 2, ...
+    kind = kind_of(name, model_type)
+    if kind == "buffer":
         numbers = _tensor(file, name).flatten().tolist()
-        return bool(numbers == list(range(len(numbers))))
-    return own.split(".")[0] in HEADS
+        return not name.endswith("position_ids") or bool(numbers == list(range(len(numbers))))
+    return kind == "head" or (kind == "body" and any(f"{part}." in name for part in UNUSED))
+
+
+def _how_to_leave(names: Sequence[str]) -> str:
+    """How to go on without these arrays, in words; "" where one of them is known to change what attention computes."""
+    if any(meaning_of([name]) for name in names) or any("attention." in name for name in names):
+        return ""
+    options = dict.fromkeys(f"--leave '{name.rpartition('.')[0] or name}*'" for name in names)
+    return f" If nothing of the encoder reads {'it' if len(names) == 1 else 'them'}: {' '.join(options)}"
 
 
 def _contradiction(model: Any, files: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +124,13 @@ def check_texts(texts: Sequence[str]) -> None:
             raise SpecError(f"text {number} of {len(texts)} is empty; there is nothing to embed")
 
 
-def load_encoder(name: str, dtype: str = "float32") -> Encoder:
+def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Encoder:
     """The encoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
+
+    Args:
+        name: of the model or the folder.
+        dtype: of the model.
+        leave: patterns of names to leave out, of arrays that no model of its type has.
 
     Raises:
         NotInstalled: a package that it needs is not there.
@@ -155,7 +160,7 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
         except Exception as error:  # transformers raises whatever its readers raise
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     _check_tokenizer(tokenizer, folder)
-    arrays = check_arrays(model, folder)
+    arrays = check_arrays(model, folder, leave)
     drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
     if drawn:
         raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
