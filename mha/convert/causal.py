@@ -24,7 +24,7 @@ CALLS = {
     ),
     **dict.fromkeys(("bert", "bert-kernel"), "is_decoder=True in the config of its model"),
     **dict.fromkeys(
-        ("gpt2", "gpt2-cross", "gpt2-tf", "gpt2-cross-tf", "gpt2-flax", "gpt2-cross-flax", "llama", "llama-kernel"),
+        ("gpt2", "gpt2-tf", "gpt2-flax", "llama", "llama-kernel"),
         "nothing more in GPT-2 and Llama, whose layers mask the future by themselves",
     ),
     "bart-kernel": "nothing more in a decoder of BART and its kin, which masks the future by itself",
