@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mha.formats import SUFFIXES
-from mha.formats.folder import INDEX, weights_in
-from mha.formats.readers.sharded import read_index
 from mha_core import SpecError
-from mha_core.errors import one_line, shown
-from mha_core.files.outside import parse_json_object
+from mha_core.errors import shown
 
 FILE = "config.json"
 """The name of the file in transformers."""
 
 LARGEST = 10_000_000
 """Most bytes that such a file may have; a real one has some thousands."""
-
-MODEL_FILES = ("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack")
-"""The files of weights that transformers loads, and has loaded, from a model's folder; each may be in shards."""
-
-PRECISION = re.compile(r"\.(fp16|bf16|fp32)(?=\.)")
-"""What transformers puts into the name of the same weights in another precision: model.fp16.safetensors."""
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 """Keys for the number of heads, where all layers have as many."""
@@ -128,51 +117,3 @@ def side_of(prefix: str) -> str | None:
     """The one of SIDES that the prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None
-
-
-def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """The config beside a file of weights; or None, and why there is none."""
-    path = source.parent / FILE
-    if not path.is_file():
-        return None, f"there is no {FILE} beside it"
-    try:
-        if path.stat().st_size > LARGEST:
-            return None, f"{path} has more than {LARGEST} bytes"
-        content = parse_json_object(path.read_bytes(), what=str(path), any_integer=True)
-        return ModelConfig(path, content, of_other_file(source)), ""
-    except (OSError, SpecError) as error:
-        return None, str(error) if isinstance(error, SpecError) else f"{path} can't be read: {one_line(error)}"
-
-
-def of_other_file(source: Path) -> str:
-    """Why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
-
-    It belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the whole file,
-    or where there is none, the index and the shards that it names. Where none of these is there, it belongs to the
-    only file of weights in the folder, whatever its name.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as name:
-    ...     for file in ("model.safetensors", "ema.safetensors"):
-    ...         (Path(name) / file).touch()
-    ...     of_other_file(Path(name) / "model.safetensors"), of_other_file(Path(name) / "ema.safetensors")[-44:]
-    ('', ' belongs to model.safetensors, and not to it')
-    """
-    there = weights_in((path.name for path in source.parent.iterdir()), SUFFIXES)
-    own = [name for name in there if PRECISION.sub("", name).removesuffix(INDEX) in MODEL_FILES]
-    own = [name for name in own if not (name.endswith(INDEX) and name.removesuffix(INDEX) in there)]
-    shards = {shard for name in own if name.endswith(INDEX) for shard in _shards_of(source.parent / name)}
-    if source.name in own or source.name in shards:
-        return ""
-    if not own and set(there) - _shards_of(source) == {source.name}:
-        return ""
-    named = " or ".join(own) if own else f"one of {', '.join(MODEL_FILES)}"
-    return f"{source} is not what transformers loads: the {FILE} beside it belongs to {named}, and not to it"
-
-
-def _shards_of(index: Path) -> set[str]:
-    """The files that an index names; none if it is no index that can be read."""
-    try:
-        return set(read_index(index).values()) if index.name.endswith(INDEX) else set()
-    except (SpecError, OSError):
-        return set()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mha.models.beside import strange_file
 from mha.models.config import ModelConfig, contradiction, side_of
 from mha.models.places import dotted
 from mha.models.settings import strange_setting
@@ -164,6 +165,8 @@ class KnownLayer:
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
     """The facts about the layer at `prefix`; or, in words, why the config does not make its arithmetic known.
 
+    What `changed` has to say of the config comes before this.
+
     Args:
         config: the model's config.
         prefix: the layer's prefix.
@@ -177,9 +180,6 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
         return f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
-    reason = changed(config.content, family, config.path.parent)
-    if reason:
-        return f"{config.path}: {reason}"
     if config.of_other_file:
         return config.of_other_file
     own = dotted(prefix)
@@ -237,13 +237,16 @@ def where_in_words(family: Family) -> str:
     return "..." + family.where.replace("\\.", ".").replace("\\d+", "N").replace("?", "")
 
 
-def changed(config: Mapping[str, Any], family: Family, folder: Path) -> str:
+def changed(
+    config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
+) -> str:
     """What of a config, or beside it, may change the family's arithmetic, in words; "" if nothing does.
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
         family: the family.
         folder: the folder of the file.
+        is_left: whether the user leaves out a file of this name in it.
     """
     strange = strange_setting(config, config["model_type"])
     if strange:
@@ -263,7 +266,7 @@ def changed(config: Mapping[str, Any], family: Family, folder: Path) -> str:
             return f"{key} must be true or false. Got {shown(config[key])}"
     if (folder / "adapter_config.json").exists():
         return "an adapter_config.json beside it says that an adapter (LoRA and the like) changes what layers compute"
-    return ""
+    return strange_file(folder, config["model_type"], is_left)
 
 
 def of_own_code(auto_map: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
-from mha.models.config import beside_file
+from mha.models.beside import beside_file
 from mha.models.families import MODEL_TYPES, Family, KnownLayer, known_layer, place_of
 from mha.models.keras_archive import archive_layers
 from mha.models.neighbours import Neighbours, meaning_of
