@@ -9,21 +9,28 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.cases.random import case_from_text, is_case_text
+from conformance.cases.random import case_from_text, is_case_text, shrink
 from conformance.deviations.known import Deviations
 from conformance.judging.expected import Shelf, keep_answers
 from conformance.judging.result import Result
-from conformance.runner import CaseRunner
-from conformance.workers.described import home_of, live, relative_cost
+from conformance.runner import CaseRunner, run_case
+from conformance.workers.described import home_of, relative_cost
+from conformance.workers.execute import Unit
 from conformance.workers.interpreters import Home, Settings
 from conformance.workers.protocol import code_hash, project_version
 from conformance.workers.run import run_units
-from conformance.workers.unit import Unit
 from mha_core.files.kept import Kept, folder_for, kept_folder, machine
+
+_runners: dict[str, CaseRunner] = {}
+"""In a worker: series of the last unit -> what judged it."""
+
+FAILING = ("different", "failed")
+"""The statuses of a case that is shrunk."""
 
 CHUNK = 21
 """Cases of one unit. Few enough that workers finish together, and many enough that asking for them costs nothing."""
@@ -38,12 +45,14 @@ class CaseUnit(Unit):
         cases: ids of the table or of random cases, or whole cases that can be pickled.
         before: the case before these. It is asked first, so that it can be asked again after the first of them.
         known: the deviations that must be seen.
+        series: a name that all units of one run and one subject have in common, and no other.
     """
 
     subject: Any
     cases: tuple[str | Case, ...]
     before: str | Case | None = None
     known: Deviations | None = None
+    series: str = ""
 
     @property
     def home(self) -> Home:
@@ -66,10 +75,22 @@ class CaseUnit(Unit):
 
     def run(self, start: int) -> Iterator[Result | None]:
         keep_answers(_shelf())
-        runner = CaseRunner(live(self.subject), self.known)
+        runner = self._runner()
         for item, case in enumerate(self._asked[start:], start=start):
-            result = runner.run(_case(case))
-            yield result if self._counts(item) else None
+            found = _case(case)
+            if self._counts(item):
+                yield runner.run(found)
+            else:
+                if runner.last != found.id:  # else it has been asked, in the unit before
+                    runner.run(found)
+                yield None
+
+    def _runner(self) -> CaseRunner:
+        """What judges the subject: the same as in the last unit, if that was of the same series."""
+        if not self.series or self.series not in _runners:
+            _runners.clear()
+            _runners[self.series] = CaseRunner(self.subject, self.known)
+        return _runners[self.series]
 
     def lost(self, item: int, reason: str) -> Result | None:
         return self._failed(self._asked[item], reason) if self._counts(item) else None
@@ -106,16 +127,22 @@ def run_apart(
     units: list[CaseUnit] = []
     numbers: list[list[int]] = []
     for subject, group in groupby(enumerate(runs), key=lambda run: run[1][1]):
-        asked = list(group)
+        asked, series = list(group), uuid4().hex
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
             before = _named(asked[start - 1][1][0], whole) if start else None
-            units.append(CaseUnit(subject, names, before, known))
+            units.append(CaseUnit(subject, names, before, known, series))
             numbers.append([number for number, _ in chunk])
     for unit, item, result in run_units(units, executor, settings):
         if result is not None:
             yield numbers[unit][item - (units[unit].before is not None)], result
+
+
+def smallest(case: str, subject: Any) -> Result:
+    """The result of a small random case that a subject fails, found from one that it fails."""
+    small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
+    return run_case(small, subject)
 
 
 def _named(case: Case, whole: bool) -> str | Case:
@@ -123,11 +150,12 @@ def _named(case: Case, whole: bool) -> str | Case:
 
 
 def _case(named: str | Case) -> Case:
-    return named if isinstance(named, Case) else _by_id(named)
+    return named if isinstance(named, Case) else case_by_id(named)
 
 
 @cache
-def _by_id(name: str) -> Case:
+def case_by_id(name: str) -> Case:
+    """The case of this id, of the table or a random one."""
     from conformance.cases.table import select
 
     return case_from_text(name) if is_case_text(name) else select((name,))[0]
@@ -135,7 +163,7 @@ def _by_id(name: str) -> Case:
 
 @cache
 def _shelf() -> Shelf | None:
-    """Where this worker finds what others have expected; None if nothing is to be kept."""
+    """Where this process finds what others have expected; None if nothing is to be kept."""
     folder = kept_folder()
     if folder is None:
         return None

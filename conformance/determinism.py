@@ -13,8 +13,10 @@ from conformance.cases.case import Case
 from conformance.cases.table import select
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.quiet import quiet_stderr
+from conformance.workers.described import read, request_of
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.process import WorkerDied, WorkerProcess
+from conformance.workers.process import WorkerProcess
+from conformance.workers.protocol import WorkerDied
 from mha_core import BackendError, SpecError, Trace
 from mha_core.backend import load
 
@@ -97,7 +99,8 @@ class Runs:
             # With as many threads as the framework takes by itself: bits may differ because there are several.
             process = WorkerProcess(home, self.settings.interpreter(home), threads=None)
             try:
-                found: list[list[Fingerprints]] = process.call(_runs, self, times)
+                request = request_of(_runs, self.backend, self.dtype, self.paths, self.patterns, times)
+                found = read(process.ask(request, None), list, home, self.settings)
             finally:
                 process.end()
         except (WorkerDied, BackendError, SpecError) as error:
@@ -121,12 +124,14 @@ def repeatability(asked: Iterable[Runs], executor: Executor) -> Iterator[Repeata
             yield Repeatability(runs.backend, runs.dtype, total, _differences(first, again), _differences(first, fresh))
 
 
-def _runs(runs: Runs, times: int) -> list[list[Fingerprints]]:
+def _runs(
+    backend: str, dtype: str, paths: tuple[str | None, ...], patterns: tuple[str, ...], times: int
+) -> list[list[Fingerprints]]:
     """In the worker."""
     with quiet_stderr():
-        usual = load(runs.backend).paths()[0]
-    cases = select(runs.patterns)
-    return [[fingerprints(runs.backend, path or usual, runs.dtype, cases) for _ in range(times)] for path in runs.paths]
+        usual = load(backend).paths()[0]
+    cases = select(patterns)
+    return [[fingerprints(backend, path or usual, dtype, cases) for _ in range(times)] for path in paths]
 
 
 def _differences(first: Fingerprints, second: Fingerprints) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import pytest
 
@@ -11,11 +12,8 @@ if TYPE_CHECKING:
     from conformance.cases.case import Case
     from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
-    from conformance.runner import CaseRunner
-    from conformance.subjects.load import LoadedSubject
     from conformance.workers.described import RemoteSubject
-
-    AnySubject = LoadedSubject | RemoteSubject
+    from conformance.workers.interpreters import Settings
 
 pytest_plugins = ["mha_parity.pytest_plugin"]
 """Loads the plugin for users who still name this module with `-p`."""
@@ -29,45 +27,47 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
     """
     from conformance.cases.table import select
     from conformance.deviations.known import load
-    from conformance.subjects.load import load_subjects
     from conformance.workers.described import describe_subjects
-    from conformance.workers.interpreters import Home, Settings, interpreters
+    from conformance.workers.interpreters import Settings, interpreters
     from mha_core import BackendError, SpecError
 
     dtypes = config.getoption("--mha-dtype") or ["float64", "float32"]
-    subjects: list[AnySubject] = []
+    subjects: list[RemoteSubject] = []
     left_out: list[str] = []
     try:
         cases = select(tuple(config.getoption("--mha-case")))
         known = load(config.getoption("--mha-deviations"))
-        settings = Settings(interpreters([], specs))
+        settings = Settings(interpreters([], specs), here=not config.getoption("--mha-apart"))
         limit = config.getoption("--mha-time-limit")
         for spec in dict.fromkeys(specs):
             asked = list(dict.fromkeys(dtypes))
-            found: Sequence[Any]
-            if config.getoption("--mha-apart") or settings.interpreter(Home(spec)) is not None:
-                found, skipped = describe_subjects(spec, asked, limit, settings)
-            else:
-                found, skipped = load_subjects(spec, asked, time_limit=limit)
+            found, skipped = describe_subjects(spec, asked, limit, settings)
             subjects += found
             left_out += skipped
     except (SpecError, BackendError) as error:
         raise pytest.UsageError(*str(error).splitlines()) from error
-    config.pluginmanager.register(Suite(subjects, cases, known, left_out, marker), "mha-suite")
+    config.pluginmanager.register(Suite(subjects, cases, known, settings, left_out, marker), "mha-suite")
 
 
 class Suite:
     """The part of the plugin that is registered only if a subject is given."""
 
     def __init__(
-        self, subjects: list[AnySubject], cases: list[Case], known: Deviations, left_out: list[str], marker: str
+        self,
+        subjects: list[RemoteSubject],
+        cases: list[Case],
+        known: Deviations,
+        settings: Settings,
+        left_out: list[str],
+        marker: str,
     ) -> None:
         self.subjects = subjects
         self.cases = cases
         self.known = known
+        self.settings = settings
         self.left_out = left_out
         self.marker = marker
-        self.different: dict[str, AnySubject] = {}
+        self.different: dict[str, RemoteSubject] = {}
         """Spec -> the subject of the first dtype in which it differs."""
 
     def pytest_report_header(self) -> list[str]:
@@ -85,22 +85,37 @@ class Suite:
             terminalreporter.section(f"diagnosis of {subject.spec} in {subject.dtype}")
             terminalreporter.write_line(self._diagnosis(subject))
 
-    def _diagnosis(self, subject: AnySubject) -> str:
-        """What explains the difference, in words; cases in which it deviates as known are left out."""
-        from conformance.diagnosis.diagnose import diagnose
-        from conformance.diagnosis.text import describe
-        from mha_core import SpecError
+    def judged(self, case: Case, subject: RemoteSubject, series: str) -> Result:
+        """The result of a case. It is judged in a process that imports nothing of the user's."""
+        from conformance.case_unit import CaseUnit
+        from conformance.workers.execute import execute
 
-        asked = [case for case in self.cases if not self.known.listed_for(subject, case.id, subject.dtype)]
+        (result,) = execute(CaseUnit(subject, (case.id,), None, self.known, series), self.settings)
+        return cast("Result", result)
+
+    def _diagnosis(self, subject: RemoteSubject) -> str:
+        """What explains the difference, in words; cases in which it deviates as known are left out."""
+        from conformance.diagnosis.apart import diagnosed
+        from conformance.workers.execute import call
+        from mha_core import BackendError, SpecError
+
+        listed = [self.known.listed_for(subject, case.id, subject.dtype) for case in self.cases]
+        asked = tuple(case.id for case, known in zip(self.cases, listed, strict=True) if not known)
         try:
-            return describe(diagnose(subject, asked, experiments=True))
-        except SpecError as error:
+            return cast(str, call(self.settings, diagnosed, subject, asked)[0])
+        except (SpecError, BackendError) as error:
             return str(error)
+
+    def pytest_unconfigure(self) -> None:
+        """End the processes in which cases were judged."""
+        from conformance.workers.execute import end_idle
+
+        end_idle()
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the tests to the run, whether or not there are tests of the user's."""
-        by_spec: dict[str, list[AnySubject]] = {}
+        by_spec: dict[str, list[RemoteSubject]] = {}
         for subject in self.subjects:
             by_spec.setdefault(subject.spec, []).append(subject)
         for spec, subjects in by_spec.items():
@@ -120,35 +135,35 @@ class Suite:
 class SubjectCollector(pytest.Collector):
     """All cases on one subject."""
 
-    def __init__(self, *, subjects: list[AnySubject], suite: Suite, **details: Any) -> None:
+    def __init__(self, *, subjects: list[RemoteSubject], suite: Suite, **details: Any) -> None:
         super().__init__(**details)
         self.subjects = subjects
         self.suite = suite
 
     def collect(self) -> Iterator[CaseItem]:
-        from conformance.runner import CaseRunner
-
         for subject in self.subjects:
-            runner = CaseRunner(subject, self.suite.known)
+            series = uuid4().hex
             for case in self.suite.cases:
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
                 nodeid = f"{self.nodeid}::{name}"
-                yield CaseItem.from_parent(self, name=name, nodeid=nodeid, runner=runner, case=case, suite=self.suite)
+                yield CaseItem.from_parent(
+                    self, name=name, nodeid=nodeid, subject=subject, series=series, case=case, suite=self.suite
+                )
 
 
 class CaseItem(pytest.Item):
     """One case on one subject in one dtype."""
 
-    def __init__(self, *, runner: CaseRunner, case: Case, suite: Suite, **details: Any) -> None:
+    def __init__(self, *, subject: RemoteSubject, series: str, case: Case, suite: Suite, **details: Any) -> None:
         super().__init__(**details)
         self.suite = suite
-        self.runner = runner
-        self.subject = cast("AnySubject", runner.subject)
+        self.subject = subject
+        self.series = series
         self.case = case
 
     def runtest(self) -> None:
-        result = self.runner.run(self.case)
+        result = self.suite.judged(self.case, self.subject, self.series)
         if result.status == "unsupported":
             pytest.skip(f"{self.name} {result.message}")
         if result.status == "deviates":

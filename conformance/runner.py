@@ -14,7 +14,7 @@ from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
-from conformance.judging.repeats import asked_again, can_be_asked_again, repeats
+from conformance.judging.repeats import Question, can_be_asked_again, questions
 from conformance.judging.result import Result, Status
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.subjects.subject import Subject
@@ -43,7 +43,12 @@ class CaseRunner:
     def __init__(self, subject: Subject, known: Deviations | None = None) -> None:
         self.subject = subject
         self.known = known
-        self._last: tuple[str, Session, Expected] | None = None
+        self._last: tuple[str, Session, Trace, Expected] | None = None
+
+    @property
+    def last(self) -> str | None:
+        """The id of the case that will be asked again after the next one."""
+        return None if self._last is None else self._last[0]
 
     def run(self, case: Case) -> Result:
         """Judge the subject by one case."""
@@ -75,8 +80,10 @@ class CaseRunner:
             )
 
         session = Session(subject, wanted.problem)
+        again = questions(wanted) if can_be_asked_again(subject) else []
+        answers = session.answers([wanted.problem, *(question.wanted.problem for question in again)])
         try:
-            trace = session.answer()
+            trace = next(answers)
         except CannotExpress as reason:
             return result("unsupported", message=f"cannot express: {reason}")
         except SubjectFailed as error:
@@ -85,7 +92,7 @@ class CaseRunner:
         judged = _judged(trace, wanted.trace)
         try:
             ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
-            mismatches = tuple(self._asked_again(case.id, session, wanted))
+            mismatches = tuple(self._repeated(case.id, session, trace, again, answers))
         except ParityError as error:
             mismatches = tuple(error.mismatches)
             return result("different", ratios=error.ratios, mismatches=mismatches, recorded=recorded, judged=judged)
@@ -94,16 +101,27 @@ class CaseRunner:
         status: Status = "different" if mismatches else "equal"
         return result(status, ratios=ratios, mismatches=mismatches, recorded=recorded, judged=judged)
 
-    def _asked_again(self, case: str, session: Session, wanted: Expected) -> Iterator[Mismatch]:
-        """Ask a subject that was right again, and then about the case before; yields the mismatches."""
-        if not can_be_asked_again(self.subject):
+    def _repeated(
+        self, case: str, session: Session, first: Trace, again: Sequence[Question], answers: Iterator[Trace]
+    ) -> Iterator[Mismatch]:
+        """The mismatches of a subject whose first answer was right, asked again, and then about the case before."""
+        for question in again:
+            yield from self._asked(question, first, answers)
+        if not again:
             return
         last, self._last = self._last, None
-        yield from repeats(session, wanted)
         if last is not None:
-            other, other_session, other_wanted = last
-            yield from asked_again(other_session, other_wanted, f"case {other} asked again after this one")
-        self._last = case, session, wanted
+            other, other_session, before, wanted = last
+            question = Question(f"case {other} asked again after this one", wanted)
+            yield from self._asked(question, before, other_session.answers([wanted.problem]))
+        self._last = case, session, first, again[0].wanted
+
+    def _asked(self, question: Question, first: Trace, answers: Iterator[Trace]) -> Iterator[Mismatch]:
+        try:
+            trace = next(answers)
+        except SubjectFailed as error:
+            raise SubjectFailed(f"{question.call}: {error}") from error
+        yield from question.mismatches(trace, first, self.subject.dtype)
 
 
 def run_all(
@@ -112,19 +130,17 @@ def run_all(
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject, in this process; `progress` is called with each Result."""
-    for _, outcome in run_here([(case, subject) for subject in subjects for case in cases], known):
-        progress(outcome)
-        yield outcome
+    """Every case on every subject, subject by subject; `progress` is called with each Result.
 
-
-def run_here(runs: Iterable[tuple[Case, Subject]], known: Deviations | None = None) -> Iterator[tuple[int, Result]]:
-    """Judge every (case, subject) in this process; yields (its number, Result)."""
-    runner: CaseRunner | None = None
-    for number, (case, subject) in enumerate(runs):
-        if runner is None or runner.subject is not subject:
-            runner = CaseRunner(subject, known)
-        yield number, runner.run(case)
+    The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
+    judges in a process of its own.
+    """
+    for subject in subjects:
+        runner = CaseRunner(subject, known)
+        for case in cases:
+            outcome = runner.run(case)
+            progress(outcome)
+            yield outcome
 
 
 def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:

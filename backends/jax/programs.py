@@ -3,6 +3,9 @@
 A program is found by what it is traced from, so that a run that finds it neither traces nor lowers; else by its text
 after lowering, which a change of code that leaves the program as it was does not change.
 
+A piece is XLA's program, and a line of JSON that says which arrays it takes and how what it gives is put together:
+nothing of it is unpickled, as `jax.experimental.serialize_executable` would do. The program itself is machine code.
+
 JAX has a cache of its own, which is on or off for all of a process, is asked after lowering only, and believes what it
 finds in its folder.
 """
@@ -10,8 +13,8 @@ finds in its folder.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pickle
 import sys
 import zlib
 from collections.abc import Callable, Hashable
@@ -25,7 +28,6 @@ from typing import Any
 import flax
 import jax
 import numpy as np
-from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from mha_core.files.kept import Kept, folder_for, machine
 from mha_core.files.source import installed_stamp, source_hash
@@ -84,13 +86,12 @@ class KeptProgram:
         source = self._source(signature, settings)
         if source is not None and (found := self._kept.get(source)) is not None:
             with suppress(Exception):  # what can't be read is made anew, and put in its place
-                return self._loaded(*pickle.loads(found))
+                return self._loaded(found.decode())
         lowered = self._compiled.lower(*arguments)
-        text = f"{lowered.as_text()}\n{settings}"
-        program = self._of_text(text, lowered)
+        key = text_key(f"{lowered.as_text()}\n{settings}")
+        program = self._of_text(key, lowered)
         if source is not None:
-            with suppress(Exception):
-                self._kept.put(source, pickle.dumps((text_key(text), lowered.in_tree, lowered.out_tree)))
+            self._kept.put(source, key.encode())
         return program
 
     def _source(self, signature: tuple[Any, ...], settings: str) -> str | None:
@@ -103,27 +104,80 @@ class KeptProgram:
         except TypeError:
             return None
 
-    def _of_text(self, text: str, lowered: jax.stages.Lowered) -> Callable[..., Any]:
-        """The program of a lowered function."""
+    def _of_text(self, key: str, lowered: jax.stages.Lowered) -> Callable[..., Any]:
+        """The program of a lowered function, whose text has this key."""
         with suppress(Exception):  # whatever JAX raises for what was kept: it is compiled then, and takes its place
-            return self._loaded(text_key(text), lowered.in_tree, lowered.out_tree)
+            return self._loaded(key)
         program = lowered.compile()
         with suppress(Exception):  # JAX can't write down every program
-            self._kept.put(text_key(text), zlib.compress(serialize(program)[0], level=1))
+            self._kept.put(key, written(program))
         return program
 
-    def _loaded(self, key: str, in_tree: Any, out_tree: Any) -> Callable[..., Any]:
+    def _loaded(self, key: str) -> Callable[..., Any]:
         """The program that is kept under the key of its text. KeyError if it isn't; whatever JAX raises for it."""
         found = self._kept.get(key)
         if found is None:
             raise KeyError(key)
-        return deserialize_and_load(
-            zlib.decompress(found),
-            in_tree,
-            out_tree,
-            backend=self._device.client,
-            execution_devices=[self._device],
-        )
+        return read(found, self._device)
+
+
+def written(program: jax.stages.Compiled) -> bytes:
+    """A program as bytes. TypeError if it takes or gives something else than arrays in dicts and tuples."""
+    inside: Any = program
+    if getattr(inside._params, "const_args", None):
+        raise TypeError("a program with arrays of its own")
+    executable: Any = program.runtime_executable()
+    count = inside.out_tree.num_leaves
+    form = {
+        "takes": sorted(inside._executable._kept_var_idx),
+        "gives": _plain(jax.tree.unflatten(program.out_tree, range(count))),
+    }
+    serialized = executable.serialize() if hasattr(executable, "serialize") else None
+    data = serialized or executable.client.serialize_executable(executable)
+    return json.dumps(form).encode() + b"\n" + zlib.compress(data, level=1)
+
+
+def read(data: bytes, device: jax.Device) -> Callable[..., Any]:
+    """The program of some bytes, on a device: called with trees of arrays, it gives a tree of arrays."""
+    from jax._src.lib import xla_client
+
+    line, _, packed = data.partition(b"\n")
+    form = json.loads(line)
+    takes, gives = form["takes"], form["gives"]
+    executable = device.client.deserialize_executable(
+        zlib.decompress(packed), executable_devices=xla_client.DeviceList((device,))
+    )
+
+    def run(*arguments: Any) -> Any:
+        leaves = jax.tree.leaves(arguments)
+        found = executable.execute_sharded([leaves[number] for number in takes])
+        return _tree(gives, [array for (array,) in found.disassemble_into_single_device_arrays()])
+
+    return run
+
+
+def _plain(tree: Any) -> Any:
+    """A tree of numbers as JSON has it: its tuples are lists.
+
+    >>> _plain(({"a": 0}, None)), _tree([{"a": 0}, None], ["x"])
+    ([{'a': 0}, None], ({'a': 'x'}, None))
+    """
+    if tree is None or type(tree) is int:
+        return tree
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return {key: _plain(value) for key, value in tree.items()}
+    if type(tree) is tuple:
+        return [_plain(value) for value in tree]
+    raise TypeError(f"a {type(tree).__name__} is not kept")
+
+
+def _tree(plain: Any, leaves: list[Any]) -> Any:
+    """The tree of such numbers, with these in their places."""
+    if isinstance(plain, dict):
+        return {key: _tree(value, leaves) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return tuple(_tree(value, leaves) for value in plain)
+    return None if plain is None else leaves[plain]
 
 
 SOURCE = "what a program is traced from"

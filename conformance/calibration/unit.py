@@ -13,7 +13,7 @@ from conformance.calibration.calibrate import Outcome, Tightness, of_layer, sele
 from conformance.calibration.draws import DRAWS_PER_LAYER
 from conformance.subjects.subject import Subject
 from conformance.workers import Settings, Unit, run_units
-from conformance.workers.described import home_of, live, relative_cost
+from conformance.workers.described import home_of, relative_cost
 from conformance.workers.interpreters import Home
 
 LAYERS = 4
@@ -62,10 +62,9 @@ class LayerUnit(Unit):
         return len(self.layers)
 
     def run(self, start: int) -> Iterator[tuple[Run, ...]]:
-        subjects = [live(subject) for subject in self.subjects]
         for number in self.layers[start:]:
             runs: list[Run] = []
-            for index, wanted, outcome in of_layer(self.seed, number, self.dtype, taking_part(subjects, number)):
+            for index, wanted, outcome in of_layer(self.seed, number, self.dtype, taking_part(self.subjects, number)):
                 first = not runs or runs[-1].index != index
                 runs.append(Run(index, outcome, tightness(wanted) if first else None))
             yield tuple(runs)

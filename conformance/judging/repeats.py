@@ -8,15 +8,15 @@ place in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected
-from conformance.subjects.ask import Session, SubjectFailed
 from conformance.subjects.items import reordered, take_items
 from mha_core import Trace
 
@@ -25,39 +25,57 @@ REORDERED = "with the items of the batch in another order"
 AFTERWARDS = "asked again after another problem"
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A call that a subject has been asked before, or the same with its items in another order.
+
+    Attributes:
+        call: which time it is, in words.
+        wanted: the expected answer.
+        order: of its items, in those of the first call; None: the same.
+    """
+
+    call: str
+    wanted: Expected
+    order: NDArray[np.integer] | None = None
+
+    def mismatches(self, trace: Trace, first: Trace, dtype: str) -> Iterator[Mismatch]:
+        """What is wrong with an answer; nothing if it has the bits of the first one, which was right."""
+        before = first.arrays()
+        if self.order is not None:
+            before = reordered(before, self.wanted.problem.inputs, self.order)
+        if _alike(trace.arrays(), before):
+            return
+        wanted = self.wanted
+        try:
+            compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
+        except ParityError as error:
+            for mismatch in error.mismatches:
+                yield replace(mismatch, call=self.call, message=f"{self.call}, {mismatch.message}")
+
+
+def _alike(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
+    """Whether all arrays have the same bits."""
+    return arrays.keys() == others.keys() and all(
+        array is other
+        or ((array.shape, array.dtype) == (other.shape, other.dtype) and array.tobytes() == other.tobytes())
+        for array, other in ((array, others[name]) for name, array in arrays.items())
+    )
+
+
 def can_be_asked_again(subject: Any) -> bool:
     """Whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
     return not getattr(subject, "recorded", False)
 
 
-def repeats(session: Session, wanted: Expected) -> Iterator[Mismatch]:
-    """Ask a subject that was right three times more, and yield the mismatches; `Mismatch.call` names the time.
-
-    Args:
-        session: it has answered the problem of `wanted` once.
-        wanted: the expected answer.
-
-    Raises:
-        SubjectFailed: it gave no answer; the message says which time.
-    """
-    yield from asked_again(session, wanted, AGAIN)
+def questions(wanted: Expected) -> list[Question]:
+    """What a subject is asked after the problem of `wanted`, in this order."""
     batch = wanted.problem.inputs.queries.shape[0]
+    found = [Question(AGAIN, wanted)]
     if batch > 1:
-        yield from asked_again(session, in_other_order(wanted, np.roll(np.arange(batch), 1)), REORDERED)
-    yield from asked_again(session, wanted, AFTERWARDS)
-
-
-def asked_again(session: Session, wanted: Expected, call: str) -> Iterator[Mismatch]:
-    """Ask a subject for `wanted` once more, and yield the mismatches; `call` describes this time in words."""
-    try:
-        trace = session.answer(wanted.problem)
-    except SubjectFailed as error:
-        raise SubjectFailed(f"{call}: {error}") from error
-    try:
-        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, session.subject.dtype)
-    except ParityError as error:
-        for mismatch in error.mismatches:
-            yield replace(mismatch, call=call, message=f"{call}, {mismatch.message}")
+        order = np.roll(np.arange(batch), 1)
+        found.append(Question(REORDERED, in_other_order(wanted, order), order))
+    return [*found, Question(AFTERWARDS, wanted)]
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:

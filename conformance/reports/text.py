@@ -175,7 +175,10 @@ def verdict(results: Sequence[Result]) -> str:
 
 
 def to_json(
-    results: Iterable[Result], versions: dict[str, dict[str, str]], known: Deviations | None = None
+    results: Iterable[Result],
+    versions: dict[str, dict[str, str]],
+    known: Deviations | None = None,
+    could_not_run: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The report as JSON can hold it.
 
@@ -183,6 +186,7 @@ def to_json(
         results: every Result.
         versions: backend -> package -> version.
         known: the table that the results were judged with; the report holds the entries that they name.
+        could_not_run: a line for each subject or backend that could not be used.
     """
     found = list(results)
     named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}
@@ -197,6 +201,7 @@ def to_json(
         },
         "results": [result.to_dict() for result in found],
         "deviations": [entry.to_dict() for entry in entries if entry.id in named],
+        "could_not_run": list(could_not_run),
     }
 
 

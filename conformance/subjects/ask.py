@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,26 @@ class Session:
     def __init__(self, subject: Any, problem: Problem) -> None:
         self.subject = subject
         self.problem = problem
+        opened = getattr(type(subject), "elsewhere", None)
+        self._elsewhere = None if opened is None else opened(subject, problem)
         self._weights = Handout(problem.weights)
         self._run: Callable[[AttentionInputs], Any] | None = None
 
     def answer(self, problem: Problem | None = None) -> Trace:
         """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
-        problem = self.problem if problem is None else problem
+        return next(self.answers([self.problem if problem is None else problem]))
+
+    def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
+        """The layer's answers to the inputs of these problems, asked in this order; the first error ends them.
+
+        A subject in another process may be asked all of them before the first answer is given here.
+        """
+        if self._elsewhere is not None:  # a session there does what this one does
+            yield from self._elsewhere.answers(problems)
+        else:
+            yield from map(self._answer, problems)
+
+    def _answer(self, problem: Problem) -> Trace:
         given = problem.inputs
         limit: float | None = getattr(self.subject, "time_limit", None)
         arrays = Handout(input_arrays(given))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Backend, Run
 from mha_core.reference import pipeline as reference
@@ -45,6 +47,11 @@ class BackendSubject:
     def precision(self) -> Precision:
         path = self.backend.paths()[0] if self.path is None else self.path
         return Precision.of(self.dtype).with_kernel(self.backend.softmax_kernel(self.device, path))
+
+    def elsewhere(self, problem: Problem) -> Any:
+        """The prepared layer of a backend in another process; None for one in this process."""
+        opened = getattr(self.backend, "session", None)
+        return None if opened is None else opened(problem, self.dtype, self.device, self.path)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         path = {} if self.path is None else {"path": self.path}

@@ -30,15 +30,16 @@ class Handout:
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
 
 
-def copy_in_layout(array: NDArray) -> NDArray:
-    """A writable copy with the strides of `array`, so that transposed and expanded arrays stay so."""
+def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
+    """A writable copy with the strides of `array`, or these: transposed and expanded arrays stay so."""
     if array.size == 0:
         return array.copy()
-    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    strides = array.strides if strides is None else strides
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, strides, strict=True)]
     before = -sum(step for step in reach if step < 0)
     after = sum(step for step in reach if step > 0)
     buffer: Any = np.zeros(before + after + array.itemsize, np.uint8)
-    copy: NDArray = np.ndarray(array.shape, array.dtype, buffer, before, array.strides)
+    copy: NDArray = np.ndarray(array.shape, array.dtype, buffer, before, strides)
     copy[...] = array
     return copy
 

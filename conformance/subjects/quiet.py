@@ -1,12 +1,13 @@
-"""Keep a framework's start-up messages off the terminal."""
+"""Keep the start-up messages of frameworks off the terminal, and all but the beginning of what subjects print."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -29,3 +30,34 @@ def quiet_stderr() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
+
+
+MOST_PRINTED = 2000
+"""Most characters that are shown of what the processes of one name print in one run."""
+
+_printed: dict[str, int] = {}
+"""Name -> how many characters were shown."""
+
+
+def pass_on(pipe: int, name: str) -> threading.Thread:
+    """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
+
+    Args:
+        pipe: a file descriptor, which is closed at the end.
+        name: who prints: all that have this name together have `MOST_PRINTED` characters.
+    """
+
+    def work() -> None:
+        with open(pipe, "rb", buffering=0) as source:
+            while data := source.read(2**16):
+                there = _printed.get(name, 0)
+                _printed[name] = there + len(data)
+                part = data[: max(MOST_PRINTED - there, 0)]
+                if there < MOST_PRINTED < there + len(data):
+                    part += f"\n(what else {name} prints is left out)\n".encode()
+                with suppress(OSError):  # nobody reads it
+                    os.write(2, part)
+
+    thread = threading.Thread(target=work, name="mha-printed", daemon=True)
+    thread.start()
+    return thread

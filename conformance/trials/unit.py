@@ -27,14 +27,14 @@ from conformance.deviations.known import ENTRY_POINT_GROUP, load
 from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose
 from conformance.experiments.search.measure import measure
 from conformance.subjects.backend import BackendSubject
-from conformance.subjects.load import load_subject
+from conformance.subjects.load import DEFAULT_TIME_LIMIT
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD
 from conformance.trials.judge import Truth, Verdict, answer_of, judge
 from conformance.trials.made import Trial, of_id
 from conformance.workers import Unit
-from conformance.workers.described import loaded
-from conformance.workers.interpreters import NUMPY, Home
+from conformance.workers.described import describe_backend, describe_subject
+from conformance.workers.interpreters import NUMPY, Home, Settings
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
@@ -204,14 +204,14 @@ def found_by(id: str) -> tuple[Trial | Known, Subject]:
         if name not in _natives():
             raise SpecError(f"a native layer {name!r} is not known (known: {', '.join(sorted(_natives()))})")
         native = Known(id, None, "nothing is wrong but what is listed", frozenset(), f"{NATIVE}, {dtype}")
-        return native, load_subject(_natives()[name].value, dtype)
+        return native, describe_subject(_natives()[name].value, dtype, DEFAULT_TIME_LIMIT, Settings())
     trial = of_id(id)
     return trial, trial.subject()
 
 
 def _of_backend(name: str, dtype: str) -> Subject:
     try:
-        backend = loaded(name)
+        backend = describe_backend(name, Settings())
     except BackendError as error:
         raise SpecError(str(error)) from error
     if dtype not in backend.dtypes(CPU):

@@ -13,13 +13,11 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from conformance.workers.execute import execute
+from conformance.workers.execute import Unit, end_idle, execute
 from conformance.workers.interpreters import Settings
-from conformance.workers.keep import end_idle
 from conformance.workers.local import Local
 from conformance.workers.process import running
 from conformance.workers.protocol import Hello, code_hash
-from conformance.workers.unit import Unit
 from mha_core.errors import BackendError, SpecError, one_line, shown
 
 ANSWER_SECONDS = 10.0

@@ -1,32 +1,142 @@
-"""Backends and subjects that live in worker processes, as this process knows them.
+"""Backends and subjects that live in other processes, as this process knows them.
 
 What they are is known by what they say of themselves; what they compute is asked there. So whatever takes a backend
-or a subject takes these, and needs no framework in its own process.
+or a subject takes these, and needs no framework in its own process. What comes from there is checked when it comes.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.subjects.ask import Session, SubjectFailed
+from conformance.subjects.ask import SubjectFailed, shapes_of
 from conformance.subjects.backend import BackendSubject
-from conformance.subjects.load import LoadedSubject, check_time_limit, load_subject, load_subjects
-from conformance.subjects.quiet import quiet_stderr
+from conformance.subjects.load import check_time_limit
 from conformance.subjects.subject import Subject
+from conformance.workers import answering, wire
+from conformance.workers.answering import NotPrepared, Source
+from conformance.workers.execute import Strangers
 from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
-from conformance.workers.keep import give_back, take
-from conformance.workers.process import GRACE_SECONDS, WorkerDied
+from conformance.workers.process import GRACE_SECONDS
+from conformance.workers.protocol import RAISED, Line, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
-from mha_core.backend import Backend, Run, SoftmaxKernel, load, use_compile_cache
+from mha_core.backend import Backend, Run, SoftmaxKernel
 from mha_core.weights import Weights
+
+Kind = TypeVar("Kind")
+
+BACKEND_SECONDS = 300.0
+"""Seconds that one answer of a backend may take."""
+
+_line: Line | None = None
+"""In a process of ours that was started by another: the way to all others."""
+
+
+def use_line(line: Line) -> None:
+    """Ask all questions on this line from now on."""
+    global _line
+    _line = line
+
+
+def asked(
+    home: Home, settings: Settings, seconds: float | None, kind: type[Kind], function: Callable[..., Any], *given: Any
+) -> Kind:
+    """What a function gives in a process of `home`, which is kept; raises what it raises there.
+
+    Args:
+        home, settings: the process, and what it is started with.
+        seconds: the time that it may take. None: any, as long as the process gives signs of life.
+        kind: the type of the answer.
+        function, given: a function of a module, and its arguments.
+
+    Raises:
+        CannotStart: there is no such process.
+        WorkerDied: it ended, or had to be ended, or sent something else than an answer of this type.
+    """
+    request = request_of(function, *given)
+    if _line is not None:
+        answer = _line.ask(home, seconds, request)
+    else:
+        with Strangers(settings) as strangers:
+            answer = strangers.ask(home, seconds, request)
+    return read(answer, kind, home, settings)
+
+
+def request_of(function: Callable[..., Any], *given: Any) -> bytes:
+    """The request to call a function of a module."""
+    return f"{function.__module__}:{function.__qualname__}\0".encode() + wire.dumps(list(given))
+
+
+def read(answer: tuple[bytes, bytes], kind: type[Kind], home: Home, settings: Settings) -> Kind:
+    """The value of an answer, as `asked` gives it; raises as that."""
+    word, content = answer
+    try:
+        value = wire.loads(content)
+        if isinstance(value, Exception if word == RAISED else kind):
+            if isinstance(value, Exception):
+                raise value
+            return value
+        reason = f"a {type(value).__name__}"
+    except wire.Unreadable as error:
+        reason = str(error)
+    interpreter = settings.interpreter(home)
+    which = "" if interpreter is None else f" (the interpreter {interpreter})"
+    raise WorkerDied(f"the process of {home.name}{which} sent what is no answer: {reason}")
+
+
+_numbers = itertools.count()
+
+
+class RemoteSession:
+    """A prepared layer in another process: what `conformance.subjects.ask.Session` is in this one.
+
+    Args:
+        home, settings: its process.
+        source: of its subject there.
+        problem: the layer, and the first call.
+        limit: seconds that one answer may take.
+    """
+
+    def __init__(self, home: Home, settings: Settings, source: Source, problem: Problem, limit: float) -> None:
+        self._home, self._settings, self._source, self._limit = home, settings, source, limit
+        self._layer = problem.config, problem.weights
+        self._name = f"{os.getpid()}.{next(_numbers)}"
+        self._is_prepared = False
+
+    def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
+        """The layer's answers to the inputs of these problems; raises as `conformance.subjects.ask.ask`."""
+        try:
+            given, error = self._asked([problem.inputs for problem in problems])
+        except WorkerDied as death:
+            raise SubjectFailed(str(death)) from death
+        for arrays, problem in zip(given, problems, strict=False):
+            known = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
+            if not all(name in known and isinstance(array, np.ndarray) for name, array in arrays.items()):
+                raise SubjectFailed("its process sent what is no answer")
+            yield Trace.of_arrays(arrays)
+        if error is not None or len(given) < len(problems):
+            raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
+
+    def _asked(self, calls: list[AttentionInputs]) -> Any:
+        # The limit holds there; what is added is for a process that can't keep it.
+        seconds = len(calls) * self._limit + GRACE_SECONDS
+        arguments = (self._home, self._settings, seconds, tuple, answering.answers, self._name, self._source)
+        if self._is_prepared:
+            try:
+                return asked(*arguments, None, calls, self._limit)
+            except NotPrepared:
+                self._is_prepared = False
+        found = asked(*arguments, self._layer, calls, self._limit)
+        self._is_prepared = True
+        return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,15 +185,22 @@ class DescribedBackend(Backend):
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         return self._kernels[device, path]
 
+    def session(self, problem: Problem, dtype: str, device: str, path: str | None) -> RemoteSession:
+        """A prepared layer in its process."""
+        source = ("conformance.workers.answering:backend_subject", self.name, dtype, device, path)
+        return RemoteSession(self.home, self.settings, source, problem, BACKEND_SECONDS)
+
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        number = next(_numbers)
+        opened: list[RemoteSession] = []
 
         def run(inputs: AttentionInputs) -> Trace:
-            arguments = (number, self.name, config, weights, dtype, device, path, inputs)
+            problem = Problem(config, weights, inputs)
+            if not opened:
+                opened.append(self.session(problem, dtype, device, path))
             try:
-                return _called(self.home, self.settings, None, _run, *arguments)
-            except WorkerDied as death:
-                raise BackendError(str(death)) from death
+                return next(opened[0].answers([problem]))
+            except SubjectFailed as error:
+                raise BackendError(str(error)) from error
 
         return run
 
@@ -96,35 +213,10 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
         BackendError: as `mha_core.backend.load`, or its process died.
     """
     try:
-        described: DescribedBackend = _called(Home(name), settings, None, _describe, name)
+        said = asked(Home(name), settings, None, dict, answering.described_backend, name)
+        return DescribedBackend(**said, settings=settings)
     except WorkerDied as death:
         raise BackendError(f"backend {name!r} can't be used: while it was imported, {death}") from death
-    return replace(described, settings=settings)
-
-
-def _describe(name: str) -> DescribedBackend:
-    """In the worker."""
-    import platform
-    import sys
-
-    with quiet_stderr():
-        backend = load(name)
-        devices = backend.devices()
-    return DescribedBackend(
-        name=backend.name,
-        slow_to_prepare=backend.slow_to_prepare,
-        relative_cost=backend.relative_cost,
-        interpreter=sys.executable,
-        python=platform.python_version(),
-        # PyTorch's is an object of its own, which could only be read with PyTorch.
-        _versions={package: str(version) for package, version in backend.versions().items()},
-        _dtypes={device: backend.dtypes(device) for device in devices},
-        _paths=backend.paths(),
-        _default_paths=backend.default_paths(),
-        _kernels={
-            (device, path): backend.softmax_kernel(device, path) for device in devices for path in backend.paths()
-        },
-    )
 
 
 @dataclass(frozen=True)
@@ -136,6 +228,8 @@ class RemoteSubject:
         limit: seconds that one answer may take.
         patience: fewer seconds, if whoever asks does not wait that long.
         settings: what its process is started with.
+        source: how it is found there. Default: by its spec.
+        place: the name of its process. Default: the spec.
     """
 
     spec: str
@@ -149,89 +243,33 @@ class RemoteSubject:
     slow_to_prepare: bool = False
     patience: float = math.inf
     settings: Settings = field(default_factory=Settings)
+    source: Source = ()
+    place: str = ""
 
     @property
     def home(self) -> Home:
-        return Home(self.spec, self.limit)
+        return Home(self.place) if self.place else Home(self.spec, self.limit)
 
     def within(self, seconds: float) -> RemoteSubject:
         """The same, in the same process, with a shorter time limit."""
         return replace(self, patience=seconds)
 
+    def elsewhere(self, problem: Problem) -> RemoteSession:
+        """The layer of a problem, prepared in its process at the first call."""
+        source = self.source or ("conformance.workers.answering:own_subject", self.spec, self.dtype, self.limit)
+        return RemoteSession(self.home, self.settings, source, problem, min(self.limit, self.patience))
+
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
-        number = next(_numbers)
+        opened: list[RemoteSession] = []
 
         def run(inputs: AttentionInputs) -> Trace:
             problem = Problem(config, weights, inputs)
-            # The limit holds there; what is added is for a process that can't keep it.
-            seconds = min(self.limit, self.patience) + GRACE_SECONDS
-            try:
-                return _called(self.home, self.settings, seconds, _ask, number, self, problem)
-            except WorkerDied as death:
-                raise SubjectFailed(str(death)) from death
+            if not opened:
+                opened.append(self.elsewhere(problem))
+            return next(opened[0].answers([problem]))
 
         return run
-
-
-_numbers = itertools.count()
-"""Of layers that were prepared from here."""
-
-
-def _called(
-    home: Home, settings: Settings, seconds: float | None, function: Callable[..., Any], *arguments: Any
-) -> Any:
-    """Call a function in a process of `home`, which is kept; raises what it raises, or WorkerDied."""
-    process = take(home, settings)
-    try:
-        answer = process.call(function, *arguments, seconds=seconds)
-    except WorkerDied:
-        raise
-    except Exception:  # raised there, and sent
-        give_back(process)
-        raise
-    except BaseException:  # an interrupt: its answer is still to come
-        process.end()
-        raise
-    give_back(process)
-    return answer
-
-
-PREPARED = 8
-"""How many prepared layers a worker keeps."""
-
-_prepared: OrderedDict[int, Any] = OrderedDict()
-"""In the worker: number of a prepared layer -> what runs it; the last few."""
-
-
-def _kept(number: int, make: Callable[[], Any]) -> Any:
-    """In the worker: what was made for this number, or is made now."""
-    found = _prepared.pop(number, None) or make()
-    _prepared[number] = found
-    while len(_prepared) > PREPARED:
-        _prepared.popitem(last=False)
-    return found
-
-
-def _ask(number: int, subject: RemoteSubject, problem: Problem) -> Trace:
-    """In the worker."""
-    session: Session = _kept(number, lambda: Session(live(subject).within(subject.patience), problem))
-    return session.answer(problem)
-
-
-def _run(
-    number: int,
-    name: str,
-    config: AttentionConfig,
-    weights: Weights,
-    dtype: str,
-    device: str,
-    path: str,
-    inputs: AttentionInputs,
-) -> Trace:
-    """In the worker."""
-    run: Run = _kept(number, lambda: loaded(name).build(config, weights, dtype, device, path))
-    return run(inputs)
 
 
 def describe_subjects(
@@ -243,45 +281,25 @@ def describe_subjects(
     Raises:
         SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
     """
-    found, left_out = _imported(spec, time_limit, settings, _describe_subjects, tuple(dtypes))
-    return [replace(subject, settings=settings) for subject in found], left_out
+    function = answering.described_subjects
+    found, left_out = _imported(spec, time_limit, settings, tuple, function, tuple(dtypes))
+    return [RemoteSubject(**said, settings=settings) for said in found], left_out
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
     """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
-    found: RemoteSubject = _imported(spec, time_limit, settings, _describe_subject, dtype)
-    return replace(found, settings=settings)
+    said = _imported(spec, time_limit, settings, dict, answering.described_subject, dtype)
+    return RemoteSubject(**said, settings=settings)
 
 
-def _imported(spec: str, time_limit: float, settings: Settings, function: Callable[..., Any], dtype: Any) -> Any:
+def _imported(
+    spec: str, time_limit: float, settings: Settings, kind: type[Kind], function: Callable[..., Any], dtype: Any
+) -> Kind:
+    home = Home(spec, check_time_limit(time_limit))
     try:
-        return _called(Home(spec, check_time_limit(time_limit)), settings, None, function, spec, dtype, time_limit)
+        return asked(home, settings, None, kind, function, spec, dtype, time_limit)
     except WorkerDied as death:
         raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
-
-
-def _describe_subject(spec: str, dtype: str, time_limit: float) -> RemoteSubject:
-    """In the worker."""
-    return _described(load_subject(spec, dtype, time_limit=time_limit))
-
-
-def _describe_subjects(spec: str, dtypes: tuple[str, ...], time_limit: float) -> tuple[list[RemoteSubject], list[str]]:
-    """In the worker."""
-    found, left_out = load_subjects(spec, dtypes, time_limit=time_limit)
-    return [_described(subject) for subject in found], left_out
-
-
-def _described(subject: LoadedSubject) -> RemoteSubject:
-    return RemoteSubject(
-        spec=subject.spec,
-        name=subject.name,
-        dtype=subject.dtype,
-        device=subject.device,
-        precision=subject.precision,
-        selector=subject.selector,
-        origin=subject.origin,
-        limit=subject.time_limit,
-    )
 
 
 def home_of(subject: Subject) -> Home:
@@ -294,26 +312,3 @@ def home_of(subject: Subject) -> Home:
 def relative_cost(subject: Subject) -> float:
     """About how long a case takes on a subject, in any measure."""
     return float(getattr(subject, "relative_cost", 1.0))
-
-
-def live(subject: Any) -> Any:
-    """The subject itself where it is only described: called in the worker that it runs in."""
-    if isinstance(subject, BackendSubject) and isinstance(subject.backend, DescribedBackend):
-        return replace(subject, backend=loaded(subject.backend.name))
-    if isinstance(subject, RemoteSubject):
-        return _own(subject.spec, subject.dtype, subject.limit)
-    return subject
-
-
-@cache
-def loaded(name: str) -> Backend:
-    """The backend, in the worker that it runs in."""
-    with quiet_stderr():
-        backend = load(name)
-    use_compile_cache(backend)
-    return backend
-
-
-@cache
-def _own(spec: str, dtype: str, limit: float) -> LoadedSubject:
-    return load_subject(spec, dtype, time_limit=limit)

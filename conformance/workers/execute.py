@@ -1,21 +1,164 @@
-"""Execute: have a unit done by worker processes, whatever happens to them."""
+"""Units of work, and `execute`, which has one done by worker processes, whatever happens to them; and the processes
+that wait for the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from conformance.workers.interpreters import Settings
-from conformance.workers.keep import give_back, take
-from conformance.workers.process import CannotStart, WorkerDied
-from conformance.workers.unit import Unit
-from mha_core.errors import one_line
+from conformance.workers.answering import answered
+from conformance.workers.interpreters import OURS, Home, Settings
+from conformance.workers.process import WorkerProcess
+from conformance.workers.protocol import CannotStart, WorkerDied
+from mha_core.errors import BackendError, one_line
+from mha_core.files.kept import kept_folder
+
+
+class Unit(ABC):
+    """Items of work on one subject, which a worker process of ours does one after the other.
+
+    It is pickled, and so are its answers. A framework or a subject is asked in another process, which `home` names.
+    """
+
+    @property
+    @abstractmethod
+    def home(self) -> Home:
+        """The process of whom it asks: one for each framework, or somebody's own module; ours if it asks nobody."""
+
+    @property
+    def cost(self) -> float:
+        """About how long it takes, in any measure that compares the units of one run: the longest begin first."""
+        return float(len(self))
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of items."""
+
+    @abstractmethod
+    def run(self, start: int) -> Iterator[Any]:
+        """Do the items from number `start` on, in the worker process; yields one answer each."""
+
+    @abstractmethod
+    def lost(self, item: int, reason: str) -> Any:
+        """The answer for an item at which the process ended, or that nobody could be asked; `reason` is one line."""
+
+
+# Processes --------------------------------------------------------------------------------------------
+
+_Key = tuple[Home, str | None, Path | None]
+"""Home, interpreter, and the folder of what is kept."""
+
+_idle: dict[_Key, list[WorkerProcess]] = defaultdict(list)
+_lock = threading.Lock()
+
+
+def take(home: Home, settings: Settings) -> WorkerProcess:
+    """A process for `home`: one that waits for work, or a new one.
+
+    Raises:
+        CannotStart: as `WorkerProcess`.
+    """
+    interpreter = settings.interpreter(home)
+    with _lock:
+        waiting = _idle[home, interpreter, kept_folder()]
+        while waiting:
+            process = waiting.pop()
+            if process.is_alive:
+                return process
+            process.end()  # it died while it waited, which costs nobody anything
+    return WorkerProcess(home, interpreter)
+
+
+def give_back(process: WorkerProcess) -> None:
+    """Keep a process for later work, unless a thread of the last one is still busy in it."""
+    if process.is_spent:
+        process.end()
+        return
+    with _lock:
+        _idle[process.home, process.interpreter, kept_folder()].append(process)
+
+
+def end_idle(home: Home | None = None) -> None:
+    """End those that wait for work, of one home or all."""
+    with _lock:
+        found = [key for key in _idle if home is None or key[0] == home]
+        ended = [process for key in found for process in _idle.pop(key)]
+    for process in ended:
+        process.end()
+
+
+class Strangers:
+    """The way to the processes of frameworks and subjects for one piece of work, which asks each home in one process.
+
+    Use it as a context: at its end the processes wait for other work.
+
+    Args:
+        settings: what processes are started with.
+        unit: the work.
+    """
+
+    def __init__(self, settings: Settings, unit: Unit | None = None) -> None:
+        self._settings = settings
+        self._unit = unit
+        self._held: dict[Home, WorkerProcess] = {}
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._held:
+            give_back(self._held.popitem()[1])
+
+    def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
+        """As `Line.ask`."""
+        if self._settings.here and self._settings.interpreter(home) is None:
+            return answered(request)
+        process = self._held.pop(home, None) or take(home, self._settings)
+        process.unit = self._unit
+        try:
+            kind, content = process.ask(request, seconds)
+        except BaseException:  # it died; or an interrupt came, and its answer is still to come
+            process.end()
+            raise
+        if process.is_spent:
+            process.end()
+        else:
+            self._held[home] = process
+        return kind, content
+
+
+# Work -------------------------------------------------------------------------------------------------
+
+
+def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives in a process of ours; the subjects among its arguments are asked where they are.
+
+    Raises:
+        BackendError: the process can't be started, or died.
+        Exception: what the function raises, if it is of this project; else a BackendError.
+    """
+    process = take(OURS, settings)
+    try:
+        with Strangers(settings) as strangers:
+            answer = process.call(function, *arguments, strangers=strangers)
+    except BaseException as error:
+        process.end()
+        if isinstance(error, WorkerDied):
+            raise BackendError(str(error)) from error
+        raise
+    give_back(process)
+    return answer
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
     """The answers of a unit, one for each item. This is what an executor calls, on whatever machine.
 
-    A process that dies costs the item at hand, whose answer is then `unit.lost(...)`; a new one does the rest.
+    A process of ours that dies costs the item at hand, whose answer is then `unit.lost(...)`; a new one does the rest.
 
     Args:
         unit: the work.
@@ -29,30 +172,29 @@ def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | No
             say(len(answers), answer)
         answers.append(answer)
 
-    while len(answers) < len(unit):
-        try:
-            process = take(unit.home, settings)
-        except CannotStart as error:
-            while len(answers) < len(unit):
-                add(unit.lost(len(answers), str(error)))
-            break
-        before = len(answers)
-        try:
-            for answer in process.run(unit, before):
-                add(answer)
-        except WorkerDied as death:
-            if len(answers) < len(unit):
-                add(unit.lost(len(answers), str(death)))
-        except Exception as error:  # a mistake of ours, or a framework's, outside of what is judged
-            process.end()
-            add(unit.lost(len(answers), one_line(error)))
-        except BaseException:
-            process.end()
-            raise
-        else:
-            # It ends early where a thread of the last item is still at work in there.
-            if len(answers) < len(unit) or len(answers) == before:
+    with Strangers(settings, unit) as strangers:
+        while len(answers) < len(unit):
+            try:
+                process = take(OURS, settings)
+            except CannotStart as error:
+                while len(answers) < len(unit):
+                    add(unit.lost(len(answers), str(error)))
+                break
+            before = len(answers)
+            try:
+                for answer in process.run(unit, before, strangers):
+                    add(answer)
+                if len(answers) == before:
+                    raise RuntimeError("no answer came")
+            except WorkerDied as death:
+                if len(answers) < len(unit):
+                    add(unit.lost(len(answers), str(death)))
+            except Exception as error:  # a mistake of ours, outside of what is judged
                 process.end()
+                add(unit.lost(len(answers), one_line(error)))
+            except BaseException:
+                process.end()
+                raise
             else:
                 give_back(process)
     return answers

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mha_core.errors import SpecError, shown
+from mha_core.files.kept import Kept, kept_folder
 
 NUMPY = "numpy"
-"""The home of what needs no framework: NumPy formulations, recorded answers, planted bugs."""
+"""The home of our own work: the reference, its bounds, every comparison, NumPy formulations, planted bugs."""
+
+OUR_SECONDS = 600.0
+"""Far more than one item of our own work takes, besides the answers of others: nobody waits for ever."""
 
 FILES = {"mha.toml": ("python",), "pyproject.toml": ("tool", "mha", "python")}
 """File in the current folder -> its table that says which interpreter runs what. The first file with one counts."""
@@ -32,6 +37,14 @@ class Home:
     name: str
     time_limit: float = 60.0
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether no framework and nobody's module is imported there: what it computes can be trusted."""
+        return self.name == NUMPY
+
+
+OURS = Home(NUMPY, OUR_SECONDS)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -40,25 +53,38 @@ class Settings:
     Args:
         interpreters: backend, subject, or module of a subject -> the interpreter that runs it. Any other runs on
             the one that starts the process.
+        here: whether frameworks and subjects without an interpreter of their own run in the process that starts others,
+            as for a debugger.
     """
 
     interpreters: Mapping[str, str] = field(default_factory=dict)
+    here: bool = False
 
     def interpreter(self, home: Home) -> str | None:
         """The interpreter that was asked for; None for this one."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 
-def interpreters(options: Iterable[str], known: Iterable[str]) -> dict[str, str]:
+def interpreters(
+    options: Iterable[str],
+    known: Iterable[str],
+    ask: Callable[[str], bool] = lambda question: False,
+    say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
+) -> dict[str, str]:
     """Backend or subject -> interpreter, of options NAME=PATH and the file of the current folder; options come first.
+
+    A file may have come with somebody else's folder. So what it says is said before it is done, and asked for once
+    for each path and content.
 
     Args:
         options: as `--python` takes them.
         known: the names that an option may have: backends, and the subjects that were asked for.
+        ask: asks the user a question, once. Default: the answer is no.
+        say: says a line. Default: to stderr.
 
     Raises:
-        SpecError: an option or the file does not read so, a name is not known, or there is no such program. It
-            is not started here.
+        SpecError: an option or the file does not read so, a name is not known, there is no such program, or the file
+            is somebody else's, or nobody has agreed to it. No program is started here.
 
     >>> interpreters(["torch"], ["torch"])
     Traceback (most recent call last):
@@ -77,19 +103,43 @@ def interpreters(options: Iterable[str], known: Iterable[str]) -> dict[str, str]
         if name in found:
             raise SpecError(f"--python {option}: {name!r} has an interpreter already: {found[name]}")
         found[name] = _program(path, f"--python {option}")
-    for name, path in _of_file(Path.cwd()).items():
-        found.setdefault(name, path)
-    return found
+    wanted = [name for name in names if name not in found]
+    file, programs, content = _of_file(Path.cwd(), wanted)
+    if programs:
+        said = ", ".join(f"{name} with {program}" for name, program in programs.items())
+        if not _is_agreed(file, programs, content, ask):
+            raise SpecError(
+                f"{file} says which programs to run ({said}), and nobody has agreed to that here. A terminal is asked "
+                f"once; or say it by options: {' '.join(f'--python {name}={it}' for name, it in programs.items())}"
+            )
+        say(f"{file}: runs {said}")
+    return {**found, **programs}
 
 
-def _of_file(folder: Path) -> dict[str, str]:
-    """What the file of a folder says; empty if there is none, or none with such a table."""
+def _is_agreed(path: Path, programs: Mapping[str, str], content: bytes, ask: Callable[[str], bool]) -> bool:
+    """Whether the user agrees to what a file says, now or once before."""
+    folder = kept_folder()
+    kept = None if folder is None else Kept(folder / "agreed")
+    key = f"{path.absolute()}\n{hashlib.sha256(content).hexdigest()}"
+    if kept is not None and kept.get(key) is not None:
+        return True
+    lines = "\n".join(f"  {name}: {program}" for name, program in programs.items())
+    agreed = ask(f"{path} says which programs run what:\n{lines}\nRun them?")
+    if agreed and kept is not None:
+        kept.put(key, b"agreed")
+    return agreed
+
+
+def _of_file(folder: Path, names: Collection[str]) -> tuple[Path, dict[str, str], bytes]:
+    """The file of a folder that has such a table, what it says of these names, and its content."""
     for file, keys in FILES.items():
         path = folder / file
         if not path.is_file():
             continue
+        content = b""
         try:
-            table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
+            table: Any = tomllib.loads(content.decode())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             if file == "pyproject.toml":  # whatever is wrong with it, it is not about us
                 continue
@@ -101,8 +151,13 @@ def _of_file(folder: Path) -> dict[str, str]:
         where = f"{path} [{'.'.join(keys)}]"
         if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
             raise SpecError(f'{where} must hold lines NAME = "PATH". Got {shown(table)}.')
-        return {name: _program(str(folder / value), f"{where} {name}") for name, value in table.items()}
-    return {}
+        programs = {
+            name: _program(str(folder / value), f"{where} {name}") for name, value in table.items() if name in names
+        }
+        if programs and hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
+            raise SpecError(f"{where} is another user's, so the programs that it names are not run; use --python")
+        return path, programs, content
+    return folder, {}, b""
 
 
 def _program(path: str, where: str) -> str:

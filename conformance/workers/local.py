@@ -9,9 +9,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.workers.execute import Unit, end_idle
 from conformance.workers.interpreters import Home
-from conformance.workers.keep import end_idle
-from conformance.workers.unit import Unit
 
 
 def cores() -> int:

@@ -1,4 +1,4 @@
-"""A worker process, seen from the one that starts it: start it, give it work, and say how it ended."""
+"""Worker processes, seen from the one that starts them: start one, give it work, say how it ended, keep it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,28 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from conformance.subjects.quiet import pass_on
 from conformance.workers.interpreters import Home, same_program
-from conformance.workers.protocol import BEAT, CALL, END, RAISED, UNIT, Hello
-from conformance.workers.unit import Unit
-from mha_core.errors import LONGEST_REASON, BackendError, shown
+from conformance.workers.protocol import (
+    ASK,
+    BEAT,
+    DIED,
+    END,
+    LEFT,
+    RAISED,
+    REQUEST,
+    CannotStart,
+    Channel,
+    Hello,
+    Line,
+    WorkerDied,
+)
+from mha_core.errors import LONGEST_REASON, shown
+
+if TYPE_CHECKING:
+    from conformance.workers.execute import Unit
 
 START_SECONDS = 60.0
 """Time for an interpreter to start and to import the part of this project that is needed everywhere."""
@@ -36,8 +51,8 @@ THREADS = ("OMP_NUM_THREADS",)
 """The environment variables that say how many threads a framework has. TensorFlow's own are not among them: with one
 thread it takes a tenth less, but six answers in float64 have other bits than those that its users see."""
 
-ASKS = 5
-"""How often a subject may be asked in one item, each time within its limit; see `conformance.judging.repeats`."""
+LONGEST_HELLO = 4096
+"""Most bytes of what a process says first."""
 
 PROGRAM = """
 import json, sys
@@ -46,14 +61,6 @@ from conformance.workers.worker import main
 main()
 """
 """What a worker runs. The last argument is the path of this process for the same interpreter, and empty for another."""
-
-
-class CannotStart(BackendError):
-    """A worker process that can't be started, or has another version of this project; the message is one line."""
-
-
-class WorkerDied(RuntimeError):
-    """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
 
 
 _all: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
@@ -73,7 +80,8 @@ class WorkerProcess:
     Attributes:
         hello: what it said.
         is_ready: whether it has said it.
-        unit: what it does, or did last.
+        unit: what it does, or did last, or is asked for.
+        is_spent: whether a thread of the last request is still at work in it.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -81,14 +89,23 @@ class WorkerProcess:
 
     def __init__(self, home: Home, interpreter: str | None = None, threads: int | None = 1) -> None:
         self.home = home
-        self.is_ready = False
+        self.is_ready = self.is_spent = False
         self.unit: Unit | None = None
         self.interpreter = interpreter
         self._silence = home.time_limit + GRACE_SECONDS
+        self._deadline: float | None = None
         ours, theirs = socket.socketpair()
         path = [entry or os.getcwd() for entry in sys.path] if same_program(interpreter) else []
-        with theirs, tempfile.TemporaryFile() as words, os.fdopen(os.dup(2), "wb") as stderr:
-            given = [str(theirs.fileno()), str(stderr.fileno()), str(self._silence), json.dumps(path)]
+        self._channel = Channel(ours, self._check_time)
+        printed, printing = os.pipe()
+        with theirs, tempfile.TemporaryFile() as words, os.fdopen(printing, "wb") as stderr:
+            given = [
+                str(theirs.fileno()),
+                str(stderr.fileno()),
+                str(self._silence),
+                str(home.is_ours),
+                json.dumps(path),
+            ]
             try:
                 self._process = subprocess.Popen(
                     [interpreter or sys.executable, "-P", "-c", PROGRAM, *given],
@@ -101,8 +118,9 @@ class WorkerProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise CannotStart(f"{self._where} can't be started: {error.strerror}") from error
-            self._connection = Connection(ours.detach())
+                os.close(printed)
+                raise CannotStart(f"{self.where} can't be started: {error.strerror}") from error
+            self._printed = pass_on(printed, home.name)
             theirs.close()  # so that the end of the process can be seen
             _all.add(self)
             self.hello = self._greeted(words)
@@ -113,7 +131,8 @@ class WorkerProcess:
         return self._process.poll() is None
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The process in words."""
         return f"the interpreter {shown(self.interpreter or sys.executable)} of {self.home.name}"
 
     def _greeted(self, words: IO[bytes]) -> Hello:
@@ -124,89 +143,133 @@ class WorkerProcess:
         """
         try:
             try:
-                hello = Hello.from_bytes(self._received(time.monotonic() + START_SECONDS))
+                self._wait_for(START_SECONDS)
+                hello = Hello.from_bytes(self._received(LONGEST_HELLO)[1])
             except (WorkerDied, ValueError, TypeError) as error:
                 words.seek(0)
                 last = (words.read().decode(errors="replace").strip().splitlines() or [str(error)])[-1]
-                raise CannotStart(f"{self._where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
+                raise CannotStart(f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
             own = Hello.of_this_process()
             if hello.project != own.project:
-                raise CannotStart(f"{self._where} has mha-parity {shown(hello.project)}; this is {own.project}")
+                raise CannotStart(f"{self.where} has mha-parity {shown(hello.project)}; this is {own.project}")
             if hello.code != own.code:
-                raise CannotStart(f"{self._where} has mha-parity {own.project} with other code; install this one there")
+                raise CannotStart(f"{self.where} has mha-parity {own.project} with other code; install this one there")
         except BaseException:
             self.end()
             raise
         return hello
 
-    def run(self, unit: Unit, start: int) -> Iterator[Any]:
-        """The answers of a unit from item `start` on; it may end early, and the process is then ended.
+    def run(self, unit: Unit, start: int, strangers: Line) -> Iterator[Any]:
+        """The answers of a unit from item `start` on, in a process of ours.
+
+        Args:
+            unit, start: the work.
+            strangers: whom it asks for answers of frameworks and subjects.
 
         Raises:
             WorkerDied: the process ended, or was silent or busy with one item beyond its limit.
             Exception: what the unit raised.
         """
         self.unit = unit
-        self._send(UNIT, unit, start)
-        limit = ASKS * self.home.time_limit + GRACE_SECONDS
-        while True:
-            kind, *content = self._answer(limit)
-            if kind == END:
-                return
-            yield content[0]
+        return self._answers((unit, start), self.home.time_limit + GRACE_SECONDS, strangers)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-        """What `function(*arguments)` returns there, or raises; it is a function of a module.
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None, strangers: Line | None = None
+    ) -> Any:
+        """What `function(*arguments)` returns in a process of ours, or raises; it is a function of a module.
 
         Args:
             function, arguments: what to call.
             seconds: the time that it may take. None: any, as long as the process gives signs of life.
+            strangers: as of `run`.
 
         Raises:
             WorkerDied: as `run`.
         """
-        self._send(CALL, function, arguments)
-        _, answer = self._answer(seconds)
+        (answer,) = self._answers((function, *arguments), seconds, strangers)
         return answer
 
-    def _send(self, *request: Any) -> None:
-        try:
-            self._connection.send_bytes(pickle.dumps(request))
-        except OSError:
-            raise WorkerDied(self._how_it_ended()) from None
+    def _answers(self, request: tuple[Any, ...], seconds: float | None, strangers: Line | None) -> Iterator[Any]:
+        for kind, content in self.exchange(pickle.dumps(request), seconds):
+            if kind == ASK and strangers is not None:
+                try:
+                    found = strangers.ask(*pickle.loads(content))
+                except (CannotStart, WorkerDied) as death:
+                    found = DIED, str(death).encode()
+                self._send(*found)
+            elif kind == RAISED:
+                raise pickle.loads(content)
+            else:
+                yield pickle.loads(content)
 
-    def _answer(self, seconds: float | None) -> Any:
-        """The next message that is no sign of life; raises what it holds if that is an exception."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+    def ask(self, request: bytes, seconds: float | None) -> tuple[bytes, bytes]:
+        """Kind and content of the answer to a request, in a process that is not ours; errors as of `exchange`."""
+        try:
+            ((kind, content),) = self.exchange(request, seconds)
+        except ValueError:  # it says more or less than it was asked
+            raise self._died("it sent what is no answer, so its process was ended") from None
+        return kind, content
+
+    def exchange(self, request: bytes, seconds: float | None) -> Iterator[tuple[bytes, bytes]]:
+        """Send a request; yields kind and content of each frame of its answer, but for signs of life.
+
+        Args:
+            request: the content of the request.
+            seconds: the time until the next frame. None: any, as long as the process gives signs of life.
+
+        Raises:
+            WorkerDied: it ended, or had to be ended.
+        """
+        self._wait_for(seconds)
+        self._send(REQUEST, request)
         while True:
-            kind, *content = pickle.loads(self._received(deadline))
-            if kind == RAISED:
-                raise content[0]
-            if kind != BEAT:
-                return kind, *content
+            self._wait_for(seconds)
+            while (frame := self._received())[0] == BEAT:
+                pass
+            kind, content = frame
+            if kind == END:
+                self.is_spent = content == LEFT
+                return
+            yield kind, content
 
-    def _received(self, deadline: float | None) -> bytes:
-        """The next message; WorkerDied if there is none until `deadline`, or within the limit of silence."""
-        silent = time.monotonic() + self._silence
+    def _wait_for(self, seconds: float | None) -> None:
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._silent = time.monotonic() + self._silence
+
+    def _check_time(self) -> None:
+        """WorkerDied if nothing has come until the deadline, or no whole frame within the limit of silence."""
+        now = time.monotonic()
+        if now > self._silent:
+            raise self._died(f"no sign of life within {self._silence:g} s, so its process was ended")
+        if self._deadline is not None and now > self._deadline:
+            raise self._died("no answer in time, so its process was ended")
+
+    def _died(self, how: str) -> WorkerDied:
+        """End the process; the error that says how it ended, and which interpreter was asked for."""
+        self.end()
+        return WorkerDied(how if same_program(self.interpreter) else f"{how} ({self.where})")
+
+    def _send(self, kind: bytes, content: bytes) -> None:
         try:
-            while not self._connection.poll(0.2):
-                now = time.monotonic()
-                if now > silent:
-                    self.end()
-                    raise WorkerDied(f"no sign of life within {self._silence:g} s, so its process was ended")
-                if deadline is not None and now > deadline:
-                    self.end()
-                    raise WorkerDied("no answer in time, so its process was ended")
-            return self._connection.recv_bytes()
+            self._channel.send(kind, content)
+        except OSError:
+            raise self._died(self._how_it_ended()) from None
+
+    def _received(self, *most: int) -> tuple[bytes, bytes]:
+        try:
+            frame = self._channel.receive(*most)
         except (EOFError, OSError):
-            raise WorkerDied(self._how_it_ended()) from None
+            raise self._died(self._how_it_ended()) from None
+        except ValueError as error:
+            raise self._died(f"it sent {error}, so its process was ended") from error
+        self._silent = time.monotonic() + self._silence
+        return frame
 
     def _how_it_ended(self) -> str:
         """The end of a process that closed its connection, in words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_SECONDS)
         status = self._process.poll()
-        self.end()
         if status is None:
             return "its process closed its connection"
         if status >= 0:
@@ -223,8 +286,8 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):
-            self._connection.close()
+        self._channel.close()
+        self._printed.join(GRACE_SECONDS / 10)  # a child of a child may hold the pipe open
         _all.discard(self)
 
 

@@ -1,7 +1,8 @@
-"""What a worker process and the one that started it say to each other, over one connection.
+"""What a worker process and the one that started it say to each other: frames over one socket.
 
-The first message of the worker is a `Hello` in JSON, which any version of this project reads. Everything after it is
-pickled tuples, whose first element is one of the words below.
+A frame has a length, a kind and content. The first of a worker is a `Hello` in JSON, which any version of this project
+reads. A process that imports no framework and nobody's module (`Home.is_ours`) takes and gives pickles; with any other,
+only what `wire` makes goes to and fro. A request is answered by one frame or several, and by END.
 """
 
 from __future__ import annotations
@@ -9,22 +10,124 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
+import struct
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
 
+from conformance.workers.interpreters import Home
+from mha_core.errors import BackendError
 from mha_core.files.source import source_hash
 
 DISTRIBUTION = "mha-parity"
 
-UNIT, CALL = "unit", "call"
-"""Requests: (UNIT, unit, start); (CALL, function, arguments)."""
+HELLO, REQUEST, BEAT, ANSWER, RAISED, END = b"h", b"r", b"b", b"a", b"e", b"."
+"""Kinds: what a worker is; work; it is alive; an answer; an exception; the request is done."""
 
-BEAT, ANSWER, RAISED, END = "beat", "answer", "raised", "end"
-"""Messages of the worker: it is alive; an answer; an exception; the unit is done, or its rest needs a new process."""
+ASK, DIED = b"q", b"d"
+"""Kinds between us and a process of ours: it asks somebody's process; that process died, for the reason in words.
+What the other one says goes back as it came: it is read where it was asked for, and nowhere else."""
+
+LEFT = b"left"
+"""Content of END: a thread of this request is still at work, so the process is to be ended."""
 
 BEAT_SECONDS = 0.5
 """How often a worker says that it is alive."""
+
+MOST_BYTES = 2**31
+"""Most bytes of a frame: all stages and gradients of the largest case take a tenth of that."""
+
+POLL_SECONDS = 0.2
+"""How often somebody who waits looks whether it is worth while."""
+
+_HEADER = struct.Struct("!Qc")
+
+
+class CannotStart(BackendError):
+    """A worker process that can't be started, or has another version of this project; the message is one line."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
+
+
+class Line(Protocol):
+    """A way to the processes of frameworks and subjects."""
+
+    def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
+        """What the process of a home says to a request: ANSWER or RAISED, and its content, unread.
+
+        Args:
+            home, request: whom to ask, and what; see `conformance.workers.answering`.
+            seconds: the time that it may take. None: any, as long as the process gives signs of life.
+
+        Raises:
+            CannotStart: there is no such process.
+            WorkerDied: it ended, or had to be ended.
+        """
+
+
+class Channel:
+    """Frames over a socket. One thread receives; any may send.
+
+    Args:
+        connection: connected to the other side.
+        patience: called now and then while nothing moves; it raises if there is to be an end. None: wait for ever.
+    """
+
+    def __init__(self, connection: socket.socket, patience: Callable[[], None] | None = None) -> None:
+        self._socket = connection
+        self._patience = patience
+        self._lock = threading.Lock()
+        connection.settimeout(None if patience is None else POLL_SECONDS)
+
+    def send(self, kind: bytes, content: bytes = b"") -> None:
+        """Raises OSError if the other side is gone, and what `patience` raises."""
+        with self._lock:
+            for part in (_HEADER.pack(len(content), kind), content):
+                view = memoryview(part)
+                while view:
+                    try:
+                        view = view[self._socket.send(view) :]
+                    except TimeoutError:
+                        self._wait()
+
+    def receive(self, most: int = MOST_BYTES) -> tuple[bytes, bytes]:
+        """The kind and content of the next frame.
+
+        Raises:
+            EOFError: the other side is gone.
+            ValueError: it says that the frame has more bytes than `most`.
+            Exception: what `patience` raises.
+        """
+        length, kind = _HEADER.unpack(self._exactly(_HEADER.size))
+        if length > most:
+            raise ValueError(f"a message of {length} bytes; at most {most} are read")
+        return kind, bytes(self._exactly(length))
+
+    def _exactly(self, length: int) -> bytearray:
+        found = bytearray()
+        while len(found) < length:
+            try:
+                part = self._socket.recv(min(length - len(found), 2**20))
+            except TimeoutError:
+                self._wait()
+                continue
+            if not part:
+                raise EOFError
+            found += part
+        return found
+
+    def _wait(self) -> None:
+        assert self._patience is not None
+        self._patience()
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 @dataclass(frozen=True)

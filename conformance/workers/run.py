@@ -11,11 +11,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from conformance.workers.cluster import Cluster
-from conformance.workers.execute import execute
+from conformance.workers.execute import Unit, execute
 from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
 from conformance.workers.process import end_all
-from conformance.workers.unit import Unit
 from mha_core.errors import one_line
 
 _Event = tuple[int, int, Any]

@@ -1,4 +1,4 @@
-"""The worker process: does units item by item, and answers calls. `process.py` starts it and talks to it."""
+"""The worker process: answers requests. `process.py` starts it and talks to it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ import faulthandler
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import cache
-from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from conformance.subjects.in_time import abandoned_threads
-from conformance.workers.protocol import ANSWER, BEAT, BEAT_SECONDS, END, RAISED, UNIT, Hello
-from conformance.workers.unit import Unit
+from conformance.workers.answering import answered
+from conformance.workers.described import use_line
+from conformance.workers.execute import Unit
+from conformance.workers.interpreters import Home
+from conformance.workers.protocol import (
+    ANSWER,
+    ASK,
+    BEAT,
+    BEAT_SECONDS,
+    DIED,
+    END,
+    HELLO,
+    LEFT,
+    RAISED,
+    Channel,
+    Hello,
+    WorkerDied,
+)
 from mha_core.errors import BackendError, one_line
 
 ALONE_SECONDS = 60.0
@@ -24,25 +39,27 @@ ALONE_SECONDS = 60.0
 
 
 def main() -> None:
-    """Serve a connection. Arguments: its file descriptor, that of stderr from now on, and the limit of silence."""
-    connection, silence = Connection(int(sys.argv[1])), float(sys.argv[3])
+    """Serve a connection. Arguments: its file descriptor, that of stderr from now on, the limit of silence, and
+    whether this is a process of ours.
+    """
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    silence, is_ours = float(sys.argv[3]), sys.argv[4] == "True"
     os.dup2(int(sys.argv[2]), 2)
     os.close(int(sys.argv[2]))
     # An interrupt is for the process that started this one, which then ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _Link(connection)
-    connection.send_bytes(Hello.of_this_process().to_bytes())
+    link.send(HELLO, Hello.of_this_process().to_bytes())
     threading.Thread(target=_beat, args=(link, silence + ALONE_SECONDS), name="mha-beat", daemon=True).start()
-    while (data := link.receive()) is not None:
+    if is_ours:
+        use_line(_Line(link))
+    while (request := link.receive()) is not None:
         link.set_busy(True)
-        try:
-            kind, *content = pickle.loads(data)
-            if kind == UNIT:
-                _unit(link, *content)
-            else:
-                link.send(ANSWER, _called(*content))
-        except BaseException as error:  # what a framework or a subject raises belongs to who asked
-            link.send(RAISED, plain(error))
+        if is_ours:
+            _serve(link, request)
+        else:
+            link.send(*answered(request))
+        link.send(END, LEFT if abandoned_threads() else b"")
         link.set_busy(False)
     _end()
 
@@ -58,13 +75,13 @@ def _end() -> None:
 
 
 class _Link:
-    """The connection, for two threads."""
+    """The connection, and whether somebody waits at its other end."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._lock = threading.Lock()
+    def __init__(self, connection: socket.socket) -> None:
+        self._channel = Channel(connection)
         self._alarm = threading.Lock()
         self._busy = threading.Event()
+        self.send = self._channel.send
 
     def set_busy(self, busy: bool) -> None:
         """Whether somebody waits for an answer: signs of life that nobody reads would fill the connection."""
@@ -85,17 +102,17 @@ class _Link:
                     faulthandler.dump_traceback_later(alone, exit=True, file=_nowhere())
                     return
 
-    def send(self, *message: Any) -> None:
-        data = pickle.dumps(message)
-        with self._lock:
-            self.connection.send_bytes(data)
-
     def receive(self) -> bytes | None:
-        """The next request, pickled; None where the other side is gone."""
+        """The content of the next request; None where the other side is gone."""
         try:
-            return self.connection.recv_bytes()
+            return self._channel.receive()[1]
         except (EOFError, OSError):
             return None
+
+    def asked(self, question: bytes) -> tuple[bytes, bytes]:
+        """Ask the other side, and wait for its answer: its kind and content."""
+        self.send(ASK, question)
+        return self._channel.receive()
 
 
 def _beat(link: _Link, alone: float) -> None:
@@ -114,20 +131,37 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w")  # one file for the life of the process
 
 
-def _unit(link: _Link, unit: Unit, start: int) -> None:
-    """Do the items of a unit from number `start` on."""
-    for answer in unit.run(start):
-        link.send(ANSWER, answer)
-        if abandoned_threads():  # a thread of the last item goes on in here: a new process does the rest
-            break
-    link.send(END)
+# In a process of ours ------------------------------------------------------------------------------------
 
 
-def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return function(*arguments)
+class _Line:
+    """The way from here to the processes of frameworks and subjects: through the process that started this one."""
+
+    def __init__(self, link: _Link) -> None:
+        self._link = link
+
+    def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
+        """As `Line.ask`."""
+        kind, content = self._link.asked(pickle.dumps((home, seconds, request)))
+        if kind == DIED:
+            raise WorkerDied(content.decode())
+        return kind, content
 
 
-def plain(error: BaseException) -> BaseException:
+def _serve(link: _Link, request: bytes) -> None:
+    """Do a unit from number `start` on, or call a function."""
+    try:
+        work, *content = pickle.loads(request)
+        if isinstance(work, Unit):
+            for answer in work.run(*content):
+                link.send(ANSWER, pickle.dumps(answer))
+        else:
+            link.send(ANSWER, pickle.dumps(work(*content)))
+    except BaseException as error:  # who asked is to know
+        link.send(RAISED, pickle.dumps(plain(error)))
+
+
+def plain(error: BaseException) -> Any:
     """The error itself if it is of this project, else one of ours with its message: the other side may lack its class.
 
     >>> plain(KeyError("a"))

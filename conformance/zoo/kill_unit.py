@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from conformance.cases.case import Case
 from conformance.cases.table import select as select_cases
+from conformance.workers.execute import Unit
 from conformance.workers.interpreters import NUMPY, Home, Settings
 from conformance.workers.run import run_units
-from conformance.workers.unit import Unit
 from conformance.zoo.bug import Bug
 from conformance.zoo.kill import DTYPES, Kills, KillTable, as_table, kills_of
 from conformance.zoo.registry import select as select_bugs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import CouldNotRun, load_backends, own_subjects, warn
+from mha.cli.common import CouldNotRun, warn
 
 if TYPE_CHECKING:
     from conformance.subjects.subject import Subject
@@ -56,6 +57,11 @@ def _asked_scheduler() -> str | None:
     return None if context is None else context.meta.get(SCHEDULER)
 
 
+def _asked(question: str) -> bool:
+    """The answer of the user, if this is a terminal."""
+    return sys.stdin.isatty() and click.confirm(question, err=True)
+
+
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that adds the options which `Apart` is made of."""
     for option in reversed(OPTIONS):
@@ -87,19 +93,24 @@ class Apart:
         Args:
             specs: the subjects that were asked for.
         """
+        from rich.console import Console
+
         from conformance.workers.interpreters import Settings, interpreters
         from mha_core.backend import names
+        from mha_core.files.kept import kept_folder, passed_over
 
         if self.scheduler is not None and self.in_this_process:
             raise CouldNotRun("--scheduler needs worker processes: not --workers 0")
-        found = interpreters(self.pythons, [*names(), *specs])
+        found = interpreters(self.pythons, [*names(), *specs], _asked)
         if found and self.in_this_process:
             raise CouldNotRun(
                 "other interpreters (--python, mha.toml, pyproject.toml) need worker processes: not --workers 0"
             )
+        if (folder := kept_folder()) is not None and (line := passed_over(folder)):
+            warn(Console(stderr=True), [line])
         if self.scheduler is not None:
             self._cluster  # noqa: B018  # an address where nobody answers ends the command before any work
-        return Settings(found)
+        return Settings(found, here=self.in_this_process)
 
     @cached_property
     def _cluster(self) -> Cluster:
@@ -115,25 +126,28 @@ class Apart:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """A context after which the processes that were started end."""
-        from conformance.workers.keep import end_idle
-
         try:
             yield
         finally:
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        from conformance.workers.execute import end_idle
+
+        if not self.in_this_process:  # else there is but the one that judges, which ends with this one
             end_idle()
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Where the work is done."""
-        from conformance.workers.keep import end_idle
         from conformance.workers.local import Local
 
-        executor = Local(self.workers) if self.scheduler is None else self._cluster
+        executor = Local(1 if self.in_this_process else self.workers) if self.scheduler is None else self._cluster
         try:
             yield executor
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-            end_idle()
+            self._end_idle()
 
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """The requested backends, or all installed ones; a line for each that is not installed; and one for each whose
@@ -141,8 +155,6 @@ class Apart:
 
         A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
         """
-        if self.in_this_process:
-            return *load_backends(requested), []
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
         from mha_core.backend import names
@@ -151,7 +163,7 @@ class Apart:
         asked = list(dict.fromkeys(requested) or names())
         backends: list[Backend] = []
         absent, broken = [], []
-        with ThreadPoolExecutor(len(asked)) as threads:
+        with ThreadPoolExecutor(1 if self.in_this_process else len(asked)) as threads:
             # All at a time: each spends most of its start waiting for its framework to be read.
             for name, future in [(name, threads.submit(describe_backend, name, settings)) for name in asked]:
                 elsewhere = settings.interpreter(Home(name))
@@ -177,44 +189,39 @@ class Apart:
         Raises:
             BackendError: it can't be used; the message is one line.
         """
-        import platform
-        import sys
-
-        from conformance.subjects.quiet import quiet_stderr
         from conformance.workers.described import describe_backend
-        from mha_core.backend import load
 
-        if self.in_this_process:
-            with quiet_stderr():
-                backend = load(name)
-                backend.devices()
-            return backend, f"python {platform.python_version()}: {sys.executable}"
         described = describe_backend(name, settings)
         return described, f"python {described.python}: {described.interpreter}"
 
     def own_subjects(
         self, specs: tuple[str, ...], dtypes: list[str], time_limit: float, settings: Settings
-    ) -> tuple[list[Subject], list[str]]:
-        """As `mha.cli.common.own_subjects`; each is imported in its own process."""
-        if self.in_this_process:
-            return own_subjects(specs, dtypes, time_limit)
+    ) -> tuple[list[Subject], list[str], list[str]]:
+        """The user's own subjects in every dtype that they compute in; a line for each dtype that one lacks; and one
+        for each subject that can't be used, which costs the command its success, but not the others.
+        """
+        from conformance.subjects.load import check_time_limit
         from conformance.workers.described import describe_subjects
+        from mha_core.errors import BackendError, SpecError
 
+        check_time_limit(time_limit)
         subjects: list[Subject] = []
         left_out: list[str] = []
+        broken: list[str] = []
         for spec in specs:
-            found, lines = describe_subjects(spec, dtypes, time_limit, settings)
+            try:
+                found, lines = describe_subjects(spec, dtypes, time_limit, settings)
+            except (SpecError, BackendError) as error:
+                broken.append(str(error))
+                continue
             subjects += found
             left_out += lines
-        return subjects, left_out
+        return subjects, left_out, broken
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
         """`load(spec, dtype)`, which makes a user's subject: one that runs in its own process."""
         from functools import partial
 
-        from conformance.subjects.load import load_subject
         from conformance.workers.described import describe_subject
 
-        if self.in_this_process:
-            return partial(load_subject, time_limit=time_limit)
         return partial(describe_subject, time_limit=time_limit, settings=settings)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from conformance.subjects.quiet import quiet_stderr
 from conformance.subjects.surroundings import kept_surroundings
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from conformance.judging.result import Result
     from conformance.subjects.backend import BackendSubject
-    from conformance.subjects.subject import Subject
     from mha_core.backend import Backend
 
 EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
@@ -113,35 +111,6 @@ NO_COMPILE_CACHE = click.option(
 )
 
 
-def load_backends(requested: tuple[str, ...], *, compile_cache: bool = True) -> tuple[list[Backend], list[str]]:
-    """The requested backends, or all installed ones; and a line for each that is not installed.
-
-    A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
-
-    Args:
-        requested: names of backends; none for all.
-        compile_cache: whether they keep their compiled programs in the user's folder.
-    """
-    from mha_core.backend import load, names, use_compile_cache
-    from mha_core.errors import BackendNotInstalled
-
-    backends, absent = [], []
-    for name in dict.fromkeys(requested) or names():
-        try:
-            with quiet_stderr():
-                backends.append(load(name))
-                backends[-1].devices()
-                if compile_cache:
-                    use_compile_cache(backends[-1])
-        except BackendNotInstalled as error:
-            if requested:
-                raise
-            absent.append(f"left out: {error}")
-    if not backends:
-        raise CouldNotRun("\n".join(["no backend is installed:", *absent]))
-    return backends, absent
-
-
 def backend_subjects(
     backends: list[Backend], dtypes: list[str], devices: tuple[str, ...], path: str | None = None
 ) -> tuple[list[BackendSubject], list[str]]:
@@ -173,19 +142,6 @@ def backend_subjects(
     if backends and not subjects:
         raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
     return subjects, skipped
-
-
-def own_subjects(specs: tuple[str, ...], dtypes: list[str], time_limit: float) -> tuple[list[Subject], list[str]]:
-    """The user's own subjects in every dtype that they compute in; and a line for each dtype that one lacks."""
-    from conformance.subjects.load import load_subjects
-
-    subjects: list[Subject] = []
-    left_out: list[str] = []
-    for spec in specs:
-        found, lines = load_subjects(spec, dtypes, time_limit=time_limit)
-        subjects += found
-        left_out += lines
-    return subjects, left_out
 
 
 def warn(errors: Console, lines: Iterable[str]) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from conformance.cases.table import select
 from conformance.experiments.measured import is_measured
-from conformance.workers.process import WorkerDied
+from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
 from mha.learn.bench import Place, bench
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
-from mha.learn.running.layering import SECONDS, diagnosed
+from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
 from mha.learn.sources import answers
@@ -173,9 +173,7 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
 def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
     path = str((folder / exercise.file).resolve())
     try:
-        found: tuple[tuple[Bug, ...], ...] | str = ask(
-            exercise.dialect, 60.0 * SECONDS, diagnosed, path, exercise.subject, exercise.first
-        )
+        found = diagnosed(exercise.dialect, path, exercise.subject, exercise.first)
     except WorkerDied as death:
         return str(death)
     if isinstance(found, str):

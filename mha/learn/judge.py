@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.workers.process import WorkerDied
+from conformance.workers.protocol import WorkerDied
 from mha.learn.bench import Place, bench, distance
 from mha.learn.exercise import (
     NUMPY,
@@ -23,7 +23,7 @@ from mha.learn.exercise import (
 )
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
-from mha.learn.running.layering import SECONDS, Layered, judged
+from mha.learn.running.layering import Layered, judged
 from mha.learn.running.workshop import ask, end_process, why_not
 from mha.learn.words import at, described
 
@@ -214,8 +214,7 @@ def _judge_catch(exercise: CatchExercise, path: str, time_limit: float) -> Verdi
 
 
 def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
-    # The cases' own limits end what hangs; this one ends what never lets Python run.
-    found: Layered = ask(exercise.dialect, 30.0 * SECONDS, judged, path, exercise.subject, exercise.first)
+    found: Layered = judged(exercise.dialect, path, exercise.subject, exercise.first)
     if found.reason:
         return Verdict(exercise, "no answer", found.reason, printed=found.printed)
     result = found.result

@@ -2,6 +2,9 @@
 
 A piece that is damaged, absent or can't be read is made again; one that can't be written is not kept. Nothing here
 raises an error, and processes may share a folder.
+
+What is kept runs, or decides what is right, so who can write it can do as they like: folders and pieces of another
+owner, or that others may write, are passed over.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import os
 import platform
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -50,7 +54,12 @@ class Kept:
         """What was put under this key; None if there is nothing, or nothing that is whole."""
         path = self._path(key)
         try:
-            found = path.read_bytes()
+            if not is_ours(self.folder.stat()):
+                return None
+            with open(path, "rb") as file:
+                if not is_ours(os.fstat(file.fileno())):
+                    return None
+                found = file.read()
         except OSError:
             return None
         digest, data = found[:32], found[32:]
@@ -63,8 +72,12 @@ class Kept:
     def put(self, key: str, data: bytes) -> None:
         """Keep `data` under this key, in place of what was there."""
         with suppress(OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path(key), _digest(key, data) + data)
+            for folder in (*reversed(self.folder.parents), self.folder):
+                if not folder.exists():
+                    folder.mkdir(mode=0o700, exist_ok=True)
+            if is_ours(self.folder.stat()):
+                write_whole(self._path(key), _digest(key, data) + data)
+                self._path(key).chmod(0o600)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.kept"
@@ -90,6 +103,24 @@ def users_cache() -> Path | None:
     except RuntimeError:  # there is none
         home = None
     return Path(base) if os.path.isabs(base) else home
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether a file or folder belongs to the user who runs this, and nobody else may write it."""
+    if not hasattr(os, "geteuid"):  # Windows has other means
+        return True
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def passed_over(folder: Path) -> str:
+    """One line on what lies in the folder of all that is kept and is not used, because others can write it; "" if
+    there is nothing.
+    """
+    found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
+    if not found:
+        return ""
+    what = "1 piece" if len(found) == 1 else f"{len(found)} pieces"
+    return f"passed over: {what} in {folder}, which others own or may write (`mha cache clear` removes what it may)"
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:

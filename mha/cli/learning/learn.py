@@ -257,6 +257,6 @@ def show(name: str, framework: str) -> None:
 
 def _end() -> None:
     """End the processes in which files ran."""
-    from conformance.workers.keep import end_idle
+    from conformance.workers.execute import end_idle
 
     end_idle()

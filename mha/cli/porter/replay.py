@@ -115,12 +115,12 @@ def _subjects(
     versions of the backends.
     """
     settings = apart.settings(asked.specs)
-    own, left_out = apart.own_subjects(asked.specs, dtypes, asked.time_limit, settings)
+    own, left_out, unusable = apart.own_subjects(asked.specs, dtypes, asked.time_limit, settings)
     only_own = bool(asked.specs) and not asked.backend_names
     backends, absent, broken = ([], [], []) if only_own else apart.backends(asked.backend_names, settings)
     ours, skipped = backend_subjects(backends, dtypes, asked.devices)
     versions = {backend.name: backend.versions() for backend in backends}
-    return [*ours, *own], [*left_out, *absent, *skipped], broken, versions
+    return [*ours, *own], [*left_out, *absent, *skipped], [*unusable, *broken], versions
 
 
 def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:

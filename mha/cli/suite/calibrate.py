@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from conformance.calibration.calibrate import Figures, Outcome
     from conformance.calibration.unit import Run
-    from conformance.judging.expected import Expected
     from conformance.subjects.subject import Subject
     from conformance.workers.interpreters import Settings
     from mha_core.backend import Backend
@@ -76,7 +75,7 @@ def calibrate(asked: CalibrateOptions) -> None:
     from rich.console import Console
 
     from conformance.calibration import report
-    from conformance.calibration.calibrate import Figures, calibrate, parse_case
+    from conformance.calibration.calibrate import Figures, parse_case
     from conformance.calibration.calibrate import replay as run_again
     from conformance.calibration.formulations import FORMULATIONS
     from conformance.calibration.unit import calibrate_apart
@@ -106,12 +105,8 @@ def calibrate(asked: CalibrateOptions) -> None:
     else:
         total = asked.runs * len(subjects)
         with asked.apart.executor() as executor, progress(errors, total, _of_outcome) as advance:
-            if asked.apart.in_this_process:
-                streams = [calibrate(asked.seed, asked.runs, dtype, group) for dtype, group in subjects.items()]
-                interrupted = _gather(figures, streams, advance)
-            else:
-                found = calibrate_apart(asked.seed, asked.runs, subjects, executor, settings)
-                interrupted = _gather_apart(figures, found, asked.runs, subjects, advance)
+            found = calibrate_apart(asked.seed, asked.runs, subjects, executor, settings)
+            interrupted = _gather(figures, found, asked.runs, subjects, advance)
         if figures.outcomes:
             report.print_figures(console, figures)
         if interrupted:
@@ -154,27 +149,15 @@ def _subjects(
 
 
 def _gather(
-    figures: Figures, streams: Iterable[Iterable[tuple[Expected, Outcome]]], advance: Callable[[Outcome], None]
-) -> bool:
-    """Add every run to `figures`; True if the user interrupted, so that the finished runs can be reported."""
-    try:
-        for stream in streams:
-            for wanted, outcome in stream:
-                figures.add(wanted, outcome)
-                advance(outcome)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _gather_apart(
     figures: Figures,
     runs: Iterator[Run],
     number: int,
     subjects: Mapping[str, Sequence[Subject]],
     advance: Callable[[Outcome], None],
 ) -> bool:
-    """As `_gather`, of runs that come in any order; they are added in that of one process."""
+    """Add every run to `figures`, in the order of one process; True if the user interrupted, so that those that are
+    there can be reported.
+    """
     from conformance.calibration.unit import in_order
     from conformance.runner import until_interrupted
 

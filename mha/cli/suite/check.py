@@ -16,6 +16,7 @@ import click
 
 from mha.cli.apart import Apart, worker_options
 from mha.cli.common import (
+    COULD_NOT_RUN,
     NO_COMPILE_CACHE,
     CouldNotRun,
     OutputFile,
@@ -112,24 +113,28 @@ def check(asked: CheckOptions) -> None:
         chosen_dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
         apart = asked.apart
         settings = apart.settings(asked.specs)
-        own, left_out = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
-        backends, absent, broken = _backends(asked, settings)
+        own, left_out, broken = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
+        backends, absent, unusable = _backends(asked, settings)
+        broken += unusable
         ours, skipped = backend_subjects(backends, chosen_dtypes, asked.devices, asked.path)
     except (SpecError, BackendError) as error:
         raise CouldNotRun(str(error)) from error
     warn(errors, [*left_out, *absent, *broken, *skipped])
 
     subjects = [*ours, *own]
+    if not subjects:
+        _write(asked, report.to_json([], {}, known, broken))
+        sys.exit(COULD_NOT_RUN)
     runs = [(case, subject) for subject in subjects for case in cases]
     results, interrupted = _judged(errors, runs, apart, settings, known)
     report.print_results(console, results)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
-    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known))
+    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known, broken))
     if not interrupted:
-        _explain(console, errors, own, cases, results)
+        _explain(console, errors, own, cases, results, settings)
         if asked.count is not None:
-            _show_smallest(console, errors, subjects, results, asked.seed)
+            _show_smallest(console, errors, subjects, results, settings)
     sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
 
 
@@ -155,18 +160,14 @@ def _judged(
     """
     from conformance.case_unit import run_apart
     from conformance.reports.text import row_line
-    from conformance.runner import run_here, until_interrupted
+    from conformance.runner import until_interrupted
 
     total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
     rows: dict[tuple[str, str, str], list[Result]] = {}
     with apart.executor() as executor, progress(errors, len(runs), of_result) as advance:
 
         def seen() -> Iterator[tuple[int, Result]]:
-            for number, result in (
-                run_here(runs, known)
-                if apart.in_this_process
-                else run_apart(runs, executor, settings, known, whole=whole)
-            ):
+            for number, result in run_apart(runs, executor, settings, known, whole=whole):
                 advance(result)
                 row = (result.subject, result.dtype, result.device)
                 rows.setdefault(row, []).append(result)
@@ -233,7 +234,12 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
 
 
 def _explain(
-    console: Console, errors: Console, subjects: list[Subject], cases: list[Case], results: list[Result]
+    console: Console,
+    errors: Console,
+    subjects: list[Subject],
+    cases: list[Case],
+    results: list[Result],
+    settings: Settings,
 ) -> None:
     """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs.
 
@@ -246,24 +252,24 @@ def _explain(
         asked = [case for case in cases if case.id not in listed]
         wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
         if wrong & {case.id for case in asked} and subject.name not in explained:
-            from conformance.diagnosis.diagnose import diagnose
-            from conformance.diagnosis.text import describe
+            from conformance.diagnosis.apart import beside_no_subject, diagnosed
 
             explained.add(subject.name)
             with errors.status("") as status:
-                found = diagnose(subject, asked, experiments=True, progress=says(status))
-            console.print(f"\n{describe(found)}", markup=False, highlight=False, soft_wrap=True)
+                ids = tuple(case.id for case in asked)
+                text, _ = beside_no_subject(settings, says(status), diagnosed, subject, ids)
+            console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_smallest(
-    console: Console, errors: Console, subjects: list[Subject], results: list[Result], seed: int
+    console: Console, errors: Console, subjects: list[Subject], results: list[Result], settings: Settings
 ) -> None:
     """Shrink the first random case that each subject fails, and say how to run the small one."""
     from rich.markup import escape
 
-    from conformance.cases.random import case_from_text, shrink
+    from conformance.case_unit import FAILING, smallest
     from conformance.reports.text import failure_text
-    from conformance.runner import run_case
+    from conformance.workers.execute import call
 
     for subject in subjects:
         wrong = [
@@ -274,13 +280,6 @@ def _show_smallest(
         if not wrong:
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):
-            small = shrink(
-                case_from_text(wrong[0].case),
-                lambda case: run_case(case, subject).status in FAILING,  # noqa: B023  # called before the loop goes on
-            )
-            result = run_case(small, subject)
+            result = call(settings, smallest, wrong[0].case, subject)
         text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-FAILING = ("different", "failed")

@@ -83,7 +83,7 @@ def _found(
 ) -> list[Repeatability]:
     """What each subject does, so many processes at a time; the paths of a backend share them."""
     from conformance.determinism import Runs, repeatability
-    from conformance.workers.keep import end_idle
+    from conformance.workers.execute import end_idle
     from conformance.workers.local import Local
     from conformance.workers.process import end_all
 

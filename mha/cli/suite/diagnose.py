@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.diagnosis.diagnose import Diagnosis
-    from conformance.subjects.subject import Subject
     from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
 
@@ -100,11 +100,13 @@ def diagnose(asked: DiagnoseOptions) -> None:
         if asked.file is not None:
             found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
         else:
-            found = [_of_subject(str(asked.spec), asked)]
+            text, differs = _of_subject(str(asked.spec), asked)
+            click.echo(text)
+            sys.exit(DIFFERENT if differs else EQUAL)
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     click.echo("\n\n".join(describe(one, details=asked.details) for one in found))
-    if asked.file is not None and asked.unseen and not any(diagnosis.differs for diagnosis in found):
+    if asked.unseen and not any(diagnosis.differs for diagnosis in found):
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
     if parted and not any(diagnosis.differs for diagnosis in found):
@@ -112,39 +114,42 @@ def diagnose(asked: DiagnoseOptions) -> None:
     sys.exit(DIFFERENT if parted or any(diagnosis.differs for diagnosis in found) else EQUAL)
 
 
-def _of_subject(spec: str, asked: DiagnoseOptions) -> Diagnosis:
+def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
+    """The diagnosis in words, and whether the subject differs."""
     from conformance.cases import table as cases
-    from conformance.diagnosis.diagnose import diagnose as find
+    from conformance.diagnosis.apart import diagnosed
 
-    chosen = cases.select(asked.patterns)
-    return _in_the_first_dtype(
-        spec, asked, lambda one, progress: find(one, chosen, experiments=asked.experiments, progress=progress)
-    )
+    chosen = tuple(case.id for case in cases.select(asked.patterns))
+    return _in_the_first_dtype(spec, asked, diagnosed, (chosen, asked.experiments, asked.details))
 
 
 def _in_the_first_dtype(
     spec: str,
     asked: DiagnoseOptions,
-    ask: Callable[[Subject, Callable[[str], None]], Found],
+    ask: Callable[..., Found],
+    arguments: tuple[Any, ...],
     has_answers: Callable[[Found], object] = lambda found: True,
 ) -> Found:
-    """What is found of a subject in the dtype that was asked for; by default, in the first in which it answers at all.
+    """What `ask(subject, *arguments)` finds in the dtype that was asked for; by default, in the first in which the
+    subject answers at all.
 
     Raises:
         SpecError: there is no such subject, or it answers in none; what was wrong in the first.
     """
     from rich.console import Console
 
+    from conformance.diagnosis.apart import beside_no_subject
     from conformance.subjects.function import DEFAULT_DTYPES
     from mha_core import SpecError
 
     apart = Apart(asked.workers, asked.pythons)
     first: SpecError | Found | None = None
     with apart.kept(), Console(stderr=True).status("") as status:
-        load = apart.loader(asked.time_limit, apart.settings((spec,)))
+        settings = apart.settings((spec,))
+        load = apart.loader(asked.time_limit, settings)
         for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
             try:
-                found = ask(load(spec, dtype), says(status))
+                found = beside_no_subject(settings, says(status), ask, load(spec, dtype), *arguments)
                 if has_answers(found):
                     return found
             except SpecError as error:
@@ -159,21 +164,13 @@ def _in_the_first_dtype(
 
 def _probed(spec: str, asked: DiagnoseOptions) -> int:
     """Run some probes on a subject and print what they show; the exit status."""
+    from conformance.diagnosis.apart import probed
     from conformance.experiments.registry import select_probes
-    from conformance.experiments.search.measure import measure
-    from conformance.experiments.text import probe_text
 
-    chosen = select_probes(asked.probes)
-    measured = _in_the_first_dtype(
-        spec,
-        asked,
-        lambda one, progress: measure(one, probes=chosen, progress=progress),
-        lambda found: found.lab.configs,
-    )
-    names = {probe.id for probe in select_probes(asked.probes, alone=True)}
-    shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
-    click.echo("\n\n".join(probe_text(measured, outcome) for outcome in shown))
-    return DIFFERENT if any(outcome.differing for outcome in shown) else EQUAL
+    select_probes(asked.probes)  # an unknown name ends the command before any work
+    text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))
+    click.echo(text)
+    return DIFFERENT if differs else EQUAL
 
 
 def _of_file(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from conformance.subjects.ask import SubjectFailed, as_array
 from conformance.subjects.handout import Handout
+from conformance.workers.wire import sendable
 from mha.learn.running.dialects import given, taken
 from mha_core.errors import one_line, shown
 
@@ -28,6 +29,7 @@ KEPT = 2000
 Arrays = tuple[NDArray, ...]
 
 
+@sendable
 @dataclass(frozen=True)
 class Attempt:
     """What a learner's function gave.
@@ -45,6 +47,7 @@ class Attempt:
     printed: str = ""
 
 
+@sendable
 @dataclass(frozen=True)
 class Asked:
     """What to run.
@@ -149,12 +152,16 @@ def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 
 @contextmanager
-def captured() -> Iterator[Callable[[], str]]:
-    """A context in which nothing is printed; yields a function that gives the beginning of what would have been."""
+def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
+    """A context in which nothing is printed; yields a function that gives the beginning of what would have been.
+
+    Args:
+        held: what keeps it. Default: a new one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     streams, terminals = (sys.stdout, sys.stderr), (os.dup(1), os.dup(2))
-    held = _Beginning()
+    held = Beginning() if held is None else held
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -169,7 +176,7 @@ def captured() -> Iterator[Callable[[], str]]:
             os.close(terminal)
 
 
-class _Beginning(io.StringIO):
+class Beginning(io.StringIO):
     """Keeps the beginning of what is written into it."""
 
     def write(self, text: str) -> int:

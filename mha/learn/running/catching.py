@@ -11,6 +11,8 @@ from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
+from conformance.subjects.handout import input_arrays
+from conformance.workers.wire import is_sendable, sendable
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from conformance.zoo.registry import all_bugs, select
 from conformance.zoo.rerun import rerun
@@ -25,6 +27,7 @@ MOST_NUMBERS = 2_000_000
 """Most numbers of all scores, inputs, weights and outputs of a call: 257 bugs are tried on it."""
 
 
+@sendable
 @dataclass(frozen=True)
 class Chosen:
     """What `problem()` gave, or why there is nothing."""
@@ -55,7 +58,9 @@ def _checked(made: Any) -> Problem:
         raise Unfit("problem() must return an AttentionConfig, a dict of weights and AttentionInputs, in this order")
     try:
         problem = Problem(config, {str(name): np.array(array) for name, array in weights.items()}, inputs)
-    except SpecError:
+        if not all(map(is_sendable, (*problem.weights.values(), *input_arrays(inputs).values()))):
+            raise Unfit("its arrays must hold numbers")
+    except (SpecError, Unfit):
         raise
     except Exception as error:  # arrays of somebody's own
         raise Unfit(f"what problem() returned can't be used: {one_line(error)}") from error

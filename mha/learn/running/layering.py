@@ -1,20 +1,32 @@
-"""Judge a learner's whole layer, in a worker process: as `mha check --subject` does, the first cases first."""
+"""A learner's whole layer: its file runs in the process of its framework, and is judged as `mha check --subject` does,
+in a process of ours, the first cases first.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
 from conformance.cases.table import all_cases, select
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
 from conformance.subjects.load import LoadedSubject, load_subject
+from conformance.workers.described import RemoteSubject
+from conformance.workers.execute import call
+from conformance.workers.interpreters import Settings
 from conformance.zoo.bug import Bug
-from mha.learn.running.attempt import Unfit, captured, found
+from mha.learn.running.attempt import Beginning, Unfit, captured, found
+from mha.learn.running.workshop import ask, home
+from mha_core import AttentionConfig, AttentionInputs
+from mha_core.backend import Run
 from mha_core.errors import SpecError, shown
+from mha_core.weights import Weights
 
 SECONDS = 10.0
 """Seconds that one case may take."""
@@ -39,42 +51,124 @@ class Layered:
     printed: str = ""
 
 
-def judged(path: str, subject: str, first: tuple[str, ...]) -> Layered:
+def judged(dialect: str, path: str, subject: str, first: tuple[str, ...]) -> Layered:
     """Judge the first cases, and the others where these are right; it ends at the first that is not."""
-    with captured() as printed:
+    reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
+    if reason:
+        return Layered(reason=reason, printed=printed)
+    layered: Layered = call(Settings(), _judged, _remote(dialect, path, subject), first)
+    return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
+
+
+def diagnosed(dialect: str, path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...] | str:
+    """The explanations that `mha diagnose` finds in the first cases, or why it can't be asked."""
+    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
+    if reason:
+        return str(reason)
+    try:
+        found: tuple[tuple[Bug, ...], ...] = call(Settings(), explained, _remote(dialect, path, subject), first)
+    except SpecError as error:
+        return shown(str(error), 300)
+    return found
+
+
+def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
+    spec = f"{Path(path).stem}:{subject}"
+    return RemoteSubject(
+        spec=spec,
+        name=subject,
+        dtype="float64",
+        device="cpu",
+        precision=Precision.of("float64"),
+        selector=f"--subject {spec}",
+        origin=spec,
+        limit=SECONDS,
+        source=(f"{__name__}:{layer_of.__qualname__}", path),
+        place=home(dialect).name,
+    )
+
+
+# In a process of ours ------------------------------------------------------------------------------------
+
+
+def _judged(subject: RemoteSubject, first: tuple[str, ...]) -> Layered:
+    right = unsupported = 0
+    order = {id: number for number, id in enumerate(first)}
+    cases = sorted((case.id for case in all_cases()), key=lambda id: order.get(id, len(order)))
+    for id, result in zip(cases, CaseUnit(subject, tuple(cases)).run(0), strict=True):
+        assert result is not None
+        if result.status == "unsupported":
+            unsupported += 1
+            if id in first:
+                return Layered(result, right, unsupported)
+        elif result.status != "equal":
+            return Layered(result, right, unsupported)
+        else:
+            right += 1
+    return Layered(None, right, unsupported)
+
+
+def explained(subject: RemoteSubject, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...]:
+    """The bugs of each explanation.
+
+    Those that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
+    """
+    found = diagnose(subject, select(first), experiments=True)
+    explanations = found.explanations or found.partly
+    sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
+    return tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)
+
+
+# In the process of the framework -------------------------------------------------------------------------
+
+
+class _Quiet:
+    """A subject whose prints are kept in `held`."""
+
+    def __init__(self, subject: Any, held: Beginning) -> None:
+        self.subject, self.held = subject, held
+
+    def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+        asked: Callable[..., str | None] | None = getattr(self.subject, "supports", None)
+        with captured(self.held):
+            return None if asked is None else asked(config, inputs)
+
+    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
+        with captured(self.held):
+            run: Run = self.subject.prepare(config, weights)
+
+        def quietly(inputs: AttentionInputs) -> Any:
+            with captured(self.held):
+                return run(inputs)
+
+        return quietly
+
+
+_layers: dict[str, LoadedSubject] = {}
+"""Path -> the subject of the file, as it was when it was last prepared."""
+
+
+def prepared(path: str, subject: str) -> tuple[str, str]:
+    """Import the file anew: ("", "what it printed"), or why that is not possible, in one line."""
+    held = Beginning()
+    with captured(held):
         try:
             loaded = _loaded(path, subject)
         except (SpecError, Unfit) as error:
-            return Layered(reason=shown(str(error), 300), printed=printed())
-        right = unsupported = 0
-        order = {id: number for number, id in enumerate(first)}
-        cases = sorted((case.id for case in all_cases()), key=lambda id: order.get(id, len(order)))
-        for id, result in zip(cases, CaseUnit(loaded, tuple(cases)).run(0), strict=True):
-            assert result is not None
-            if result.status == "unsupported":
-                unsupported += 1
-                if id in first:
-                    return Layered(result, right, unsupported, printed=printed())
-            elif result.status != "equal":
-                return Layered(result, right, unsupported, printed=printed())
-            else:
-                right += 1
-        return Layered(None, right, unsupported, printed=printed())
+            return shown(str(error), 300), held.getvalue()
+    _layers[path] = replace(loaded, original=_Quiet(loaded.original, held))
+    return "", held.getvalue()
 
 
-def diagnosed(path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...] | str:
-    """The explanations that `mha diagnose` finds in the first cases, or why it can't be asked.
+def layer_of(path: str) -> LoadedSubject:
+    """The subject of a file that was prepared."""
+    return _layers[path]
 
-    Bugs that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
-    """
-    with captured():
-        try:
-            found = diagnose(_loaded(path, subject), select(first), experiments=True)
-            explained = found.explanations or found.partly
-            sent = {bug: replace(bug, forward={}, backward={}) for one in explained for bug in one.bugs}
-            return tuple(tuple(sent[bug] for bug in one.bugs) for one in explained)
-        except (SpecError, Unfit) as error:
-            return shown(str(error), 300)
+
+def printed_by(path: str) -> str:
+    """The beginning of what the subject of a file has printed."""
+    quiet: _Quiet = _layers[path].original
+    return quiet.held.getvalue()
 
 
 def _loaded(path: str, subject: str) -> LoadedSubject:

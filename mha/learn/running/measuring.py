@@ -24,6 +24,7 @@ from conformance.experiments.registry import select_probes
 from conformance.experiments.search.measure import measure
 from conformance.judging.expected import Expected
 from conformance.subjects.ask import CannotExpress
+from conformance.workers.wire import sendable
 from conformance.zoo.bug import Bug, BuggySubject, DoesNotApply, pipelines
 from mha.learn.bench import PIPELINE, Place, bench
 from mha.learn.exercise import StepExercise
@@ -64,6 +65,7 @@ PROBES = {
 """The part that an exercise stands for -> the probes that isolate it."""
 
 
+@sendable
 @dataclass(frozen=True)
 class Said:
     """What was measured, and what to change."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from conformance.workers.described import asked
+from conformance.workers.execute import end_idle
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.keep import end_idle, give_back, take
-from conformance.workers.process import WorkerDied
+from conformance.workers.protocol import WorkerDied
 from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import prepare
 
@@ -39,7 +40,12 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
 
 def end_process(dialect: str) -> None:
     """End the process of a framework; the next exercise gets a new one."""
-    end_idle(Home(f"learn-{dialect}"))
+    end_idle(home(dialect))
+
+
+def home(dialect: str) -> Home:
+    """The process in which files of a framework run."""
+    return Home(f"learn-{dialect}")
 
 
 @cache
@@ -55,11 +61,4 @@ def why_not(dialect: str) -> str:
 
 def _called(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in the process of a framework, which is kept; raises what it raises, or WorkerDied."""
-    process = take(Home(f"learn-{dialect}"), Settings())
-    try:
-        answer = process.call(function, *arguments, seconds=seconds)
-    except BaseException:  # it may have ended; after an interrupt, its answer is still to come
-        process.end()
-        raise
-    give_back(process)
-    return answer
+    return asked(home(dialect), Settings(), seconds, object, function, *arguments)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from backends.jax.layers import MultiHeadAttention
 from backends.jax.programs import exact, kept_in
 from conformance.cases.table import select
 from mha_core.config import ProjectionBias
-from mha_core.files.kept import pieces
+from mha_core.files.kept import Kept, pieces
 
 
 @pytest.fixture
@@ -187,3 +190,21 @@ def test_keeping_programs_changes_no_setting_of_jax(tmp_path):
     before = dict(jax.config.values)
     answers(tmp_path, "ragged-square")
     assert dict(jax.config.values) == before
+
+
+def test_a_piece_that_is_a_pickle_runs_nothing(tmp_path, compilations):
+    """It is made anew."""
+
+    class Command:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "it-ran"),)
+
+    first = answers(tmp_path, "prime")
+    found = [path for path, _ in pieces(tmp_path)]
+    (key,) = (data[32:].decode() for path in found if len(data := path.read_bytes()) < 200)
+    Kept(found[0].parent).put(key, pickle.dumps(Command()))
+    assert answers(tmp_path, "prime") == first
+    assert len(compilations) == 2
+    with pytest.raises(ValueError, match="."):
+        programs.read(pickle.dumps(Command()), jax_backend.framework.device_of("cpu"))
+    assert not (tmp_path / "it-ran").exists()

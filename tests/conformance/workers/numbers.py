@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from conformance.calibration.calibrate import Figures, calibrate
 from conformance.subjects.subject import Subject
+from conformance.workers.execute import Unit
 from conformance.workers.interpreters import NUMPY, Home
-from conformance.workers.unit import Unit
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from conformance.workers.execute import take
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.keep import take
 from mha.cli.main import main
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes

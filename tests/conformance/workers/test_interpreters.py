@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from conformance.workers.interpreters import Home, Settings, interpreters
-from conformance.workers.process import CannotStart, WorkerProcess
+from conformance.workers.process import WorkerProcess
+from conformance.workers.protocol import CannotStart
 from mha_core import SpecError
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes
@@ -31,17 +32,48 @@ def program(folder: Path, text: str) -> str:
     return str(path)
 
 
+def yes(question: str) -> bool:
+    return True
+
+
+def test_a_file_is_asked_for_once_and_said_each_time(tmp_path, monkeypatch, capsys):
+    """Also if it is in pyproject.toml; another content, or another place, is asked for again."""
+    monkeypatch.setenv("MHA_COMPILE_CACHE", str(tmp_path / "kept"))
+    text = f'[python]\ntorch = "{sys.executable}"\njax = "./gone"\n'
+    Path("mha.toml").write_text(text)
+    said, line = [], f"{tmp_path / 'mha.toml'}: runs torch with {sys.executable}\n"
+    with pytest.raises(SpecError, match="nobody has agreed to that here.*--python torch="):
+        interpreters([], ["torch"])
+    assert interpreters([], ["torch"], lambda question: said.append(question) or True) == {"torch": sys.executable}
+    assert f"torch: {sys.executable}" in said[0]
+    assert interpreters([], ["torch"]) == {"torch": sys.executable}  # as agreed
+    assert capsys.readouterr().err == 2 * line
+    Path("mha.toml").write_text(text + "# changed\n")
+    with pytest.raises(SpecError, match="nobody has agreed"):
+        interpreters([], ["torch"])
+    assert interpreters([], ["mxnet"]) == {}  # it says nothing of that
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no such owners")
+def test_a_file_of_another_user_is_refused(monkeypatch):
+    Path("mha.toml").write_text(f'[python]\ntorch = "{sys.executable}"\n')
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(SpecError, match="is another user's, so the programs that it names are not run; use --python"):
+        interpreters([], ["torch"], yes)
+
+
 def test_options_come_before_the_file(tmp_path):
     other = program(tmp_path, "exit 1")
     Path("mha.toml").write_text(f'[python]\ntorch = "./python"\njax = "{sys.executable}"\n')
-    found = interpreters([f"torch={sys.executable}"], ["torch", "jax"])
+    found = interpreters([f"torch={sys.executable}"], ["torch", "jax"], yes)
     assert found == {"torch": sys.executable, "jax": sys.executable}
-    assert interpreters([], ["torch", "jax"])["torch"] == other
+    assert interpreters([], ["torch", "jax"], yes)["torch"] == other
 
 
 def test_pyproject_says_it_too(tmp_path):
     Path("pyproject.toml").write_text(f'[tool.mha.python]\nmxnet = "{sys.executable}"\n')
-    settings = Settings(interpreters([], ["mxnet"]))
+    settings = Settings(interpreters([], ["mxnet"], yes))
     assert settings.interpreter(Home("mxnet")) == sys.executable
     assert settings.interpreter(Home("torch")) is None
 

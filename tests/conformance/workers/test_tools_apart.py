@@ -14,8 +14,8 @@ from conformance.calibration.unit import LayerUnit, calibrate_apart, in_order
 from conformance.subjects.backend import BackendSubject
 from conformance.workers import Local, Settings
 from conformance.workers.described import describe_backend
-from conformance.workers.interpreters import NUMPY, Home
-from conformance.workers.keep import take
+from conformance.workers.execute import take
+from conformance.workers.interpreters import NUMPY, OURS, Home
 from conformance.workers.process import WorkerProcess, running
 from mha.cli.main import main
 from mha_core.backend import load
@@ -76,11 +76,11 @@ def test_a_described_backend_says_and_computes_what_the_backend_does(backend_nam
     (process,) = running()
     monkeypatch.setenv("MHA_WORKERS", "1")
     started = Mock(wraps=WorkerProcess)
-    monkeypatch.setattr("conformance.workers.keep.WorkerProcess", started)
+    monkeypatch.setattr(sys.modules["conformance.workers.execute"], "WorkerProcess", started)
     result = CliRunner().invoke(main, ["check", "-b", backend_name, "-c", "prime", "-d", "float64"])
     assert result.exit_code == 0, result.output
     assert "All 2 results are equal to the reference" in result.output
-    assert not started.called
+    assert [call.args[0] for call in started.call_args_list] == [OURS]  # what judges; nothing else is started
     assert not process.is_alive  # as all that a command has used
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -15,8 +16,8 @@ import pytest
 from conformance.case_unit import CaseUnit
 from conformance.subjects.backend import BackendSubject
 from conformance.workers import Local, Settings, execute, run_units
+from conformance.workers.execute import take
 from conformance.workers.interpreters import Home
-from conformance.workers.keep import take
 from conformance.workers.process import WorkerProcess
 from conformance.workers.process import _all as running
 from mha_core.backend import Backend
@@ -121,7 +122,7 @@ def is_running(pid):
 
 def test_a_worker_whose_parent_is_gone_ends():
     process = take(Home("numpy", 30.0), Settings())
-    process._connection.close()
+    process._channel.close()
     process._process.wait(10)
 
 
@@ -158,9 +159,10 @@ def test_a_process_that_dies_while_it_waits_costs_nothing():
 def test_a_process_that_waits_says_nothing():
     process = take(Home("numpy", 30.0), Settings())
     assert process.call(os.getpid) == process.hello.pid
-    while process._connection.poll(0.2):  # a sign of life that was on its way
-        process._connection.recv_bytes()
-    assert not process._connection.poll(1.5)
+    connection = process._channel._socket
+    while select.select([connection], [], [], 0.2)[0]:  # a sign of life that was on its way
+        process._channel.receive()
+    assert not select.select([connection], [], [], 1.5)[0]
     process.end()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mha_core.files.kept import Kept, folder_for, kept_folder, machine, pieces, remove, trim
+from mha_core.files.kept import Kept, folder_for, kept_folder, machine, passed_over, pieces, remove, trim
 
 
 def only_file(folder):
@@ -148,3 +148,25 @@ def test_folders_of_different_versions_flags_and_machines_differ():
     assert len(names) == 4
     assert all(name.startswith("jax-0.7.") for name in names)
     assert "/" not in folder_for({"jax": "../../etc"}, [])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other means")
+def test_what_others_own_or_may_write_is_passed_over_and_said(tmp_path, monkeypatch):
+    kept = Kept(tmp_path / "kept" / "inner")
+    kept.put("key", b"data")
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == kept.folder.stat().st_mode & 0o777 == 0o700
+    (piece,) = kept.folder.iterdir()
+    for path, mode in ((piece, 0o666), (piece, 0o620), (kept.folder, 0o777), (kept.folder, 0o770)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert kept.get("key") is None
+        assert passed_over(tmp_path / "kept").startswith(f"passed over: 1 piece in {tmp_path / 'kept'}, which others")
+        if path == kept.folder:
+            kept.put("other", b"data")
+            assert list(kept.folder.iterdir()) == [piece]
+        path.chmod(before)
+        assert (kept.get("key"), passed_over(tmp_path / "kept")) == (b"data", "")
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert kept.get("key") is None
+    assert passed_over(tmp_path / "kept")

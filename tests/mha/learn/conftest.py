@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from conformance.workers.keep import end_idle
+from conformance.workers.execute import end_idle
 from mha.learn.exercises import exercise
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conformance.workers.keep import end_idle
+from conformance.workers.execute import end_idle
 from mha.cli.main import main
 from mha.learn.exercises import all_exercises
 from mha.learn.listing import page

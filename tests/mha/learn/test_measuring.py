@@ -86,7 +86,6 @@ def test_what_was_measured_of_a_whole_layer_reaches_the_learner_from_its_process
         "measured:mine", "Scores are times 0.73.", "scores", "Leave them.", forward={"scores": lambda state: state}
     )
     explained = SimpleNamespace(explanations=(SimpleNamespace(bugs=(bug,)),), partly=())
-    monkeypatch.setattr(layering, "_loaded", lambda path, subject: None)
     monkeypatch.setattr(layering, "diagnose", lambda subject, cases, experiments: explained)
-    found = pickle.loads(pickle.dumps(layering.diagnosed("mine.py", "attention", ("prime",))))
+    found = pickle.loads(pickle.dumps(layering.explained(None, ("prime",))))
     assert told(found, 3) == "  measured: Scores are times 0.73.\n    What to change: Leave them."

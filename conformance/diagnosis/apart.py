@@ -1,0 +1,64 @@
+"""Diagnoses as texts, which can be made in a process of ours where the subject lives in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from conformance.case_unit import case_by_id
+from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.text import describe
+from conformance.experiments.registry import select_probes
+from conformance.experiments.search.measure import measure
+from conformance.experiments.text import probe_text
+from conformance.subjects.subject import Subject
+from conformance.workers.execute import call
+from conformance.workers.interpreters import Settings
+
+Answer = TypeVar("Answer")
+
+Progress = Callable[[str], None]
+
+
+def _nothing(what: str) -> None:
+    pass
+
+
+def diagnosed(
+    subject: Subject,
+    cases: Sequence[str],
+    experiments: bool = True,
+    details: bool = False,
+    progress: Progress = _nothing,
+) -> tuple[str, bool]:
+    """The diagnosis of a subject in words, and whether it differs.
+
+    Args:
+        subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
+        cases: the ids of its cases, of the table or of random ones.
+        details: also what each probe showed.
+
+    Raises:
+        SpecError: the subject could not run a single case.
+    """
+    found = diagnose(subject, [case_by_id(id) for id in cases], experiments=experiments, progress=progress)
+    return describe(found, details=details), found.differs
+
+
+def probed(subject: Subject, patterns: Sequence[str], progress: Progress = _nothing) -> tuple[str, bool, bool]:
+    """What some probes show, in words; whether one of them differs; and whether the subject answers at all."""
+    measured = measure(subject, probes=select_probes(patterns), progress=progress)
+    names = {probe.id for probe in select_probes(patterns, alone=True)}
+    shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
+    text = "\n\n".join(probe_text(measured, outcome) for outcome in shown)
+    return text, any(outcome.differing for outcome in shown), bool(measured.lab.configs)
+
+
+def beside_no_subject(
+    settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
+) -> Answer:
+    """What one of the functions above gives: in this process, or in one of ours if subjects live in this one."""
+    if settings.here:
+        found: Answer = call(settings, function, *arguments)
+        return found
+    return function(*arguments, progress=progress)

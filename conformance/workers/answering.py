@@ -1,0 +1,174 @@
+"""What is done in the process of a framework or a subject: it gives answers, and nothing is judged there.
+
+Whatever is imported there may change NumPy for all of its process. So the reference, its bounds and every comparison
+are computed elsewhere, and what comes from here is arrays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, within
+from conformance.subjects.backend import BackendSubject
+from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
+from conformance.subjects.quiet import quiet_stderr
+from conformance.workers import wire
+from conformance.workers.protocol import ANSWER, RAISED
+from mha_core import AttentionConfig, AttentionInputs, BackendError
+from mha_core.backend import Backend, load, use_compile_cache
+from mha_core.dtypes import storage_dtype
+from mha_core.errors import one_line, shown
+from mha_core.files.kept import kept_folder
+from mha_core.weights import Weights
+
+Source = tuple[Any, ...]
+"""The name of a function here, module:name, and its arguments: it returns a subject."""
+
+PREPARED = 8
+"""How many prepared layers are kept."""
+
+_sessions: OrderedDict[str, Session] = OrderedDict()
+"""Name of a prepared layer -> what asks it; the last few."""
+
+
+def answered(request: bytes) -> tuple[bytes, bytes]:
+    """Call the function that a request names: ANSWER and what it returned, or RAISED and the error."""
+    try:
+        name, _, given = request.partition(b"\0")
+        function = _named(name.decode())  # its module knows what else may be sent to it
+        return ANSWER, wire.dumps(function(*wire.loads(given, layouts=True)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # what a framework or a subject raises belongs to who asked
+        try:
+            return RAISED, wire.dumps(error)
+        except TypeError:
+            return RAISED, wire.dumps(BackendError(one_line(error)))
+
+
+def _named(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return attrgetter(function)(import_module(module))
+
+
+@wire.sendable
+class NotPrepared(LookupError):
+    """A layer that this process has not prepared, or no longer has."""
+
+
+def answers(
+    session: str,
+    source: Source,
+    layer: tuple[AttentionConfig, Weights] | None,
+    calls: list[AttentionInputs],
+    limit: float,
+) -> wire.Together:
+    """The answers of a layer, which is prepared at its first call: (arrays by name of each, the error that ended them).
+
+    Args:
+        session: the name of the prepared layer.
+        source: of its subject.
+        layer: what it is prepared with; None where it has been.
+        calls: what it is asked, in this order.
+        limit: seconds that a subject with a time limit may take for each.
+
+    Raises:
+        NotPrepared: `layer` is needed.
+    """
+    found = _sessions.pop(session, None)
+    if found is None:
+        if layer is None:
+            raise NotPrepared(session)
+        function, *arguments = source
+        found = Session(within(_named(function)(*arguments), limit), Problem(*layer, calls[0]))
+    _sessions[session] = found
+    while len(_sessions) > PREPARED:
+        _sessions.popitem(last=False)
+    config, weights = found.problem.config, found.problem.weights
+    given: list[dict[str, NDArray]] = []
+    try:
+        for trace in found.answers([Problem(config, weights, inputs) for inputs in calls]):
+            arrays = trace.arrays()
+            _check_sendable(arrays, found.subject.dtype)
+            given.append(arrays)
+    except (CannotExpress, SubjectFailed) as error:
+        return wire.Together((given, error))
+    return wire.Together((given, None))
+
+
+def _check_sendable(arrays: dict[str, NDArray], dtype: str) -> None:
+    for name, array in arrays.items():
+        if not wire.is_sendable(array):
+            raise SubjectFailed(f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
+
+
+@cache
+def _backend(name: str, folder: Path | None) -> Backend:
+    """The backend, which keeps its programs in this folder."""
+    with quiet_stderr():
+        found = load(name)
+    use_compile_cache(found)
+    return found
+
+
+def backend_subject(name: str, dtype: str, device: str, path: str | None) -> BackendSubject:
+    """A backend as a subject."""
+    return BackendSubject(_backend(name, kept_folder()), dtype, device, path)
+
+
+@cache
+def own_subject(spec: str, dtype: str, limit: float) -> LoadedSubject:
+    """Somebody's own subject."""
+    return load_subject(spec, dtype, time_limit=limit)
+
+
+# What they are ---------------------------------------------------------------------------------------------
+
+
+def described_backend(name: str) -> dict[str, Any]:
+    """What `conformance.workers.described.DescribedBackend` knows of a backend."""
+    import platform
+    import sys
+
+    with quiet_stderr():
+        found = load(name)
+        devices = found.devices()
+    return {
+        "name": found.name,
+        "slow_to_prepare": found.slow_to_prepare,
+        "relative_cost": found.relative_cost,
+        "interpreter": sys.executable,
+        "python": platform.python_version(),
+        # PyTorch's is an object of its own, which could only be read with PyTorch.
+        "_versions": {package: str(version) for package, version in found.versions().items()},
+        "_dtypes": {device: found.dtypes(device) for device in devices},
+        "_paths": found.paths(),
+        "_default_paths": found.default_paths(),
+        "_kernels": {
+            (device, path): found.softmax_kernel(device, path) for device in devices for path in found.paths()
+        },
+    }
+
+
+def described_subject(spec: str, dtype: str, limit: float) -> dict[str, Any]:
+    """What `conformance.workers.described.RemoteSubject` knows of somebody's own subject."""
+    return _described(load_subject(spec, dtype, time_limit=limit))
+
+
+def described_subjects(spec: str, dtypes: tuple[str, ...], limit: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same in all of these dtypes that it computes in, and a line for each of the others."""
+    found, left_out = load_subjects(spec, dtypes, time_limit=limit)
+    return [_described(subject) for subject in found], left_out
+
+
+def _described(subject: LoadedSubject) -> dict[str, Any]:
+    names = ("spec", "name", "dtype", "device", "precision", "selector", "origin")
+    return {**{name: getattr(subject, name) for name in names}, "limit": subject.time_limit}
