@@ -20,7 +20,7 @@ from typing import Any
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.models.beside import beside_file
-from mha.models.families import MODEL_TYPES, Family, KnownLayer, known_layer, place_of
+from mha.models.families import MODEL_TYPES, Family, KnownLayer, changed, known_layer, place_of
 from mha.models.keras_archive import archive_layers
 from mha.models.neighbours import Neighbours, meaning_of
 from mha.models.places import strange_arrays
@@ -101,6 +101,15 @@ class About:
         """How many layers of the file have each place (`place_of`) in a model of the config's family."""
         family = MODEL_TYPES.get(self.config.model_type) if self.config else None
         return Counter(place_of(family, layer.prefix) for layer in self.found if family is not None)
+
+    @cached_property
+    def _changed(self) -> str:
+        """What in or beside the config may change the arithmetic of its family, in words; "" if nothing does."""
+        family = MODEL_TYPES.get(self.config.model_type) if self.config else None
+        if self.config is None or family is None:
+            return ""
+        reason = changed(self.config.content, family, self.config.path.parent, self._is_left)
+        return f"{self.config.path}: {reason}" if reason else ""
 
     @cached_property
     def _strange(self) -> list[str]:
@@ -205,6 +214,8 @@ class About:
             "num_kv_heads": None if groups is None else groups[1],
             "heads_from": "" if heads is None else f"{heads[0]} in {config.path}",
         }
+        if self._changed:
+            return LayerFacts("", self._changed, **said), _none
         rows, inputs = _sizes(layer)
         found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)
         if not isinstance(found, KnownLayer):
