@@ -8,7 +8,7 @@ say nothing of what attention computes; any other stops the folder, until the us
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -31,25 +31,45 @@ PRECISION = re.compile(r"\.(fp16|bf16|fp32)(?=\.)")
 ARRAYS = (".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of files in which forks, and programs for adapters, put arrays of their own."""
 
+ONE_MATRIX = ("weight", "bias", "linear.weight", "linear.bias")
+"""Names in a file of one linear map, which some encoders have behind them (colbert_linear.pt)."""
+
+ADAPTER = "adapter_config.json"
+"""The file by which PEFT knows an adapter; it has a message of its own."""
+
 SAY_NOTHING = (
     # Documents, results, and what programs that keep versions put there.
     *("*.md", "*.txt", "*.rst", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.csv", "*.tsv"),
-    *("*.html", "*.log", "license*", "notice*", "readme*", ".*", "events.out.tfevents*", "*results*.json"),
-    *("*metrics*.json", "*scores*.json", "eval*.json", "similarity*.json", "log_history.json", "dataset_info*.json"),
-    *("label*.json", "id2label.json", "__init__.py"),
+    *("*.html", "*.log", "*.bib", "*.cff", "license*", "notice*", "readme*", ".*", "events.out.tfevents*"),
+    *("*results*.json", "*metrics*.json", "*scores*.json", "*predictions*.json", "eval*.json", "similarity*.json"),
+    *("log_history.json", "dataset_info*.json", "metadata.json", "benchmark_*", "label*", "id2label.json"),
     # Texts, pictures and sounds before the model; how a text is generated behind it.
     *("tokenizer*.json", "vocab*", "*vocab.json", "merges*", "special_tokens_map.json", "added_tokens.json"),
     *("*.model", "*.spm", "*.bpe", "bpe.codes", "normalizer.json", "chat_template*", "generation_config*.json"),
     *("preprocessor_config.json", "processor_config.json", "feature_extractor_config.json", "*.jinja"),
-    # sentence-transformers, and how it trained.
-    *("sentence_*_config.json", "config_sentence_transformers.json", "data_config.json", "train_script.py"),
-    # A training's own state and settings, as transformers and DeepSpeed write them; an endpoint's own program.
-    *("trainer_state.json", "training_params.json", "training_args.json", "optimizer*", "scheduler*", "scaler.pt"),
-    *("training_args.bin", "rng_state*.pth", "latest", "zero_to_fp32.py", "handler.py"),
+    *("tokenization_*.py", "__init__.py"),
+    # sentence-transformers and SetFit.
+    *("sentence_*_config.json", "config_sentence_transformers.json", "data_config.json"),
+    *("config_setfit.json", "model_head.pkl"),
+    # A training's own programs, state and settings, as transformers' examples write them; an endpoint's own program.
+    *("train*.py", "run_*.py", "run*.sh", "*.ipynb", "trainer_state.json", "training_params.json"),
+    *("training_args.*", "optimizer*", "scheduler*", "scaler.pt", "rng_state*.pth", "latest", "zero_to_fp32.py"),
+    "handler.py",
     # The same weights for other programs.
-    *("*.onnx", "*.onnx_data", "*.ot", "*.tflite", "*.mlmodel", "openvino_model*", "*.gguf", "*.ckpt*", "checkpoint"),
+    *("*.onnx", "*.onnx_data", "ort_config.json", "*.ot", "*.tflite", "*.mlmodel", "openvino_model*", "*.gguf"),
+    *("*.ckpt*", "checkpoint", "graph.pbtxt"),
 )
 """Patterns of the names, in small letters, of files that say nothing of what attention computes."""
+
+DEEPSPEED = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("fp16", "bf16", "amp", "optimizer", "scheduler", "zero_optimization", "zero_allow_untested_optimizer"),
+    *("steps_per_print", "wall_clock_breakdown", "prescale_gradients", "activation_checkpointing"),
+)
+"""Settings of DeepSpeed that say how a model is trained; others say what it computes, such as sparse_attention."""
+
+READ = ("modules.json", "bert_config.json", "ds_config*.json", "deepspeed_config*.json")
+"""Patterns of the names of JSON files whose content is judged."""
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
@@ -110,48 +130,61 @@ def _shards_of(index: Path) -> set[str]:
         return set()
 
 
-def strange_file(folder: Path, model_type: str, is_left: Callable[[str], bool]) -> str:
-    """The first file in a model's folder that may say something else of the model, in words; "" if there is none.
+def strange_files(folder: Path, model_type: str) -> dict[str, str]:
+    """The files in a model's folder that may say something else of the model: name -> a sentence.
 
     Args:
         folder: the folder; folders in it are not looked at.
         model_type: of its config, one of `mha.models.families.MODEL_TYPES`.
-        is_left: whether the user leaves out a file of this name.
     """
     own, shards = _own(folder)
-    for name in sorted(path.name for path in folder.iterdir() if path.is_file()):
-        if name in (FILE, "adapter_config.json", *own, *shards) or is_left(name):
-            continue  # an adapter has a message of its own
-        reason = "" if any(fnmatchcase(name.lower(), pattern) for pattern in SAY_NOTHING) else "may say"
-        if name in ("modules.json", "bert_config.json"):
-            reason = _read(folder / name, model_type)
-        elif name.endswith(SUFFIXES) and not (name.endswith(ARRAYS) and name in _weights(folder)):
-            reason = ""
-        elif name.endswith(ARRAYS) and _has_only_known_arrays(folder / name, model_type):
-            reason = ""
-        if reason:
-            what = "that the model computes something else. If it does not"
-            return f"{shown(name)} beside it {reason} {what}: --leave '{shown(name)}'"
-    return ""
+    passed = (FILE, ADAPTER, *own, *shards)
+    names = (name for name in sorted(path.name for path in folder.iterdir() if path.is_file()) if name not in passed)
+    found = {name: _strange(folder / name, model_type) for name in names}
+    return {
+        name: f"{shown(name)} beside it {reason} that the model computes something else. If it does not: "
+        f"--leave '{shown(name)}'"
+        for name, reason in found.items()
+        if reason
+    }
+
+
+def _strange(file: Path, model_type: str) -> str:
+    """How a file may say that the model computes something else, as part of a sentence; "" if it does not."""
+    name = file.name.lower()
+    if _is_one(name, READ):
+        return _read(file, model_type)
+    if _is_one(name, SAY_NOTHING):
+        return ""
+    if name.endswith(SUFFIXES) and (not name.endswith(ARRAYS) or _has_only_known_arrays(file, model_type)):
+        return ""
+    return "may say"
+
+
+def _is_one(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _read(file: Path, model_type: str) -> str:
-    """What a JSON file says, as part of a sentence: the modules of a sentence transformer, or Google's config."""
+    """How a JSON file says so: the modules of a sentence transformer, Google's config, or DeepSpeed's."""
     content = parse_json(file.read_bytes(), what=str(file), any_integer=True)
-    if isinstance(content, dict):
+    if not isinstance(content, dict):
+        modules = content if isinstance(content, list) else [content]
+        kinds = [str(module.get("type")) if isinstance(module, dict) else str(module) for module in modules]
+        strange = next((kind for kind in kinds if not kind.startswith("sentence_transformers.")), "")
+        return f"says with the module {shown(strange)}" if strange else ""
+    if file.name == "bert_config.json":
         strange = strange_setting(content, model_type)
         return f"says with {strange.split()[0]}" if strange else ""
-    modules = content if isinstance(content, list) else [content]
-    kinds = [str(module.get("type")) if isinstance(module, dict) else str(module) for module in modules]
-    strange = next((kind for kind in kinds if not kind.startswith("sentence_transformers.")), "")
-    return f"says with the module {shown(strange)}" if strange else ""
+    strange = next((key for key in content if key not in DEEPSPEED), "")
+    return f"says with {shown(strange)}" if strange else ""
 
 
 def _has_only_known_arrays(file: Path, model_type: str) -> bool:
-    """Whether a file of weights holds arrays of such a model alone, as another version of it does, or is this project's."""
+    """Whether a file of weights holds arrays of such a model alone, as another version of it, or is this project's."""
     try:
         with open_checkpoint(file) as checkpoint:
             own = any(key.startswith("mha_") for key in checkpoint.metadata)
-            return own or all(kind_of(name, model_type) for name in checkpoint.entries)
+            return own or all(name in ONE_MATRIX or kind_of(name, model_type) for name in checkpoint.entries)
     except SpecError:
         return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mha.models.beside import strange_file
+from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig, contradiction, side_of
 from mha.models.places import dotted
 from mha.models.settings import strange_setting
@@ -264,9 +264,10 @@ def changed(
     for key in SWITCHES:
         if not isinstance(config.get(key, False), bool):
             return f"{key} must be true or false. Got {shown(config[key])}"
-    if (folder / "adapter_config.json").exists():
-        return "an adapter_config.json beside it says that an adapter (LoRA and the like) changes what layers compute"
-    return strange_file(folder, config["model_type"], is_left)
+    if (folder / ADAPTER).exists():
+        return f"an {ADAPTER} beside it says that an adapter (LoRA and the like) changes what layers compute"
+    files = strange_files(folder, config["model_type"])
+    return next((reason for name, reason in files.items() if not is_left(name)), "")
 
 
 def of_own_code(auto_map: Any) -> str:

@@ -6,6 +6,8 @@ another kind of positions, another arithmetic. A model of such a folder is not t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,25 @@ from mha_core import SpecError
 from mha_core.files.outside import parse_json_object
 
 
-def check_folder(folder: Path) -> None:
-    """Raise SpecError unless the folder's config is of the BERT family, and all its settings of attention are known."""
+def check_folder(folder: Path, leave: Collection[str] = ()) -> None:
+    """Raise SpecError unless the folder's config is of the BERT family, and all its settings of attention are known.
+
+    Args:
+        folder: the folder.
+        leave: patterns of the names of files in it that are left out.
+    """
     file = folder / "config.json"
     config = _json(file)
     if config is None:
         raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
-    family = recipe_for_config(config).family
-    if family != "bert":
+    recipe = recipe_for_config(config).family
+    if recipe != "bert":
         raise SpecError(
             f"mha port takes sentence encoders of the bert family ({', '.join(RECIPES['bert'].model_types)}). "
-            f"Got model type {config['model_type']!r}; docs/recipes.md has what there is for the family {family}."
+            f"Got model type {config['model_type']!r}; docs/recipes.md has what there is for the family {recipe}."
         )
-    reason = changed(config, MODEL_TYPES[config["model_type"]], folder)
+    family = MODEL_TYPES[config["model_type"]]
+    reason = changed(config, family, folder, lambda name: any(fnmatchcase(name, one) for one in leave))
     if reason:
         raise SpecError(f"{file}: {reason}")
     if config.get("num_attention_heads") is None:

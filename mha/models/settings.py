@@ -77,7 +77,9 @@ REVIEWED = (
             *("name_or_path", "_commit_hash", "tokenizer_class", "processor_class", "language", "languages", "name"),
             *("finetuning_task", "task_specific_params", "task", "num_labels", "_num_labels", "base_model_prefix"),
             *("sentence_transformers", "sbert_ce_default_activation_function", "license", "model_max_length"),
-            *("max_seq_length", "torch_dtype", "keys_to_ignore_at_inference"),
+            *("max_seq_length", "torch_dtype", "keys_to_ignore_at_inference", "do_lower_case", "model_name"),
+            *("unsloth_version", "unsloth_fixed", "custom_pipelines", "enable_recompute", "fuse"),
+            *("paddlenlp_version", "adapter_transformers_version", "sentence_transformers_version", "peft_version"),
         ),
         "names, tasks and where the model came from",
     ),
@@ -131,6 +133,7 @@ REVIEWED = (
         (
             *("static_position_embeddings", "extra_pos_embeddings", "type_vocab_size", "emb_size", "embedding_size"),
             *("vocab_size_or_config_json_file", "n_special", "max_position_embeddings", "n_ctx", "use_cache"),
+            *("interpolate_antialias", "interpolate_offset"),
         ),
         "embeddings before the first layer, and the most positions",
     ),

@@ -19,7 +19,7 @@ from typing import Any
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
-from mha.models.beside import beside_file
+from mha.models.beside import beside_file, strange_files
 from mha.models.families import MODEL_TYPES, Family, KnownLayer, changed, known_layer, place_of
 from mha.models.keras_archive import archive_layers
 from mha.models.neighbours import Neighbours, meaning_of
@@ -83,8 +83,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to leave out: of arrays below a layer's prefix that are not in its layout, and of
-            arrays elsewhere that have no place in a model of the config's type.
+        leave: patterns of names to leave out: of arrays below a layer's prefix that are not in its layout, of arrays
+            elsewhere that have no place in a model of the config's type, and of other files in its folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -155,8 +155,8 @@ class About:
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
             raise SpecError(
-                f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout, and none "
-                "that has no place in the model"
+                f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout, none that "
+                "has no place in the model, and no other file of the model"
             )
 
     def _is_left(self, *names: str) -> bool:
@@ -243,7 +243,7 @@ class About:
         if self._places[place] > 1:
             several = f"{self._places[place]} layers at ...{place}"
             return f"{self.config.path} is of one model, and the file has {several}", ""
-        left = []
+        left = [name for name in strange_files(self.config.path.parent, self.config.model_type) if self._is_left(name)]
         inside = tuple(f"{one.prefix}{mark}" for one in self.found for mark in "./")
         for name in self._strange:
             if name.startswith(inside) and name not in self._layers_own:

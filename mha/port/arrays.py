@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mha.models.beside import strange_files
 from mha.models.neighbours import meaning_of
 from mha.models.places import kind_of
 from mha_core import SpecError
@@ -42,7 +43,7 @@ class LoadedArrays:
         held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
         unused: names of the file that the embeddings do not depend on: heads, position numbers.
         drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
-        left: names of the file that no model of its type has, and that the user leaves out.
+        left: what the user leaves out: arrays that no model of its type has, and other files of the folder.
     """
 
     held: Mapping[str, str]
@@ -92,7 +93,7 @@ def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> Loade
     Args:
         model: the model.
         folder: of its files.
-        leave: patterns of names to leave out, of arrays that the model has no place for.
+        leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
@@ -114,11 +115,14 @@ def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> Loade
             (drawn if name.split(".")[0] in UNUSED else lacking).append(name)
     beyond = [name for name in files if name not in set(held.values())]
     strange = [name for name in beyond if not _harmless(name, model.config.model_type, files[name])]
-    left = [name for name in strange if any(fnmatchcase(name, one) for one in leave) and not meaning_of([name])]
+    left = [name for name in strange if _fits(name, leave) and not meaning_of([name])]
     surplus = [name for name in strange if name not in left]
-    unfit = [one for one in leave if not any(fnmatchcase(name, one) for name in strange)]
+    files_left = [name for name in strange_files(folder, model.config.model_type) if _fits(name, leave)]
+    unfit = [one for one in leave if not any(_fits(name, [one]) for name in (*strange, *files_left))]
     if unfit:
-        raise SpecError(f"leave {unfit[0]!r} fits no array that {type(model).__name__} has no place for")
+        raise SpecError(
+            f"leave {unfit[0]!r} fits no array that {type(model).__name__} has no place for, and no other file"
+        )
     if lacking:
         raise SpecError(
             f"{folder} lacks {_listed(lacking)}; transformers would draw "
@@ -133,7 +137,12 @@ def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> Loade
     _check_bits(model, held, files)
     unused = (*beyond, *(array for name, array in held.items() if name.split(".")[0] in UNUSED))
     judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
-    return LoadedArrays(judged, tuple(name for name in unused if name not in left), tuple(drawn), tuple(left))
+    rest = tuple(name for name in unused if name not in left)
+    return LoadedArrays(judged, rest, tuple(drawn), (*left, *files_left))
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
 
 
 def _candidates(name: str, prefix: str) -> list[str]:

@@ -130,7 +130,7 @@ def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ())
     Args:
         name: of the model or the folder.
         dtype: of the model.
-        leave: patterns of names to leave out, of arrays that no model of its type has.
+        leave: patterns of names to leave out, of arrays that no model of its type has, and of other files.
 
     Raises:
         NotInstalled: a package that it needs is not there.
@@ -138,7 +138,7 @@ def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ())
             other positions); its tokenizer is not there; or its files are not whole: an array that the embeddings
             depend on is missing, surplus, of another shape, or not what was loaded.
     """
-    folder = find_model(name)
+    folder = find_model(name, leave)
     try:
         import torch  # noqa: F401
         from transformers import AutoModel, AutoTokenizer
@@ -174,14 +174,18 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, leave: Collection[str] = ()) -> Path:
     """The folder of the model called `name`, which holds a model of the BERT family; nothing of it is loaded.
+
+    Args:
+        name: of the model or the folder.
+        leave: as for `load_encoder`.
 
     Raises:
         NotInstalled, SpecError: as `load_encoder`.
     """
     folder = _folder(name)
-    check_folder(folder)
+    check_folder(folder, leave)
     return folder
 
 

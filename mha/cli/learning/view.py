@@ -57,7 +57,11 @@ class ViewOptions:
 @click.option("--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable).")
 @click.option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
 @click.option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
-@click.option("--leave", multiple=True, help="An array that no MODEL of its type has, to leave out (repeatable).")
+@click.option(
+    "--leave",
+    multiple=True,
+    help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
+)
 @click.option("--importance", type=click.Path(path_type=Path), help="What mha heads --json wrote, as one more bar.")
 @click.option("--html", required=True, type=OutputFile(), help="The page.")
 @worker_options
@@ -160,7 +164,7 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
         raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
     check_texts(texts)
     try:
-        find_model(asked.what)
+        find_model(asked.what, asked.leave)
     except SpecError as error:
         raise SpecError(f"{error}; no recording of that name exists, either") from error
     encoder = load_encoder(asked.what, dtype, asked.leave)

@@ -91,7 +91,7 @@ class ConvertOptions:
     "--leave",
     multiple=True,
     help="An array to leave behind: below a layer's prefix and not in its layout, or elsewhere and without a place in "
-    "a model of the config's type (repeatable; wildcards).",
+    "a model of the config's type; or another file beside config.json (repeatable; wildcards).",
 )
 @click.option(
     "--json",

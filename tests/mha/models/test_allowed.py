@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def without_frameworks(monkeypatch):
 
 def folder_of(folder, changes=None, config=CONFIG, more=None, layout="bert", at=PREFIX, name="model.safetensors"):
     """A folder with a model of one attention layer, `more` arrays beside it, and a config with `changes`."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     save_file({**arrays_of(layout, prefix=at), **(more or {})}, folder / name)
     (folder / "config.json").write_text(json.dumps({**config, **(changes or {})}))
     return folder
@@ -225,6 +226,48 @@ def test_the_config_speaks_for_the_shards_that_its_index_names(tmp_path):
     assert "belongs to model.safetensors.index.json" in standing_of(folder / "ema.safetensors.index.json", tmp_path)
     save_file(arrays_of("bert", prefix=PREFIX, seed=2), folder / "model.safetensors")  # transformers takes this one
     assert "belongs to model.safetensors, and not to it" in standing_of(index, tmp_path)
+
+
+BESIDE = {
+    **dict.fromkeys(
+        ("README.md", "vocab.txt", "training_args.bin", "tf_model.onnx", "run_glue.py", "metadata.json"), "x"
+    ),
+    "modules.json": '[{"type": "sentence_transformers.models.Transformer"}]',
+    "tokenizer_config.json": '{"model_max_length": 1000000000000000019884624838656}',
+    "ds_config.json": '{"fp16": {"enabled": true}, "train_batch_size": 8}',
+    "bert_config.json": '{"hidden_size": 12, "directionality": "bidi"}',
+}
+"""Files of public folders that say nothing of attention."""
+
+STRANGE_FILES = {
+    **{"modeling_bert.py": "x", "run.yaml": "alibi: true", "open_clip_config.json": "{}", "mine.json": "{}"},
+    "modules.json": '[{"type": "custom_st.Transformer"}]',
+    "ds_config.json": '{"sparse_attention": {"mode": "fixed"}}',
+    "bert_config.json": '{"hidden_size": 12, "soft_cap": 30.0}',
+}
+"""Files by which a fork's own program computes something else."""
+
+
+def test_files_beside_the_config_are_passed_over_only_if_they_say_nothing_of_attention(tmp_path):
+    folder = folder_of(tmp_path / "m")
+    for name, text in BESIDE.items():
+        (folder / name).write_text(text)
+    save_file({"weight": ONES}, folder / "colbert_linear.safetensors")
+    save_file(arrays_of("bert", prefix=PREFIX, seed=1), folder / "epoch-2.safetensors")
+    assert standing_of(folder, tmp_path) == "known"
+    check_folder(folder)
+    for name, text in STRANGE_FILES.items():
+        folder = folder_of(tmp_path / "strange" / name)
+        (folder / name).write_text(text)
+        said = f"{folder}/config.json: {name} beside it (may say|says with .*) that the model computes something else"
+        assert re.search(f"known: {said}", found := standing_of(folder, tmp_path)), found
+        with pytest.raises(SpecError, match=f"^{said}.*--leave '{name}'"):
+            check_folder(folder)
+        done = convert(folder, to_layout="canonical", out=tmp_path / "o.npz", force=True, leave=[name])
+        assert done.layers[0].standing.why.endswith(f"left at your word that no attention layer reads it: {name}")
+        check_folder(folder, [name])
+    save_file({"layer.0.lora_A": ONES}, folder / "low_rank.safetensors")
+    assert "low_rank.safetensors beside it may say" in standing_of(folder, tmp_path, leave=[name])
 
 
 # Moved stays moved --------------------------------------------------------------------------------------------
