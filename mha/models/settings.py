@@ -117,7 +117,7 @@ REVIEWED = (
     Reviewed(
         (
             *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
-            *("pooler_type", "output_past", "predict_special_tokens", "use_return_dict", "summary_type"),
+            *("pooler_type", "pool_act", "output_past", "predict_special_tokens", "use_return_dict", "summary_type"),
             *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_last_dropout"),
         ),
         "what is made of the last hidden states: Google's multilingual and Chinese BERT have such keys",
