@@ -75,7 +75,15 @@ REVIEWED = (
     Reviewed(
         (
             *("name_or_path", "_commit_hash", "tokenizer_class", "processor_class", "language", "languages", "name"),
-            *("finetuning_task", "task_specific_params", "task", "num_labels", "_num_labels", "base_model_prefix"),
+            *(
+                "finetuning_task",
+                "task_specific_params",
+                "task",
+                "task_id",
+                "num_labels",
+                "_num_labels",
+                "base_model_prefix",
+            ),
             *("sentence_transformers", "sbert_ce_default_activation_function", "license", "model_max_length"),
             *("max_seq_length", "torch_dtype", "keys_to_ignore_at_inference", "do_lower_case", "model_name"),
             *("unsloth_version", "unsloth_fixed", "custom_pipelines", "enable_recompute", "fuse"),
