@@ -67,7 +67,7 @@ def files_of(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
     index = folder / INDEX
     if not index.is_file():
-        raise SpecError(f"{folder} could not be loaded: it has neither {SINGLE} nor {INDEX}; a pickle is not read")
+        raise SpecError(f"{folder} could not be loaded: it has none of {SINGLE}, {INDEX}, pytorch_model.bin")
     try:
         shards = parse_json_object(index.read_bytes(), what=str(index))["weight_map"]
         where = {str(name): str(shard) for name, shard in shards.items()}
@@ -87,12 +87,13 @@ def files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Find the array in `folder` for each parameter of the model that was loaded from it.
+def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
+    """Find the array in the files for each parameter of the model that was loaded from them.
 
     Args:
         model: the model.
-        folder: of its files.
+        files: name of an array -> the file that holds it.
+        folder: the model's folder.
         leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
 
     Raises:
@@ -100,7 +101,6 @@ def check_arrays(model: Any, folder: Path, leave: Collection[str] = ()) -> Loade
             numbers; or the file holds an array that may belong to the encoder, and the model has no place for it; or
             nothing of the kind has a name that is to be left out.
     """
-    files = files_of(folder)
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
     drawn: list[str] = []

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from mha.models.families import MODEL_TYPES
 from mha.models.folder import check_folder
+from mha.models.places import kind_of
 from mha_core import SpecError
 from tests.mha.convert.weight_files import arrays_of, verify_in_numpy
 from tests.mha.models.test_allowed import standing_of
@@ -44,6 +45,9 @@ def folder_of(row: dict[str, Any], folder: Path) -> Path:
     sizes = SIZES.get(family.name, HEADS)
     layer = row.get("layer") or AT.get(family.name, "encoder.layer.0.attention")
     arrays = arrays_of(family.layouts[0], prefix=layer)
+    arrays = {
+        name: array for name, array in arrays.items() if kind_of(name, row["type"])
+    }  # Whisper has no bias of keys
     save_file({**arrays, **{name: array_of(name) for name in row.get("arrays", ())}}, folder / "model.safetensors")
     for name, names in row.get("tensors", {}).items():
         save_file({one: np.ones((2, 3), "float32") for one in names}, folder / name)

@@ -130,6 +130,36 @@ def test_old_names_and_a_file_in_half_precision_are_read(folder):
     assert held[f"{ATTENTION}.output.LayerNorm.weight"] == f"{ATTENTION}.output.LayerNorm.gamma"
 
 
+def test_the_weights_may_be_a_pickle_which_is_not_run(folder):
+    arrays = load_file(folder / "model.safetensors")
+    numbers = {"embeddings.position_ids": torch.arange(512)[None]}
+    (folder / "model.safetensors").unlink()
+    torch.save({**{name: array.bfloat16() for name, array in arrays.items()}, **numbers}, folder / "pytorch_model.bin")
+    encoder = load_encoder(str(folder))
+    assert len(encoder.arrays.held) == 37
+    assert torch.equal(encoder.model.embeddings.word_embeddings.weight, arrays[WORDS].bfloat16().float())
+    torch.save({**arrays, WORDS: arrays[WORDS][:21]}, folder / "pytorch_model.bin")
+    with pytest.raises(SpecError, match=rf"{folder}/pytorch_model.bin: {WORDS} must have shape \(23, 12\). Got \(21"):
+        load_encoder(str(folder))
+    torch.save({**arrays, "run": print}, folder / "pytorch_model.bin")
+    with pytest.raises(SpecError, match="pytorch_model.bin"):
+        load_encoder(str(folder))
+
+
+def test_a_file_beside_the_model_is_left_at_the_users_word(folder):
+    (folder / "run.yaml").write_text("alibi: true")
+    assert "run.yaml beside it may say that the model computes something else" in mha_port(folder).output
+    result = mha_port(folder, "--leave", "run.yaml")
+    assert result.exit_code == 0, result.output
+    assert "left out at your word that the encoder does not read them: run.yaml" in result.output
+    assert "leave 'walk.yaml' fits no array" in mha_port(folder, "--leave", "run.yaml", "--leave", "walk.yaml").output
+
+
+def test_a_tokenizer_without_a_limit_is_read(folder):
+    change_json(folder, "tokenizer_config.json", model_max_length=int(1e30))  # as transformers writes it
+    assert load_encoder(str(folder)).limit == 512
+
+
 def test_a_parameter_that_is_not_the_files_is_found_out(folder, monkeypatch):
     right = hf.AutoModel.from_pretrained
 
