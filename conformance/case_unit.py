@@ -15,14 +15,14 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.random import case_from_text, is_case_text, shrink
+from conformance.cases.sequence import Asked
 from conformance.deviations.known import Deviations
 from conformance.judging.expected import Shelf, keep_answers
 from conformance.judging.result import Result
 from conformance.runner import CaseRunner, run_case
 from conformance.workers.described import home_of, relative_cost
-from conformance.workers.execute import Unit
 from conformance.workers.interpreters import Home, Settings
-from conformance.workers.protocol import code_hash, project_version
+from conformance.workers.protocol import Unit, code_hash, project_version
 from conformance.workers.run import run_units
 from mha_core.files.kept import Kept, folder_for, kept_folder, machine
 
@@ -49,8 +49,8 @@ class CaseUnit(Unit):
     """
 
     subject: Any
-    cases: tuple[str | Case, ...]
-    before: str | Case | None = None
+    cases: tuple[str | Asked, ...]
+    before: str | Asked | None = None
     known: Deviations | None = None
     series: str = ""
 
@@ -66,7 +66,7 @@ class CaseUnit(Unit):
         return len(self._asked)
 
     @property
-    def _asked(self) -> tuple[str | Case, ...]:
+    def _asked(self) -> tuple[str | Asked, ...]:
         """All cases; the one before these is an item of its own, whose answer is None."""
         return self.cases if self.before is None else (self.before, *self.cases)
 
@@ -95,7 +95,7 @@ class CaseUnit(Unit):
     def lost(self, item: int, reason: str) -> Result | None:
         return self._failed(self._asked[item], reason) if self._counts(item) else None
 
-    def _failed(self, case: str | Case, reason: str) -> Result:
+    def _failed(self, case: str | Asked, reason: str) -> Result:
         subject = self.subject
         return Result(
             case if isinstance(case, str) else case.id,
@@ -109,7 +109,7 @@ class CaseUnit(Unit):
 
 
 def run_apart(
-    runs: Sequence[tuple[Case, Any]],
+    runs: Sequence[tuple[Asked, Any]],
     executor: Executor,
     settings: Settings,
     known: Deviations | None = None,
@@ -131,8 +131,9 @@ def run_apart(
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
-            before = _named(asked[start - 1][1][0], whole) if start else None
-            units.append(CaseUnit(subject, names, before, known, series))
+            before = _last_case(asked[:start]) if any(isinstance(case, Case) for _, (case, _) in chunk) else None
+            named = None if before is None else _named(before, whole)
+            units.append(CaseUnit(subject, names, named, known, series))
             numbers.append([number for number, _ in chunk])
     for unit, item, result in run_units(units, executor, settings):
         if result is not None:
@@ -145,20 +146,25 @@ def smallest(case: str, subject: Any) -> Result:
     return run_case(small, subject)
 
 
-def _named(case: Case, whole: bool) -> str | Case:
+def _last_case(asked: Sequence[tuple[int, tuple[Asked, Any]]]) -> Case | None:
+    """The last that is no sequence: these are not asked again."""
+    return next((case for _, (case, _) in reversed(asked) if isinstance(case, Case)), None)
+
+
+def _named(case: Asked, whole: bool) -> str | Asked:
     return case if whole else case.id
 
 
-def _case(named: str | Case) -> Case:
-    return named if isinstance(named, Case) else case_by_id(named)
+def _case(named: str | Asked) -> Asked:
+    return case_by_id(named) if isinstance(named, str) else named
 
 
 @cache
-def case_by_id(name: str) -> Case:
-    """The case of this id, of the table or a random one."""
-    from conformance.cases.table import select
+def case_by_id(name: str) -> Asked:
+    """The case or the sequence of this id, of the table, or a random case."""
+    from conformance.cases.table import select_asked
 
-    return case_from_text(name) if is_case_text(name) else select((name,))[0]
+    return case_from_text(name) if is_case_text(name) else select_asked((name,))[0]
 
 
 @cache

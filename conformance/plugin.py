@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.cases.case import Case
+    from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
     from conformance.workers.described import RemoteSubject
@@ -25,7 +25,7 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
     Raises:
         pytest.UsageError: an option has a mistake; it ends the run before any test.
     """
-    from conformance.cases.table import select
+    from conformance.cases.table import select_asked
     from conformance.deviations.known import load
     from conformance.workers.described import describe_subjects
     from conformance.workers.interpreters import Settings, interpreters
@@ -35,9 +35,10 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
     subjects: list[RemoteSubject] = []
     left_out: list[str] = []
     try:
-        cases = select(tuple(config.getoption("--mha-case")))
+        cases = select_asked(tuple(config.getoption("--mha-case")))
         known = load(config.getoption("--mha-deviations"))
-        settings = Settings(interpreters([], specs), here=not config.getoption("--mha-apart"))
+        programs = interpreters(config.getoption("--mha-python"), specs, switch="--mha-python")
+        settings = Settings(programs, here=not config.getoption("--mha-apart"))
         limit = config.getoption("--mha-time-limit")
         for spec in dict.fromkeys(specs):
             asked = list(dict.fromkeys(dtypes))
@@ -55,7 +56,7 @@ class Suite:
     def __init__(
         self,
         subjects: list[RemoteSubject],
-        cases: list[Case],
+        cases: list[Asked],
         known: Deviations,
         settings: Settings,
         left_out: list[str],
@@ -85,7 +86,7 @@ class Suite:
             terminalreporter.section(f"diagnosis of {subject.spec} in {subject.dtype}")
             terminalreporter.write_line(self._diagnosis(subject))
 
-    def judged(self, case: Case, subject: RemoteSubject, series: str) -> Result:
+    def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
         """The result of a case. It is judged in a process that imports nothing of the user's."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
@@ -94,17 +95,13 @@ class Suite:
         return cast("Result", result)
 
     def _diagnosis(self, subject: RemoteSubject) -> str:
-        """What explains the difference, in words; cases in which it deviates as known are left out."""
-        from conformance.diagnosis.apart import diagnosed
+        """What explains the difference, in words."""
+        from conformance.cases.case import Case
+        from conformance.diagnosis.apart import diagnosed, explained
         from conformance.workers.execute import call
-        from mha_core import BackendError, SpecError
 
-        listed = [self.known.listed_for(subject, case.id, subject.dtype) for case in self.cases]
-        asked = tuple(case.id for case, known in zip(self.cases, listed, strict=True) if not known)
-        try:
-            return cast(str, call(self.settings, diagnosed, subject, asked)[0])
-        except (SpecError, BackendError) as error:
-            return str(error)
+        asked = tuple(case.id for case in self.cases if isinstance(case, Case))
+        return explained(call, self.settings, diagnosed, subject, asked, self.known)
 
     def pytest_unconfigure(self) -> None:
         """End the processes in which cases were judged."""
@@ -155,7 +152,7 @@ class SubjectCollector(pytest.Collector):
 class CaseItem(pytest.Item):
     """One case on one subject in one dtype."""
 
-    def __init__(self, *, subject: RemoteSubject, series: str, case: Case, suite: Suite, **details: Any) -> None:
+    def __init__(self, *, subject: RemoteSubject, series: str, case: Asked, suite: Suite, **details: Any) -> None:
         super().__init__(**details)
         self.suite = suite
         self.subject = subject

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from conformance.cases.table import select
+from conformance.cases.table import select_asked
 from conformance.deviations.entry import Deviation
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
@@ -80,7 +80,7 @@ def _by_cases(entry: Deviation, results: dict[tuple[str, str, str], Result]) -> 
     dtype = entry.dtypes[0]
     subject = load_subject(entry.subject, dtype)
     seen: dict[str, Mismatch] = {}
-    for case in select(entry.cases):
+    for case in select_asked(entry.cases):
         key = (entry.subject, dtype, case.id)
         if key not in results:
             results[key] = run_case(case, subject)

@@ -11,11 +11,14 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.cases.sequence import Asked, CallSequence
 from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.judging.expected import Expected, expected
+from conformance.judging.kept import what_is_kept
 from conformance.judging.repeats import Question, can_be_asked_again, questions
 from conformance.judging.result import Result, Status
+from conformance.judging.sequences import Judged, judge
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
 from conformance.subjects.subject import Subject
 from mha_core import Trace
@@ -23,11 +26,11 @@ from mha_core import Trace
 Item = TypeVar("Item")
 
 
-def run_case(case: Case, subject: Subject, known: Deviations | None = None) -> Result:
+def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> Result:
     """Judge one subject by one case. An exception of the subject becomes a Result.
 
     Args:
-        case, subject: the case, and the subject that is asked.
+        case, subject: the case, or a sequence of calls, and the subject that is asked.
         known: the deviations that must be seen. Default: none, so that every difference is an error.
     """
     return CaseRunner(subject, known).run(case)
@@ -50,9 +53,9 @@ class CaseRunner:
         """The id of the case that will be asked again after the next one."""
         return None if self._last is None else self._last[0]
 
-    def run(self, case: Case) -> Result:
-        """Judge the subject by one case."""
-        result = self._judge(case)
+    def run(self, case: Asked) -> Result:
+        """Judge the subject by one case, or one sequence of calls."""
+        result = self._judge(case) if isinstance(case, Case) else self._judge_sequence(case)
         if self.known is None:
             return result
         if self.known.option:
@@ -101,6 +104,36 @@ class CaseRunner:
         status: Status = "different" if mismatches else "equal"
         return result(status, ratios=ratios, mismatches=mismatches, recorded=recorded, judged=judged)
 
+    def _judge_sequence(self, sequence: CallSequence) -> Result:
+        subject = self.subject
+        start = time.perf_counter()
+        found, kept = Judged(), ""
+        if can_be_asked_again(subject):
+            found = judge(sequence, subject)
+            kept = found.kept
+            if found.kept_at is not None:
+                kept = what_is_kept(found.steps[: found.kept_at + 1], subject)
+        status: Status = "failed" if found.failed else "different" if found.mismatches else "equal"
+        message = found.failed
+        if not found.failed and len({step.case for step in found.steps}) < 2:
+            status, message = "unsupported", f"cannot express: {next(iter(found.left_out), 'more than one call')}"
+        return Result(
+            sequence.id,
+            subject.name,
+            subject.dtype,
+            subject.device,
+            status,
+            ratios=found.ratios,
+            mismatches=tuple(found.mismatches),
+            message=message,
+            seconds=time.perf_counter() - start,
+            judged=tuple(found.names),
+            gradients_asked=any(step.case.build().inputs.cotangent is not None for step in found.steps),
+            selector=getattr(subject, "selector", ""),
+            kept=kept,
+            left_out={} if status == "unsupported" else {why: tuple(words) for why, words in found.left_out.items()},
+        )
+
     def _repeated(
         self, case: str, session: Session, first: Trace, again: Sequence[Question], answers: Iterator[Trace]
     ) -> Iterator[Mismatch]:
@@ -125,7 +158,7 @@ class CaseRunner:
 
 
 def run_all(
-    cases: Sequence[Case],
+    cases: Sequence[Asked],
     subjects: Sequence[Subject],
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,

@@ -34,6 +34,22 @@ Run = Callable[[AttentionInputs], Trace]
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A prepared layer whose weights can be changed later, as a Run.
+
+    Args:
+        run: runs it.
+        set_weights: gives it other weights of the same config, the way users of its framework do.
+    """
+
+    run: Run
+    set_weights: Callable[[Weights], None]
+
+    def __call__(self, inputs: AttentionInputs) -> Trace:
+        return self.run(inputs)
+
+
+@dataclass(frozen=True)
 class SoftmaxKernel:
     """How a path computes its softmax, as far as that decides how exact it is.
 
@@ -106,7 +122,11 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        """Make the layer; called by `prepare` with arguments that have been checked and rounded."""
+        """Make the layer; called by `prepare` with arguments that have been checked and rounded.
+
+        Returns:
+            What runs it; a `Prepared` if its weights can be changed later.
+        """
 
     def prepare(
         self,
@@ -121,7 +141,7 @@ class Backend(ABC):
 
         Weights and inputs are rounded to `dtype` first. The Trace holds all seven stages, and
         gradients where the inputs carry a cotangent; arrays are of `dtype` (bfloat16: of float32,
-        which holds every bfloat16 number).
+        which holds every bfloat16 number). Where the backend can do it, the function has `set_weights(weights)` too.
 
         Raises:
             SpecError: the weights, or later the inputs, do not fit the config; the dtype has no such name.
@@ -144,7 +164,10 @@ class Backend(ABC):
             inputs.check(config)
             return run_rounded(inputs.rounded(dtype))
 
-        return run
+        if not isinstance(run_rounded, Prepared):
+            return run
+        change = run_rounded.set_weights
+        return Prepared(run, lambda weights: change(rounded_weights(config, weights, dtype)))
 
 
 def names() -> list[str]:

@@ -50,6 +50,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     >>> one_line(ValueError("\x1b[1mno such axis\x1b[0m:\n3"), whole=True)
     'ValueError: no such axis: 3'
     """
+    if isinstance(error, ErrorElsewhere):
+        return shown(str(error), LONGEST_REASON)
     try:
         said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
@@ -78,6 +80,14 @@ class SpecError(ValueError):
 
 class BackendError(RuntimeError):
     """A backend that is unknown, not installed, broken, or unable to do what was asked."""
+
+
+class ErrorElsewhere(BackendError):
+    """An exception of another process, which stays there; the message is its type and line, as `one_line` gives them.
+
+    >>> one_line(ErrorElsewhere("KeyError: 'a'"))
+    "KeyError: 'a'"
+    """
 
 
 class BackendNotInstalled(BackendError):

@@ -13,7 +13,7 @@ import pytest
 MARKER = "mha"
 """Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
 
-NEED_A_SUBJECT = ("--mha-case", "--mha-dtype", "--mha-apart", "--mha-no-diagnosis", "--mha-deviations")
+NEED_A_SUBJECT = ("--mha-case", "--mha-dtype", "--mha-apart", "--mha-python", "--mha-no-diagnosis", "--mha-deviations")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +51,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Run the subject in a process of its own: if it ends or hangs there, that costs one test. Without it, "
         "debuggers and coverage see the subject.",
+    )
+    group.addoption(
+        "--mha-python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="The interpreter that runs this subject, in a process of its own (repeatable).",
     )
     group.addoption(
         "--mha-no-diagnosis",

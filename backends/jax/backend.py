@@ -17,7 +17,7 @@ from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.programs import KeptProgram, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
-from mha_core.backend import BLOCK, Backend, Run
+from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
@@ -91,7 +91,12 @@ class JaxBackend(Backend):
                 gradients = {**by_name, **to_canonical(d_variables["params"])}
             return Trace(**{name: to_numpy(stage) for name, stage in stages.items()}, gradients=gradients)
 
-        return run
+        def set_weights(weights: Weights) -> None:
+            nonlocal variables  # they are an argument of the compiled program
+            with framework.scope(dtype, jax_device):
+                variables = from_weights(config, weights, dtype=jax_dtype)[1]
+
+        return Prepared(run, set_weights)
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ from typing import Any
 from backends.mxnet.ops import framework
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.weights import from_weights, named_parameters
-from mha_core.backend import BLOCK, Backend, Run
+from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.results import Attended, Stages, exposed
@@ -65,4 +65,10 @@ class MXNetBackend(Backend):
             # Reading the arrays waits for them, so an error that MXNet put off comes out here.
             return Trace(**{name: to_numpy(stage) for name, stage in exposed(made).items()}, gradients=gradients)
 
-        return run
+        @mx.util.use_np
+        def set_weights(weights: Weights) -> None:
+            given = named_parameters(from_weights(config, weights, dtype=dtype, ctx=ctx))
+            for name, parameter in named_parameters(layer).items():
+                parameter.set_data(given[name].data())
+
+        return Prepared(run, set_weights)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import canonical, from_weights, variables
-from mha_core.backend import BLOCK, Backend, Run
+from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
@@ -82,7 +82,11 @@ class TensorFlowBackend(Backend):
             by_name = {name: to_numpy(gradient) for name, gradient in d_leaves.items()}
             return Trace(**arrays, gradients={**by_name, **canonical(d_variables)})
 
-        return run
+        def set_weights(weights: Weights) -> None:
+            with tf.device(tf_device):
+                layer.set_weights(from_weights(config, weights, dtype=dtype).get_weights())
+
+        return Prepared(run, set_weights)
 
 
 def _call_of(leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, **sources: Any) -> Call[tf.Tensor]:

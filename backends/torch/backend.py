@@ -17,7 +17,7 @@ from backends.torch.layers import MultiHeadAttention
 from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.weights import from_weights
-from mha_core.backend import BLOCK, Backend, Run, SoftmaxKernel
+from mha_core.backend import BLOCK, Backend, Prepared, Run, SoftmaxKernel
 from mha_core.call.call import Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
@@ -76,7 +76,10 @@ class TorchBackend(Backend):
                     gradients = {name: to_numpy(array) for name, array in zip(leaves, found, strict=True)}
             return Trace(**{name: to_numpy(stage) for name, stage in exposed(made).items()}, gradients=gradients)
 
-        return run
+        def set_weights(weights: Weights) -> None:
+            layer.load_state_dict(from_weights(config, weights, device=torch_device, dtype=torch_dtype).state_dict())
+
+        return Prepared(run, set_weights)
 
 
 def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:

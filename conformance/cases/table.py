@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from functools import cache
 
-from conformance.cases import topics
+from conformance.cases import sequences, topics
 from conformance.cases.case import Case
 from conformance.cases.select import select_by_id
+from conformance.cases.sequence import Asked, CallSequence
 from conformance.discovery import members
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case: those of each module in `topics`, which is found by being there."""
+    """Every case of one call; a new module in `topics` is found by being there."""
     return tuple(case for topic in members(topics) for case in topic.cases())
+
+
+@cache
+def all_sequences() -> tuple[CallSequence, ...]:
+    """Every sequence of calls."""
+    return tuple(one for module in members(sequences) for one in module.sequences())
+
+
+UNKNOWN = "case {} is not known; `mha cases` lists them"
 
 
 def select(patterns: tuple[str, ...]) -> list[Case]:
@@ -26,4 +36,13 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
     ...
     mha_core.errors.SpecError: case 'primes' is not known; `mha cases` lists them
     """
-    return select_by_id(all_cases(), patterns, "case {} is not known; `mha cases` lists them")
+    return select_by_id(all_cases(), patterns, UNKNOWN)
+
+
+def select_asked(patterns: tuple[str, ...]) -> list[Asked]:
+    """As `select`, of all that a subject is asked: the cases and the sequences.
+
+    >>> [asked.id for asked in select_asked(("one-query", "sequence-s*"))]
+    ['one-query', 'sequence-shapes', 'sequence-same-arrays']
+    """
+    return select_by_id((*all_cases(), *all_sequences()), patterns, UNKNOWN)

@@ -129,6 +129,13 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
     return replace(result, status="deviates", deviations=happening, message=message)
 
 
+def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
+    """The ids of the listed deviations by which these arrays are wrong; none if one of them is not listed."""
+    if not all(any(entry.covers(name) for entry in listed) for name in wrong):
+        return ()
+    return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))
+
+
 def _gone(entry: Deviation, result: Result) -> Mismatch:
     names = [name for name in result.judged if entry.covers(name)]
     seen = result.message if result.status == "unsupported" else f"{', '.join(names) or 'none of its arrays'} equal"

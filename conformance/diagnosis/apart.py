@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from conformance.case_unit import case_by_id
+from conformance.cases.case import Case
+from conformance.deviations.known import Deviations
 from conformance.diagnosis.diagnose import diagnose
-from conformance.diagnosis.text import describe
+from conformance.diagnosis.observations import listed_in
+from conformance.diagnosis.text import ENDED, describe
 from conformance.experiments.registry import select_probes
 from conformance.experiments.search.measure import measure
 from conformance.experiments.text import probe_text
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
+from mha_core.errors import one_line
 
 Answer = TypeVar("Answer")
 
@@ -27,6 +31,7 @@ def _nothing(what: str) -> None:
 def diagnosed(
     subject: Subject,
     cases: Sequence[str],
+    table: Deviations,
     experiments: bool = True,
     details: bool = False,
     progress: Progress = _nothing,
@@ -36,13 +41,28 @@ def diagnosed(
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
         cases: the ids of its cases, of the table or of random ones.
+        table: the known deviations; what they account for is no bug.
         details: also what each probe showed.
 
     Raises:
         SpecError: the subject could not run a single case.
     """
-    found = diagnose(subject, [case_by_id(id) for id in cases], experiments=experiments, progress=progress)
+    asked = [case for id in cases if isinstance(case := case_by_id(id), Case)]
+    known = listed_in(table, subject)
+    found = diagnose(subject, asked, experiments=experiments, known=known, progress=progress)
     return describe(found, details=details), found.differs
+
+
+def explained(way: Callable[..., tuple[str, bool]], *arguments: Any) -> str:
+    """The words of `diagnosed`, for a verdict that stands already: if it raises, one line says so.
+
+    Args:
+        way, arguments: what calls it.
+    """
+    try:
+        return way(*arguments)[0]
+    except Exception as error:  # whatever it is, it is no verdict
+        return f"{ENDED} {one_line(error)}"
 
 
 def probed(subject: Subject, patterns: Sequence[str], progress: Progress = _nothing) -> tuple[str, bool, bool]:

@@ -10,12 +10,14 @@ of the failing cases, with what it does not explain (see `evidence` for what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
-from conformance.diagnosis.observations import Observation, Runs
+from conformance.diagnosis.observations import Observation, Runs, observe
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
 from conformance.experiments.behaviour import narrower
 from conformance.experiments.lab import Lab
@@ -25,20 +27,26 @@ from conformance.experiments.outcome import Measured, Model
 from conformance.experiments.search.measure import measure
 from conformance.experiments.search.ranking import preference
 from conformance.experiments.view import gives
-from conformance.judging.compare import Mismatch, ParityError, compare
-from conformance.judging.expected import Expected, expected
+from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
-from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import GRADIENTS, Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from conformance.zoo.variants import Variants
-from mha_core import STAGES, SpecError, Trace
+from mha_core import STAGES, SpecError
+from mha_core.errors import one_line
 
 __all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]
 
 SHOWN = 3
 """Most hypotheses that are shown if none explains everything."""
+
+LONGEST = 600.0
+"""Seconds that the search for a reason may take; what differs is said in any case."""
+
+Known = Callable[[Observation], Sequence[str]]
+"""The ids of listed deviations that account for all that differs in one case; none if they don't."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class Diagnosis:
 
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
+        deviating: id of each case where it differs only as is listed -> the ids of these deviations.
+        ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         mismatch: the first array over its bound, in the failing case that shows it earliest.
         visible: the names of the arrays that the subject exposes.
@@ -85,6 +95,8 @@ class Diagnosis:
     located: Located | None = None
     again: Diagnosis | None = None
     exchanged: Diagnosis | None = None
+    deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ended: str | None = None
 
     @property
     def first_stage(self) -> str | None:
@@ -115,9 +127,13 @@ def diagnose(
     bugs: Sequence[Bug] | None = None,
     runs: Runs | None = None,
     experiments: bool | Lab = False,
+    known: Known = lambda observation: (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
     """Run the subject on the cases and look for the bugs that explain it.
+
+    What differs is seen first, and stands whatever becomes of the search: one that raises, or takes longer than
+    LONGEST, only leaves `ended`.
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
@@ -127,6 +143,7 @@ def diagnose(
         runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
         experiments: whether the subject is asked more than the cases, so that what no bug on file explains is measured;
             or the Lab that asks it. A subject that only gives what was recorded is not asked.
+        known: gives the listed deviations that account for a case; what they account for is no bug.
         progress: is told what is being done.
 
     Raises:
@@ -138,36 +155,83 @@ def diagnose(
     if not observations:
         reason = next(iter(left_out.values()), "there are no cases")
         raise SpecError(f"{subject.name!r} could not run a single case: {reason}")
-    failing = [observation for observation in observations if observation.mismatches]
+    listed = {one: tuple(known(one)) for one in observations if one.mismatches}
+    failing = [one for one in observations if one.mismatches and not listed[one]]
     found = Diagnosis(
         subject=subject.name,
         dtype=subject.dtype,
-        failing=tuple(observation.case.id for observation in failing),
-        passing=tuple(observation.case.id for observation in observations if not observation.mismatches),
+        failing=tuple(one.case.id for one in failing),
+        passing=tuple(one.case.id for one in observations if not one.mismatches),
         left_out=left_out,
         mismatch=_earliest(failing),
-        visible=tuple(dict.fromkeys(name for observation in observations for name in observation.arrays)),
+        visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
+        deviating={one.case.id: ids for one, ids in listed.items() if ids},
     )
-    if not failing:  # it may still answer otherwise when it is asked again
-        if not experiments or not can_be_asked_again(subject):
+    asked = _Asked(subject, cases, bugs, runs, experiments, known, progress)
+    search = partial(_searched, found, asked, observations)
+    try:
+        # A live layer has to be run in the thread that has prepared its framework for it.
+        return search() if hasattr(subject, "fitted") else in_time(search, LONGEST)
+    except (Exception, SystemExit) as error:
+        return replace(found, ended=one_line(error))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments of `diagnose`."""
+
+    subject: Subject
+    cases: Sequence[Case]
+    bugs: Sequence[Bug] | None
+    runs: Runs | None
+    experiments: bool | Lab
+    known: Known
+    progress: Callable[[str], None]
+
+    def lab(self, observations: Sequence[Observation]) -> Lab:
+        lab = self.experiments if isinstance(self.experiments, Lab) else Lab(self.subject)
+        lab.learn([one.wanted.problem for one in observations])
+        return lab
+
+    def seen_as(self, kind: type[Seen]) -> Diagnosis:
+        """The diagnosis of the subject seen another way, with experiments as the subject itself has them."""
+        subject, lab = kind(self.subject), self.experiments
+        if isinstance(lab, Lab):
+            lab = Lab(subject, lab.seconds, lab.configs, sizes=lab.sizes)
+        progress = self.progress
+        return diagnose(subject, self.cases, bugs=self.bugs, experiments=lab, known=self.known, progress=progress)
+
+
+def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
+    """The diagnosis with the reasons of what differs."""
+    with any_numbers:  # which counts per thread
+        if found.failing:
+            if is_exchanged(observed):
+                return replace(found, exchanged=asked.seen_as(Exchanged))
+            return _reasons(found, asked, observed)
+        if not asked.experiments or not can_be_asked_again(asked.subject):
             return found
-        found = replace(found, measured=measure(subject, probes=(), lab=_lab(subject, experiments, observations)))
-        return replace(found, again=_again(found, subject, cases, bugs, experiments, progress))
-    if is_exchanged(observations):
-        return replace(found, exchanged=_seen(Exchanged(subject), cases, bugs, experiments, progress))
-    inside = narrower([one.arrays["output"] for one in observations], subject.dtype)
-    if inside is not None and subject.dtype == "float64":
-        inside = "float32"  # what rounds to less is a bug on top of that
+        # It may still answer otherwise when it is asked again.
+        found = replace(found, measured=measure(asked.subject, probes=(), lab=asked.lab(observed)))
+        return replace(found, again=_again(found, asked))
+
+
+def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
+    subject, bugs, progress = asked.subject, asked.bugs, asked.progress
+    observations = [one for one in observed if one.case.id not in found.deviating]
+    inside = _inside(subject, observed, found.deviating)
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     larger = bugs_of_large_blocks() if bugs is None else ()
-    search = Search(observations, Evidence(runs or Runs(), subject.dtype, inside))
+    search = Search(observations, Evidence(asked.runs or Runs(), subject.dtype, inside))
     found = replace(found, inside=inside)
     if not search.failing:  # in the precision that it has inside, everything is right
         return replace(found, explanations=(search.hypothesis(()),))
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
-    if experiments and can_be_asked_again(subject):
-        lab = _lab(subject, experiments, observations)
+    if asked.experiments and can_be_asked_again(subject):
+        lab = asked.lab(observations)
+        if found.deviating and inside is not None:
+            lab.narrow_to(inside)
         measured = measure(
             subject,
             start=whole or [()],
@@ -182,39 +246,31 @@ def diagnose(
     if found.measured is None or found.explanations:
         return found
     progress("looking for the first wrong step")
-    located = localise(found.measured, [one.wanted.problem for one in failing])
+    located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
     return replace(found, located=None if located is None else _as_explained(located, found.partly, found.measured.lab))
 
 
-def _again(
-    found: Diagnosis,
-    subject: Subject,
-    cases: Sequence[Case],
-    bugs: Sequence[Bug] | None,
-    experiments: bool | Lab,
-    progress: Callable[[str], None],
-) -> Diagnosis | None:
+def _inside(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
+    """The dtype by whose errors the subject is judged, if it is narrower than its own.
+
+    It gives numbers of that dtype alone; or it deviates from float64 as is listed, by no more than float32 errs.
+    """
+    inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
+    if subject.dtype != "float64":
+        return inside
+    listed = [one for one in observed if one.case.id in deviating]
+    errs = bool(listed) and not any(map(Evidence(Runs(), subject.dtype, "float32").wrong, listed))
+    return "float32" if inside or errs else None  # what rounds to less than float32 is a bug on top of that
+
+
+def _again(found: Diagnosis, asked: _Asked) -> Diagnosis | None:
     """The diagnosis of second calls, if equal calls of one layer have other answers and something is wrong in them."""
     assert found.measured is not None
-    if not found.findings or not found.measured.behaviour.is_function or isinstance(subject, SecondCall):
+    if not found.findings or not found.measured.behaviour.is_function or isinstance(asked.subject, SecondCall):
         return None
-    progress("asking everything twice")
-    again = _seen(SecondCall(subject), cases, bugs, experiments, progress)
-    return again if again.failing else None
-
-
-def _seen(
-    subject: Seen,
-    cases: Sequence[Case],
-    bugs: Sequence[Bug] | None,
-    experiments: bool | Lab,
-    progress: Callable[[str], None],
-) -> Diagnosis:
-    """The diagnosis of a subject that is seen another way, with experiments as the subject itself has them."""
-    lab = experiments
-    if isinstance(lab, Lab):
-        lab = Lab(subject, lab.seconds, lab.configs, sizes=lab.sizes)
-    return diagnose(subject, cases, bugs=bugs, experiments=lab, progress=progress)
+    asked.progress("asking everything twice")
+    second = asked.seen_as(SecondCall)
+    return second if second.failing else None
 
 
 def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:
@@ -226,12 +282,6 @@ def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> L
             stages = (bug.stage for bug in acting or one.bugs)
             return replace(located, stage=min(stages, key=(*STAGES, GRADIENTS).index))
     return located
-
-
-def _lab(subject: Subject, experiments: bool | Lab, observations: Sequence[Observation]) -> Lab:
-    lab = experiments if isinstance(experiments, Lab) else Lab(subject)
-    lab.learn([one.wanted.problem for one in observations])
-    return lab
 
 
 def _told_apart(whole: Sequence[Model], search: Search, measured: Measured) -> list[Model]:
@@ -286,29 +336,6 @@ def _explained(
 
 def _told(search: Search, scores: Sequence[Score]) -> tuple[Hypothesis, ...]:
     return tuple(search.hypothesis(score.bugs) for score in scores)
-
-
-def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:
-    """Run every case. Returns the observations, and case id -> why it could not be run."""
-    observations, left_out = [], {}
-    for case in cases:
-        wanted = expected(case, subject.precision)
-        try:
-            trace = ask(subject, wanted.problem)
-        except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
-            left_out[case.id] = str(reason)
-            continue
-        mismatches = _mismatches(trace, wanted, subject.dtype)
-        observations.append(Observation(case, wanted, trace.arrays(), mismatches))
-    return observations, left_out
-
-
-def _mismatches(trace: Trace, wanted: Expected, dtype: str) -> tuple[Mismatch, ...]:
-    try:
-        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
-    except ParityError as error:
-        return tuple(error.mismatches)
-    return ()
 
 
 def _earliest(failing: Sequence[Observation]) -> Mismatch | None:

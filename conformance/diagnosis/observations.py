@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.deviations.known import Deviations, accounting
 from conformance.experiments.measured import TROUBLE
-from conformance.judging.compare import Mismatch
-from conformance.judging.expected import Expected
+from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.expected import Expected, expected
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
+from mha_core import Trace
 from mha_core.call.call import FLOATS
 from mha_core.stages import is_gradient
 
@@ -75,3 +79,36 @@ class Runs:
             return self._variants.run(problem, bugs, gradients=with_gradients)
         except TROUBLE:  # a model that was measured may have no meaning in sizes that no probe had
             return None
+
+
+def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tuple[str, ...]]:
+    """What gives the ids of the listed deviations that account for all that differs in a case; none if they don't."""
+
+    def known(observation: Observation) -> tuple[str, ...]:
+        listed = table.listed_for(subject, observation.case.id, subject.dtype)
+        return accounting(listed, [mismatch.stage for mismatch in observation.mismatches])
+
+    return known
+
+
+def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:
+    """Run every case. Returns the observations, and case id -> why it could not be run."""
+    observations, left_out = [], {}
+    for case in cases:
+        wanted = expected(case, subject.precision)
+        try:
+            trace = ask(subject, wanted.problem)
+        except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
+            left_out[case.id] = str(reason)
+            continue
+        mismatches = _mismatches(trace, wanted, subject.dtype)
+        observations.append(Observation(case, wanted, trace.arrays(), mismatches))
+    return observations, left_out
+
+
+def _mismatches(trace: Trace, wanted: Expected, dtype: str) -> tuple[Mismatch, ...]:
+    try:
+        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
+    except ParityError as error:
+        return tuple(error.mismatches)
+    return ()

@@ -10,13 +10,18 @@ from conformance.experiments.text import experiments_text, located_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
+ENDED = "The diagnosis ended early, so no reason is known:"
+
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """The diagnosis in plain words, in several lines; with `details` also what each probe showed."""
     paragraphs = [_extent(diagnosis)]
     if diagnosis.exchanged is not None:
         return "\n\n".join([*paragraphs, EXCHANGED, describe(diagnosis.exchanged, details=details)])
-    if diagnosis.mismatch is not None:
+    if diagnosis.ended is not None:
+        paragraphs += [_place(diagnosis)] if diagnosis.mismatch is not None else []
+        paragraphs.append(f"{ENDED} {diagnosis.ended}")
+    elif diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), _cause(diagnosis)]
         if diagnosis.located is not None:
             paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
@@ -50,6 +55,12 @@ def _left_out(diagnosis: Diagnosis) -> str:
 def _extent(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
+    if diagnosis.deviating:
+        ids = ", ".join(dict.fromkeys(id for ids in diagnosis.deviating.values() for id in ids))
+        who += f" differs in {_cases(len(diagnosis.deviating))} as is listed ({ids})"
+        if not total:
+            return f"{who}. There is nothing to explain."
+        who += ". Else it"
     if not diagnosis.differs:
         return f"{who} is equal to the reference in {_all(total)}. There is nothing to explain."
     if not diagnosis.failing:
@@ -90,6 +101,8 @@ def _cause(diagnosis: Diagnosis) -> str:
 
 
 def _precision(diagnosis: Diagnosis) -> str:
+    if diagnosis.deviating:
+        return f"What is listed errs as {diagnosis.inside} does. What follows allows for that."
     return (
         f"Every output that it gives in {diagnosis.dtype} is a {diagnosis.inside} number: it computes in "
         f"{diagnosis.inside} inside. What follows allows for the errors of that."

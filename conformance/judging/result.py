@@ -28,6 +28,8 @@ class Result:
         selector: the options of `mha check` that choose the subject.
         deviations: the ids of the listed deviations that were seen.
         gone: the ids of those that should have been and were not.
+        kept: of a sequence that shows it, what the layer keeps from call to call, in a sentence.
+        left_out: of a sequence, why some calls can't be expressed -> these calls, in words.
     """
 
     case: str
@@ -45,6 +47,8 @@ class Result:
     selector: str = ""
     deviations: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    kept: str = ""
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rerun(self) -> str:

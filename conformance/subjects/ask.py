@@ -7,35 +7,27 @@ answer in time.
 
 from __future__ import annotations
 
-import os
-import sysconfig
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Barrier, BrokenBarrierError
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-import mha_core
 from conformance.cases.problem import Problem
+from conformance.subjects.answers import CannotExpress, SubjectFailed, as_trace, kind_of, place, shapes_of, words
 from conformance.subjects.handout import Handout, input_arrays, with_arrays
-from conformance.subjects.in_time import TookTooLong, in_time
+from conformance.subjects.in_time import TookTooLong, all_in_time
 from conformance.subjects.surroundings import kept_surroundings
-from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
-from mha_core.call.call import LEAVES
-from mha_core.call.sizes import CallSizes
-from mha_core.errors import LONGEST_MESSAGE, one_line, shown
-from mha_core.stages import GRADIENT, stage_shapes
+from mha_core import AttentionConfig, AttentionInputs, Trace
+from mha_core.errors import one_line
+from mha_core.weights import Weights
 
-
-class CannotExpress(Exception):
-    """Raised by a subject that has no way to do what a case asks; the message says what that is."""
-
-
-class SubjectFailed(RuntimeError):
-    """Raised where a subject gave no answer that can be compared; the message is one line."""
+__all__ = ["CannotExpress", "Session", "SubjectFailed", "Turn", "ask", "place", "within", "words"]
 
 
 def ask(subject: Any, problem: Problem) -> Trace:
@@ -65,6 +57,49 @@ def within(subject: Any, seconds: float) -> Any:
     return subject if shorter is None else shorter(subject, seconds)
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Stage, or "gradients.NAME" -> the shape that it must have."""
+
+TOGETHER_SECONDS = 5.0
+"""How long a thread waits for the others with which it is to ask."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One thing that is done to a prepared layer: it is asked, or earlier answers are looked at again.
+
+    Args:
+        problems: what is asked. One; several are asked at once, each from a thread of its own; none: every array that
+            earlier turns returned is copied once more.
+        layer: which of several layers is asked. It is prepared at its first turn, for the problem of this turn.
+        times: how often each problem is asked.
+        thread: 1 asks from another thread than 0.
+        same_arrays: whether the arrays of the turn before are handed out again, with the contents of this one.
+        spoil: whether other numbers are written into what the layer returned, as the caller may do.
+        weights: what the layer's weights become before it is asked.
+        how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
+            given; "prepared anew": and a layer is prepared from these arrays, which answers from now on.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    layer: int = 0
+    times: int = 1
+    thread: int = 0
+    same_arrays: bool = False
+    spoil: bool = False
+    weights: Weights | None = None
+    how: Literal["set", "in place", "prepared anew"] = "set"
+
+
+@dataclass(eq=False)
+class _Layer:
+    """A layer: the copies of its weights that `prepare` is given, and what it returned."""
+
+    problem: Problem
+    weights: Handout
+    run: Callable[[AttentionInputs], Any] | None = None
+
+
 class Session:
     """A subject prepared for the layer of one problem, which can be asked repeatedly.
 
@@ -77,8 +112,9 @@ class Session:
         self.problem = problem
         opened = getattr(type(subject), "elsewhere", None)
         self._elsewhere = None if opened is None else opened(subject, problem)
-        self._weights = Handout(problem.weights)
-        self._run: Callable[[AttentionInputs], Any] | None = None
+        self._layers: dict[int, _Layer] = {}
+        self._inputs: list[Handout] = []
+        self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
         """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
@@ -91,45 +127,147 @@ class Session:
         """
         if self._elsewhere is not None:  # a session there does what this one does
             yield from self._elsewhere.answers(problems)
+            return
+        self._layer(0, self.problem)
+        for problem in problems:
+            yield self._asked(Turn((problem,)))[0]
+
+    def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
+        """What comes of each turn, in order: the answers, those of each problem together; or why there are none.
+
+        It is begun once, with layers of its own; a subject in another process may be asked all of them at once.
+        """
+        if self._elsewhere is not None:
+            yield from self._elsewhere.turns(turns)
+            return
+        for turn in turns:
+            try:
+                yield self._asked(turn, keep=True) if turn.problems else self._looked_at_again()
+            except (CannotExpress, SubjectFailed) as error:
+                yield error
+
+    def _layer(self, number: int, problem: Problem) -> _Layer:
+        if number not in self._layers:
+            self._layers[number] = _Layer(problem, Handout(problem.weights))
+        return self._layers[number]
+
+    def _asked(self, turn: Turn, *, keep: bool = False) -> list[Trace]:
+        layer = self._layer(turn.layer, turn.problems[0])
+        if turn.weights is not None:
+            self._change_weights(layer, turn.weights, turn.how)
+        if layer.run is None and len(turn.problems) > 1:
+            self._asked(replace(turn, problems=turn.problems[:1], times=1, weights=None))
+        given = [input_arrays(problem.inputs) for problem in turn.problems]
+        if turn.same_arrays and len(self._inputs) == len(given):
+            for handout, arrays in zip(self._inputs, given, strict=True):
+                handout.rewrite(arrays)
         else:
-            yield from map(self._answer, problems)
-
-    def _answer(self, problem: Problem) -> Trace:
-        given = problem.inputs
-        limit: float | None = getattr(self.subject, "time_limit", None)
-        arrays = Handout(input_arrays(given))
-        inputs = with_arrays(given, arrays.copies)
-        shapes = shapes_of(problem.config, problem.weights, given, problem.sizes)
-
-        def work() -> Trace:
-            # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
-            with np.errstate(all="ignore"):
-                if self._run is None:
-                    self._run = self._prepared(inputs)
-                return as_trace(self._run(inputs), self.problem.weights, shapes)
-
-        trace = _in_one_line(work) if limit is None else _somebodys_own(work, limit)
+            self._inputs = [Handout(arrays) for arrays in given]
+        start = Barrier(len(given))
+        works = [
+            partial(self._answers, layer, problem, handout, start, turn.times, keep)
+            for problem, handout in zip(turn.problems, self._inputs, strict=True)
+        ]
+        done = self._done(works, turn.thread)
+        changed = {name: None for handout in self._inputs for name in handout.changed()}
         written = [
             f"wrote into its {what}: {', '.join(names)}"
-            for what, names in (("inputs", arrays.changed()), ("weights", self._weights.changed()))
+            for what, names in (("inputs", changed), ("weights", layer.weights.changed()))
             if names
         ]
         if written:
             raise SubjectFailed("; ".join(written))
-        return trace
+        answers = [(answer, layer, shapes) for returned, shapes, _ in done for answer in returned]
+        if turn.spoil:
+            for answer in answers:
+                _spoil(self._as_trace(*answer, copy=False))
+        elif keep:
+            self._returned += answers
+        return [trace for _, _, traces in done for trace in traces]
 
-    def _prepared(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Any]:
-        reason = _why_not(self.subject, self.problem.config, inputs)
+    def _answers(
+        self, layer: _Layer, problem: Problem, handout: Handout, start: Barrier, times: int, keep: bool
+    ) -> tuple[list[Any], Shapes, list[Trace]]:
+        """Ask one problem so many times, in the thread in which the subject runs: what it returns, and as Traces."""
+        inputs = with_arrays(problem.inputs, handout.copies)
+        shapes = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
+        # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
+        with np.errstate(all="ignore"):
+            if layer.run is None:
+                layer.run = self._prepared(layer, inputs)
+            elif keep and (reason := _why_not(self.subject, problem.config, inputs)) is not None:
+                raise CannotExpress(reason)
+            with suppress(BrokenBarrierError):  # another thread has failed, or is late: this one goes on
+                start.wait(timeout=TOGETHER_SECONDS)
+            returned = [layer.run(inputs) for _ in range(times)]
+            traces = [self._as_trace(answer, layer, shapes) for answer in returned]
+        return returned, shapes, traces
+
+    def _as_trace(self, answer: Any, layer: _Layer, shapes: Shapes, *, copy: bool = True) -> Trace:
+        return as_trace(answer, layer.problem.weights, shapes, copy=copy)
+
+    def _done(self, works: Sequence[Callable[[], Any]], thread: int = 0) -> list[Any]:
+        """What comes of work on the subject, each in a thread of its own if there are several."""
+        limit: float | None = getattr(self.subject, "time_limit", None)
+        if limit is None and len(works) == 1 and not thread:
+            return [_in_one_line(works[0])]
+        others = [] if limit is None else [_nothing] * thread
+        with _many_switches(len(works)):
+            return _somebodys_own([*others, *works], limit)[len(others) :]
+
+    def _looked_at_again(self) -> list[Trace]:
+        def work() -> list[Trace]:
+            return [self._as_trace(*answer) for answer in self._returned]
+
+        found: list[Trace] = self._done([work])[0]
+        return found
+
+    def _change_weights(self, layer: _Layer, weights: Weights, how: str) -> None:
+        if how != "set":
+            layer.weights.rewrite(weights)
+            layer.run = layer.run if how == "in place" else None
+            return
+        change = getattr(layer.run, "set_weights", None)
+        if change is None:
+            raise CannotExpress("a change of weights: what `prepare` returns has no set_weights(weights)")
+        layer.weights = Handout(weights)
+        self._done([partial(change, dict(layer.weights.copies))])
+
+    def _prepared(self, layer: _Layer, inputs: AttentionInputs) -> Callable[[AttentionInputs], Any]:
+        reason = _why_not(self.subject, layer.problem.config, inputs)
         if reason is not None:
             raise CannotExpress(reason)
         # A dict of its own: what is taken out of it is not missed here.
-        run = self.subject.prepare(self.problem.config, dict(self._weights.copies))
+        run = self.subject.prepare(layer.problem.config, dict(layer.weights.copies))
         if not callable(run):
-            raise SubjectFailed(f"prepare returned {_a(run)}; it must return a function run(inputs) -> Trace")
+            raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return a function run(inputs) -> Trace")
         return run
 
 
-def _in_one_line(work: Callable[[], Trace], *, own: bool = False) -> Trace:
+def _spoil(trace: Trace) -> None:
+    """Write other numbers into all arrays of an answer that can be written to."""
+    for array in trace.arrays().values():
+        if array.flags.writeable:
+            array.fill(0.5)
+
+
+def _nothing() -> None:
+    """What a thread does that only has to be there."""
+
+
+@contextmanager
+def _many_switches(threads: int) -> Iterator[None]:
+    """With several threads, let Python go from one to another as often as it can: calls of a millisecond overlap."""
+    before = sys.getswitchinterval()
+    if threads > 1:
+        sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _in_one_line(work: Callable[[], Any], *, own: bool = False) -> Any:
     """Return the result of `work()`, and turn its errors into CannotExpress or SubjectFailed with one line.
 
     Args:
@@ -157,126 +295,17 @@ def _plain(error: BaseException, own: bool) -> CannotExpress | SubjectFailed:
     return SubjectFailed(one_line(error) + (place(error) if own else ""))
 
 
-def _somebodys_own(work: Callable[[], Trace], limit: float) -> Trace:
-    """As `_in_one_line`, for a user's own code: in a thread with a time limit; streams are restored afterwards."""
+def _somebodys_own(works: Sequence[Callable[[], Any]], limit: float | None) -> list[Any]:
+    """As `_in_one_line`, each in a thread of its own, for a user's own code with a time limit.
+
+    Streams are restored afterwards.
+    """
     with kept_surroundings():
         try:
-            trace: Trace = in_time(lambda: _in_one_line(work, own=True), limit)
+            jobs = [partial(_in_one_line, work, own=limit is not None) for work in works]
+            return all_in_time(jobs, threading.TIMEOUT_MAX if limit is None else limit)
         except TookTooLong as error:
             raise SubjectFailed(str(error)) from error
-        return trace
-
-
-def shapes_of(
-    config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
-) -> dict[str, tuple[int, ...]]:
-    """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
-    return {
-        **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
-        **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
-    }
-
-
-def as_trace(answer: Any, weight_names: Collection[str], shapes: Mapping[str, tuple[int, ...]] | None = None) -> Trace:
-    """Convert the answer of a subject to a Trace of copies; it may be a Trace, a dict by stage, or an output alone.
-
-    Raises SubjectFailed for any other answer, for anything but NumPy arrays in it, and, if the expected `shapes`
-    are given, for an array of another shape that is too large to be copied.
-
-    >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
-    (1, 2, 3)
-    >>> as_trace({"output": [1.0]}, ())
-    Traceback (most recent call last):
-    ...
-    conformance.subjects.ask.SubjectFailed: output is a list, not a NumPy array; convert it: numpy.asarray(output)
-    """
-    if isinstance(answer, Trace):
-        given: dict[str, Any] = {**dict(answer.stages()), "gradients": answer.gradients}
-    elif isinstance(answer, Mapping):
-        given = dict(answer)
-    elif answer is None:
-        raise SubjectFailed("returned nothing (None); it must return its output")
-    elif isinstance(answer, (tuple, list)):
-        raise SubjectFailed(
-            f"returned {_a(answer)}; it must return its output alone, "
-            "or a dict by stage, such as {'output': ..., 'weights': ...}"
-        )
-    else:
-        given = {"output": answer}
-    gradients = given.pop("gradients", None)
-    given = _by_known_name("its answer", given, STAGES)
-    shapes = shapes or {}
-    stages = {name: as_array(name, value, shapes.get(name)) for name, value in given.items() if value is not None}
-    if "output" not in stages:
-        raise SubjectFailed("gave no output; it may leave out every other stage, but not that one")
-    return Trace(**stages, gradients=_as_gradients(gradients, weight_names, shapes))
-
-
-def _as_gradients(
-    gradients: Any, weight_names: Collection[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, NDArray] | None:
-    if gradients is None:
-        return None
-    if not isinstance(gradients, Mapping):
-        raise SubjectFailed(f"gradients is {_a(gradients)}; it must be a dict by name")
-    gradients = _by_known_name("gradients", gradients, (*LEAVES, *weight_names))
-    # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
-    named = {name: (f"{GRADIENT}{name}", value) for name, value in gradients.items() if value is not None}
-    return {name: as_array(full, value, shapes.get(full)) for name, (full, value) in named.items()}
-
-
-def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
-    """The dict with our own strings as keys: looking up a key of a subject's own class would run the subject's code."""
-    found = {}
-    for name, value in given.items():
-        plain = "".join((name, "")) if isinstance(name, str) else ""
-        if plain not in known or plain in found:
-            raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)})")
-        found[plain] = value
-    return found
-
-
-CONVERSIONS = {
-    ("detach", "cpu", "numpy"): "{}.detach().cpu().numpy()",
-    ("asnumpy",): "{}.asnumpy()",
-    ("numpy",): "{}.numpy()",
-}
-"""Methods that an array's class has, all of them -> how it becomes a NumPy array. Any other: numpy.asarray()."""
-
-MOST_BYTES = 2**28
-"""Most bytes of an array of a wrong shape. It is copied for the report, and strides of 0 can make it any size."""
-
-
-def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None) -> NDArray:
-    """A copy of a NumPy array; SubjectFailed for anything else, with the conversion that is missing.
-
-    Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
-    """
-    if isinstance(value, np.ndarray):
-        if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
-            raise SubjectFailed(
-                f"{name} has shape {value.shape}, which takes {value.nbytes / 1e9:.3g} GB; it must be {shape}"
-            )
-        return np.array(value)
-    device = getattr(value, "device", None) or getattr(value, "ctx", None)
-    where = "" if device is None else f" on {device}"
-    raise SubjectFailed(
-        f"{name} is {_a(value)}{where}, not a NumPy array; convert it: {_conversion(value).format(name)}"
-    )
-
-
-def _conversion(value: Any) -> str:
-    """How a framework's array becomes one of NumPy, told by the methods of its class: no list of frameworks."""
-    there = {name for cls in type(value).__mro__ for name in vars(cls)}  # and none of the subject's code is run
-    return next((how for methods, how in CONVERSIONS.items() if there.issuperset(methods)), "numpy.asarray({})")
-
-
-def _a(value: Any) -> str:
-    """The type of a value with its article, such as "a list" or "a torch.Tensor"."""
-    kind = type(value)
-    package = "" if kind.__module__ == "builtins" else kind.__module__.split(".")[0] + "."
-    name = f"{package}{kind.__qualname__}"
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}" if value is not None else "None"
 
 
 def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
@@ -287,32 +316,3 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
     if reason is not None and not (isinstance(reason, str) and reason):
         raise SubjectFailed(f"supports returned {reason!r}; it must return None, or in words what is not possible")
     return None if reason is None else "".join((reason, ""))  # a str, and no subclass with methods of its own
-
-
-# What an error says, and where it comes from -----------------------------------------------------------
-
-
-def words(error: BaseException) -> str:
-    """The first line of an error's message; "" if it is empty, or if its __str__ raises."""
-    try:
-        return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
-    except Exception:  # its own __str__, which may raise anything
-        return ""
-
-
-def place(error: BaseException) -> str:
-    """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
-    if not own:
-        return ""
-    return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"
-
-
-@cache
-def _other_code() -> tuple[str, ...]:
-    """The folders of Python, of installed packages and of this project."""
-    installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = [Path(__file__).parents[1], Path(mha_core.__file__).parent]
-    folders = [*installed, *(path.resolve() for path in installed), *ours]
-    return ("<frozen", *(f"{folder}{os.sep}" for folder in folders))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.precision import Precision
-from conformance.subjects.ask import SubjectFailed, as_trace, shapes_of
+from conformance.subjects.answers import SubjectFailed, as_trace, shapes_of
 from conformance.subjects.handout import Handout
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, features
-from mha_core.backend import Run
+from mha_core.backend import Prepared, Run
 from mha_core.call.masks import allowed_keys, padding_keys
 from mha_core.dtypes import check_dtype
 from mha_core.weights import Weights
@@ -107,9 +107,13 @@ class FunctionSubject:
             written = resolved.changed()
             if written:
                 raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}")
-            return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes))
+            return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes), copy=False)
 
-        return run
+        def set_weights(changed: Weights) -> None:
+            nonlocal weights  # the function is given them at each call
+            weights = changed
+
+        return Prepared(run, set_weights)
 
 
 def subject_from_function(

@@ -23,11 +23,24 @@ class Handout:
 
     def __init__(self, originals: Mapping[str, NDArray]) -> None:
         self.originals = originals
-        self.copies = {name: copy_in_layout(array) for name, array in originals.items()}
+        # One array for several arguments stays one: layers have paths of their own for that.
+        copies = {id(array): copy_in_layout(array) for array in originals.values()}
+        self.copies = {name: copies[id(array)] for name, array in originals.items()}
 
     def changed(self) -> list[str]:
         """The names of the arrays that have changed in any bit."""
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
+
+    def rewrite(self, originals: Mapping[str, NDArray]) -> None:
+        """Write other arrays into the copies that were handed out; what has another name or form is copied anew."""
+        for name, array in originals.items():
+            copy = self.copies.get(name)
+            if copy is not None and (copy.shape, copy.dtype) == (array.shape, array.dtype):
+                copy[...] = array
+            else:
+                self.copies[name] = copy_in_layout(array)
+        self.copies = {name: self.copies[name] for name in originals}
+        self.originals = originals
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
@@ -42,6 +55,27 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
     copy: NDArray = np.ndarray(array.shape, array.dtype, buffer, before, strides)
     copy[...] = array
     return copy
+
+
+def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
+    """`arrays` in memory as those of `given` are, of which they hold the numbers in another dtype.
+
+    Strides stay, and so does one array that has several names: rounding undoes both.
+
+    >>> x = np.arange(6.0)[::2]
+    >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides
+    (8,)
+    """
+    alone = len({id(array) for array in given.values()}) == len(given)
+    if alone and all(array.flags.c_contiguous for array in given.values()):
+        return arrays
+    made: dict[int, NDArray] = {}
+    for name, like in given.items():
+        array = arrays[name]
+        if id(like) not in made:
+            steps = tuple(stride // like.itemsize * array.itemsize for stride in like.strides)
+            made[id(like)] = array if like.flags.c_contiguous else copy_in_layout(array, steps)
+    return {name: made[id(like)] for name, like in given.items()}
 
 
 OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name != "mask")

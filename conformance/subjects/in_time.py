@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -51,21 +51,34 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
 
     A thread can't be stopped: it is abandoned then, and ends with the process at the latest.
     """
-    worker = _idle.pop() if _idle else _Worker()
-    worker.jobs.put(partial(contextvars.copy_context().run, work))
+    return all_in_time([work], seconds)[0]
+
+
+def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
+    """As `in_time`, each work in a thread of its own and all at once; the first error that one raises."""
+    workers = [_idle.pop() if _idle else _Worker() for _ in works]
+    for worker, work in zip(workers, works, strict=True):
+        worker.jobs.put(partial(contextvars.copy_context().run, work))
+    busy, found = list(workers), []
+    deadline = time.monotonic() + seconds
     try:
-        answer, error = _wait(worker.answers, seconds)
-    except Empty:
-        worker.jobs.put(None)
-        _abandoned.append(worker.thread)
+        while busy:
+            found.append(_wait(busy[0].answers, deadline))
+            busy.pop(0)
+    except BaseException as error:  # out of time; or an interrupt, while they were busy
+        for worker in busy:
+            worker.jobs.put(None)
+        if not isinstance(error, Empty):
+            raise
+        _abandoned.extend(worker.thread for worker in busy)
         raise TookTooLong(f"no answer within {seconds:g} s") from None
-    except BaseException:  # an interrupt, while it was busy
-        worker.jobs.put(None)
-        raise
-    _idle.append(worker)
-    if error is not None:
-        raise error
-    return answer
+    finally:
+        # The first comes last, so that it is the first the next time: one thread asks from case to case.
+        _idle.extend(reversed([worker for worker in workers if worker not in busy]))
+    for _, failure in found:
+        if failure is not None:
+            raise failure
+    return [answer for answer, _ in found]
 
 
 def idle_threads() -> list[threading.Thread]:
@@ -79,9 +92,8 @@ def abandoned_threads() -> list[threading.Thread]:
     return list(_abandoned)
 
 
-def _wait(answers: SimpleQueue[Answer], seconds: float) -> Answer:
+def _wait(answers: SimpleQueue[Answer], deadline: float) -> Answer:
     """The next answer; Empty if there is none in time. It waits in short steps, so that an interrupt gets through."""
-    deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         try:

@@ -11,6 +11,7 @@ from conformance.cases.problem import Problem
 from conformance.subjects.ask import CannotExpress, SubjectFailed
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run
+from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import one_line
 from mha_core.live.probe import Reading, as_it_was
@@ -69,7 +70,7 @@ class LiveSubject:
         """
         if problem.config != self.config or problem.inputs.is_split or problem.inputs.past_keys is not None:
             return None
-        if (reason := why_not_one(problem.inputs.mask)) is not None:
+        if (reason := self._why_not(problem.inputs)) is not None:
             raise CannotExpress(reason)
         inputs, words = problem.inputs, self.reading.words
         if not words.values and inputs.values.shape == inputs.keys.shape:
@@ -86,12 +87,23 @@ class LiveSubject:
         """None, or what of a call can't be asked of this layer, in words."""
         if inputs.dropout_keep is not None:
             return "a given keep-mask"
-        sources = {name: getattr(inputs.mask, name) for name in SOURCES}
+        if self.reading.meant is not None and not _same_mask(config, inputs, self.reading.meant(inputs)):
+            return "a mask that a call of it can't say"
+        return self._why_not(inputs) if self.reading.meant is None else None
+
+    def _why_not(self, inputs: AttentionInputs) -> str | None:
+        """None, or why no argument of the layer says this mask. What it always does, as with a window, needs none."""
+        mask = inputs.mask
+        if mask.has_positions and self.reading.meant is not None:
+            always = self.reading.meant(replace(inputs, mask=AttentionMask())).mask
+            window = None if mask.window == always.window else mask.window
+            mask = replace(mask, window=window, causal=mask.causal and not always.causal)
+        if (reason := why_not_one(mask)) is not None:
+            return reason
+        sources = {name: getattr(mask, name) for name in SOURCES}
         given = [name for name, source in sources.items() if source is not None and source is not False]
         lacking = [name for name in given if name not in self.reading.words.masks]
-        if lacking and self.reading.meant is None:
-            return f"a mask by {', '.join(lacking)}"
-        return None
+        return f"a mask by {', '.join(lacking)}" if lacking else None
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         def run(inputs: AttentionInputs) -> Trace:
@@ -113,3 +125,11 @@ class LiveSubject:
         if not self.reading.words.values and values.shape == keys.shape:
             values = keys
         return replace(inputs, keys=keys, values=values)
+
+
+def _same_mask(config: AttentionConfig, inputs: AttentionInputs, others: AttentionInputs) -> bool:
+    """Whether two calls of equal sizes allow the same keys, and add the same numbers to their scores."""
+    sizes = inputs.check(config)
+    one, other = (allowed_keys(given.mask, sizes, config.num_heads) for given in (inputs, others))
+    added, also = (0.0 if given.mask.bias is None else additive_bias(given.mask) for given in (inputs, others))
+    return np.array_equal(one, other) and bool(np.all(np.equal(added, also)))

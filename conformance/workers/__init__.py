@@ -6,9 +6,10 @@ runs there is `execute(unit, settings)`: a process of ours does the items, and a
 framework for answers; where one of them dies, another one goes on, so that a death costs the item at hand.
 """
 
-from conformance.workers.execute import Unit, execute
+from conformance.workers.execute import execute
 from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
+from conformance.workers.protocol import Unit
 from conformance.workers.run import run_units
 
 __all__ = ["Local", "Settings", "Unit", "execute", "run_units"]

@@ -16,16 +16,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, within
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, Turn, within
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
 from conformance.subjects.quiet import quiet_stderr
 from conformance.workers import wire
 from conformance.workers.protocol import ANSWER, RAISED
-from mha_core import AttentionConfig, AttentionInputs, BackendError
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Backend, load, use_compile_cache
 from mha_core.dtypes import storage_dtype
-from mha_core.errors import one_line, shown
+from mha_core.errors import ErrorElsewhere, one_line, shown
 from mha_core.files.kept import kept_folder
 from mha_core.weights import Weights
 
@@ -51,7 +51,7 @@ def answered(request: bytes) -> tuple[bytes, bytes]:
         try:
             return RAISED, wire.dumps(error)
         except TypeError:
-            return RAISED, wire.dumps(BackendError(one_line(error)))
+            return RAISED, wire.dumps(ErrorElsewhere(one_line(error)))
 
 
 def _named(name: str) -> Any:
@@ -102,6 +102,30 @@ def answers(
     except (CannotExpress, SubjectFailed) as error:
         return wire.Together((given, error))
     return wire.Together((given, None))
+
+
+def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
+    """What comes of turns on layers that are prepared for them, as `Session.turns` has it; a Trace is its arrays.
+
+    Args:
+        source: of the subject.
+        done: the turns, in this order.
+        limit: seconds that a subject with a time limit may take for each.
+    """
+    function, *arguments = source
+    session = Session(within(_named(function)(*arguments), limit), done[0].problems[0])
+    given: list[Any] = []
+    for outcome in session.turns(done):
+        if isinstance(outcome, Exception):
+            given.append(outcome)
+            continue
+        given.append([trace.arrays() for trace in outcome])
+        try:
+            for arrays in given[-1]:
+                _check_sendable(arrays, session.subject.dtype)
+        except SubjectFailed as error:
+            given[-1] = error
+    return wire.Together(given)
 
 
 def _check_sendable(arrays: dict[str, NDArray], dtype: str) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.subjects.ask import SubjectFailed, shapes_of
+from conformance.subjects.answers import CannotExpress, SubjectFailed, shapes_of
+from conformance.subjects.ask import Turn
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import check_time_limit
 from conformance.subjects.subject import Subject
@@ -29,6 +30,7 @@ from conformance.workers.process import GRACE_SECONDS
 from conformance.workers.protocol import RAISED, Line, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel
+from mha_core.errors import ErrorElsewhere
 from mha_core.weights import Weights
 
 Kind = TypeVar("Kind")
@@ -118,12 +120,30 @@ class RemoteSession:
         except WorkerDied as death:
             raise SubjectFailed(str(death)) from death
         for arrays, problem in zip(given, problems, strict=False):
-            known = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
-            if not all(name in known and isinstance(array, np.ndarray) for name, array in arrays.items()):
-                raise SubjectFailed("its process sent what is no answer")
-            yield Trace.of_arrays(arrays)
+            yield _trace(arrays, problem)
         if error is not None or len(given) < len(problems):
             raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
+
+    def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
+        """As `conformance.subjects.ask.Session.turns`, on layers that are prepared for these turns."""
+        seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
+        arguments = (self._source, list(turns), self._limit)
+        try:
+            found = asked(self._home, self._settings, seconds, list, answering.turns, *arguments)
+        except WorkerDied as death:
+            yield SubjectFailed(f"in one of these {len(turns)} calls, {death}")
+            return
+        answered: list[Problem] = []
+        for turn, outcome in zip(turns, found, strict=False):
+            if isinstance(outcome, (CannotExpress, SubjectFailed)):
+                yield outcome
+                continue
+            problems = [problem for problem in turn.problems for _ in range(turn.times)] or answered
+            answered += problems if turn.problems and not turn.spoil else []
+            if not isinstance(outcome, list) or len(outcome) != len(problems):
+                yield SubjectFailed("its process sent what is no answer")
+                return
+            yield [_trace(arrays, problem) for arrays, problem in zip(outcome, problems, strict=True)]
 
     def _asked(self, calls: list[AttentionInputs]) -> Any:
         # The limit holds there; what is added is for a process that can't keep it.
@@ -137,6 +157,16 @@ class RemoteSession:
         found = asked(*arguments, self._layer, calls, self._limit)
         self._is_prepared = True
         return found
+
+
+def _trace(arrays: Any, problem: Problem) -> Trace:
+    """The Trace of arrays that a process sent; SubjectFailed if they are none."""
+    known = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
+    if not isinstance(arrays, dict) or not all(
+        name in known and isinstance(array, np.ndarray) for name, array in arrays.items()
+    ):
+        raise SubjectFailed("its process sent what is no answer")
+    return Trace.of_arrays(arrays)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -200,7 +230,7 @@ class DescribedBackend(Backend):
             try:
                 return next(opened[0].answers([problem]))
             except SubjectFailed as error:
-                raise BackendError(str(error)) from error
+                raise ErrorElsewhere(str(error)) from error
 
         return run
 

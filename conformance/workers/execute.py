@@ -5,50 +5,17 @@ that wait for the next one.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from conformance.workers.answering import answered
 from conformance.workers.interpreters import OURS, Home, Settings
 from conformance.workers.process import WorkerProcess
-from conformance.workers.protocol import CannotStart, WorkerDied
+from conformance.workers.protocol import CannotStart, Unit, WorkerDied
 from mha_core.errors import BackendError, one_line
 from mha_core.files.kept import kept_folder
-
-
-class Unit(ABC):
-    """Items of work on one subject, which a worker process of ours does one after the other.
-
-    It is pickled, and so are its answers. A framework or a subject is asked in another process, which `home` names.
-    """
-
-    @property
-    @abstractmethod
-    def home(self) -> Home:
-        """The process of whom it asks: one for each framework, or somebody's own module; ours if it asks nobody."""
-
-    @property
-    def cost(self) -> float:
-        """About how long it takes, in any measure that compares the units of one run: the longest begin first."""
-        return float(len(self))
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of items."""
-
-    @abstractmethod
-    def run(self, start: int) -> Iterator[Any]:
-        """Do the items from number `start` on, in the worker process; yields one answer each."""
-
-    @abstractmethod
-    def lost(self, item: int, reason: str) -> Any:
-        """The answer for an item at which the process ended, or that nobody could be asked; `reason` is one line."""
-
-
-# Processes --------------------------------------------------------------------------------------------
 
 _Key = tuple[Home, str | None, Path | None]
 """Home, interpreter, and the folder of what is kept."""

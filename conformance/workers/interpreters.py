@@ -70,6 +70,7 @@ def interpreters(
     known: Iterable[str],
     ask: Callable[[str], bool] = lambda question: False,
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
+    switch: str = "--python",
 ) -> dict[str, str]:
     """Backend or subject -> interpreter, of options NAME=PATH and the file of the current folder; options come first.
 
@@ -81,6 +82,7 @@ def interpreters(
         known: the names that an option may have: backends, and the subjects that were asked for.
         ask: asks the user a question, once. Default: the answer is no.
         say: says a line. Default: to stderr.
+        switch: the name of the option.
 
     Raises:
         SpecError: an option or the file does not read so, a name is not known, there is no such program, or the file
@@ -97,20 +99,20 @@ def interpreters(
     for option in options:
         name, equals, path = option.rpartition("=")
         if not equals or not name or not path:
-            raise SpecError(f"--python {option!r} must read NAME=PATH, such as {option or 'mxnet'}=.venv/bin/python")
+            raise SpecError(f"{switch} {option!r} must read NAME=PATH, such as {option or 'mxnet'}=.venv/bin/python")
         if name not in names:
-            raise SpecError(f"--python {option}: {name!r} is not known here (known: {', '.join(known)})")
+            raise SpecError(f"{switch} {option}: {name!r} is not known here (known: {', '.join(known)})")
         if name in found:
-            raise SpecError(f"--python {option}: {name!r} has an interpreter already: {found[name]}")
-        found[name] = _program(path, f"--python {option}")
+            raise SpecError(f"{switch} {option}: {name!r} has an interpreter already: {found[name]}")
+        found[name] = _program(path, f"{switch} {option}")
     wanted = [name for name in names if name not in found]
-    file, programs, content = _of_file(Path.cwd(), wanted)
+    file, programs, content = _of_file(Path.cwd(), wanted, switch)
     if programs:
         said = ", ".join(f"{name} with {program}" for name, program in programs.items())
         if not _is_agreed(file, programs, content, ask):
             raise SpecError(
                 f"{file} says which programs to run ({said}), and nobody has agreed to that here. A terminal is asked "
-                f"once; or say it by options: {' '.join(f'--python {name}={it}' for name, it in programs.items())}"
+                f"once; or say it by options: {' '.join(f'{switch} {name}={it}' for name, it in programs.items())}"
             )
         say(f"{file}: runs {said}")
     return {**found, **programs}
@@ -130,7 +132,7 @@ def _is_agreed(path: Path, programs: Mapping[str, str], content: bytes, ask: Cal
     return agreed
 
 
-def _of_file(folder: Path, names: Collection[str]) -> tuple[Path, dict[str, str], bytes]:
+def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, dict[str, str], bytes]:
     """The file of a folder that has such a table, what it says of these names, and its content."""
     for file, keys in FILES.items():
         path = folder / file
@@ -155,7 +157,7 @@ def _of_file(folder: Path, names: Collection[str]) -> tuple[Path, dict[str, str]
             name: _program(str(folder / value), f"{where} {name}") for name, value in table.items() if name in names
         }
         if programs and hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
-            raise SpecError(f"{where} is another user's, so the programs that it names are not run; use --python")
+            raise SpecError(f"{where} is another user's, so the programs that it names are not run; use {switch}")
         return path, programs, content
     return folder, {}, b""
 

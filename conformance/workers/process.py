@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from conformance.subjects.quiet import pass_on
 from conformance.workers.interpreters import Home, same_program
@@ -31,12 +31,10 @@ from conformance.workers.protocol import (
     Channel,
     Hello,
     Line,
+    Unit,
     WorkerDied,
 )
 from mha_core.errors import LONGEST_REASON, shown
-
-if TYPE_CHECKING:
-    from conformance.workers.execute import Unit
 
 START_SECONDS = 60.0
 """Time for an interpreter to start and to import the part of this project that is needed everywhere."""

@@ -13,11 +13,12 @@ import platform
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
+from typing import Any, Protocol
 
 from conformance.workers.interpreters import Home
 from mha_core.errors import BackendError
@@ -53,6 +54,35 @@ class CannotStart(BackendError):
 
 class WorkerDied(RuntimeError):
     """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
+
+
+class Unit(ABC):
+    """Items of work on one subject, which a worker process of ours does one after the other.
+
+    It is pickled, and so are its answers. A framework or a subject is asked in another process, which `home` names.
+    """
+
+    @property
+    @abstractmethod
+    def home(self) -> Home:
+        """The process of whom it asks: one for each framework, or somebody's own module; ours if it asks nobody."""
+
+    @property
+    def cost(self) -> float:
+        """About how long it takes, in any measure that compares the units of one run: the longest begin first."""
+        return float(len(self))
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of items."""
+
+    @abstractmethod
+    def run(self, start: int) -> Iterator[Any]:
+        """Do the items from number `start` on, in the worker process; yields one answer each."""
+
+    @abstractmethod
+    def lost(self, item: int, reason: str) -> Any:
+        """The answer for an item at which the process ended, or that nobody could be asked; `reason` is one line."""
 
 
 class Line(Protocol):

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.subjects.ask import CannotExpress, SubjectFailed
+from conformance.subjects.ask import CannotExpress, SubjectFailed, Turn
 from conformance.subjects.function import OtherDtype
 from conformance.subjects.handout import copy_in_layout
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.backend import SoftmaxKernel
 from mha_core.config import ProjectionBias
-from mha_core.errors import BackendError, BackendNotInstalled, SpecError, one_line
+from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
 
 Class = TypeVar("Class", bound=type)
 
@@ -52,8 +52,8 @@ def sendable(cls: Class) -> Class:
     return cls
 
 
-DATA = (AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel)
-ERRORS = (BackendError, BackendNotInstalled, CannotExpress, OtherDtype, SpecError, SubjectFailed)
+DATA = (AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel, Turn)
+ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})
 
 

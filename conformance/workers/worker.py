@@ -16,7 +16,6 @@ from typing import Any, TextIO
 from conformance.subjects.in_time import abandoned_threads
 from conformance.workers.answering import answered
 from conformance.workers.described import use_line
-from conformance.workers.execute import Unit
 from conformance.workers.interpreters import Home
 from conformance.workers.protocol import (
     ANSWER,
@@ -30,9 +29,10 @@ from conformance.workers.protocol import (
     RAISED,
     Channel,
     Hello,
+    Unit,
     WorkerDied,
 )
-from mha_core.errors import BackendError, one_line
+from mha_core.errors import ErrorElsewhere, one_line
 
 ALONE_SECONDS = 60.0
 """If this process can't run Python for so long beyond its limit, it ends itself: who started it may be gone."""
@@ -165,12 +165,12 @@ def plain(error: BaseException) -> Any:
     """The error itself if it is of this project, else one of ours with its message: the other side may lack its class.
 
     >>> plain(KeyError("a"))
-    BackendError("KeyError: 'a'")
+    ErrorElsewhere("KeyError: 'a'")
     """
     if type(error).__module__.partition(".")[0] in ("mha_core", "conformance"):
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            return BackendError(one_line(error))
+            return ErrorElsewhere(one_line(error))
         return error
-    return BackendError(one_line(error))
+    return ErrorElsewhere(one_line(error))

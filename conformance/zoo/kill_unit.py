@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from conformance.cases.case import Case
 from conformance.cases.table import select as select_cases
-from conformance.workers.execute import Unit
 from conformance.workers.interpreters import NUMPY, Home, Settings
+from conformance.workers.protocol import Unit
 from conformance.workers.run import run_units
 from conformance.zoo.bug import Bug
 from conformance.zoo.kill import DTYPES, Kills, KillTable, as_table, kills_of

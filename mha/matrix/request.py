@@ -11,7 +11,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from conformance.cases.table import select
+from conformance.cases.table import select_asked
 from mha_core.backend import names
 from mha_core.dtypes import check_dtype
 from mha_core.errors import SpecError
@@ -100,7 +100,7 @@ def parse(text: str, *, source: str) -> Request:
     if not dtypes:
         raise SpecError(f"{source}: dtypes must name one at least")
     try:
-        select(cases)
+        select_asked(cases)
         for dtype in dtypes:
             check_dtype(dtype)
     except SpecError as error:

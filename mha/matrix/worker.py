@@ -97,10 +97,10 @@ def _natives(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _results(subject: Any, spec: str, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    from conformance.cases.table import select
+    from conformance.cases.table import select_asked
     from conformance.runner import run_all
 
-    cases: Sequence[Any] = select(tuple(task["cases"]))
+    cases: Sequence[Any] = select_asked(tuple(task["cases"]))
     for result in run_all(cases, [subject]):
         # The ratios of what is equal fill files, and say nothing here.
         found = {name: value for name, value in result.to_dict().items() if name not in ("ratios", "recorded", "rerun")}

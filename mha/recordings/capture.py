@@ -65,6 +65,9 @@ class Hooks(Protocol):
     def versions(self) -> dict[str, str]:
         """Package -> version of the framework and its libraries."""
 
+    def from_native(self, layer: Any) -> Any:
+        """Read one layer that is converted to canonical weights, and probe it."""
+
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
 
@@ -194,7 +197,7 @@ def capture(
     if path is not None:
         path = check_target(path, overwrite=overwrite)
     named = None if tokens is None else Tokens.of(tokens)
-    hooks = _hooks_of(target)
+    hooks = hooks_of(target)
     adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
 
     def choose(name: str, module: Any) -> Adapter | None:
@@ -234,7 +237,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
     Raises:
         SpecError: there is none.
     """
-    hooks = _hooks_of(target)
+    hooks = hooks_of(target)
     known = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
     found: list[tuple[str, Any, Adapter]] = []
 
@@ -257,7 +260,7 @@ def _adapters_of_transformers() -> Sequence[Adapter]:
     return ADAPTERS
 
 
-def _hooks_of(target: Any) -> Hooks:
+def hooks_of(target: Any) -> Hooks:
     """The hooks of the framework that the target belongs to, imported when they are needed."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:

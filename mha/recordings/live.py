@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.deviations.known import accounting, load
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
+from conformance.diagnosis.observations import Observation
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import SECONDS, Lab
+from conformance.judging.near import Nearness
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.live import LiveSubject
-from mha.recordings.capture import adapters_for
+from mha.recordings.capture import adapters_for, hooks_of
 from mha_core import AttentionMask, SpecError
 from mha_core.live.probe import Reading, examining
 
@@ -37,7 +43,8 @@ def diagnose(
     says how its numbers differ, since which stage, and what explains them.
 
     Args:
-        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax nnx or Gluon.
+        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax nnx or Gluon. One of
+            linen is bound to its variables, and alone: the layers in a model of linen are made in its calls.
         layers: names of the layers to ask; wildcards work.
         seconds: the time that the experiments on one layer may take.
         progress: is told what is being done.
@@ -57,25 +64,86 @@ def diagnose(
     True
     """
     found: dict[str, Diagnosis] = {}
-    for name, layer, adapter in adapters_for(target):
-        if not any(fnmatchcase(name, pattern) for pattern in layers) or not hasattr(adapter, "probe"):
+    for name, probe in _probes_of(target):
+        if not any(fnmatchcase(name, pattern) for pattern in layers):
             continue
 
         def examine(reading: Reading, name: str = name) -> None:
             found[name] = _of_reading(reading, seconds, progress)
 
         with examining(examine):
-            adapter.probe(layer)
+            probe()
     if not found:
         raise SpecError(f"{type(target).__qualname__} has no attention layer of these names that can be asked")
     return found
+
+
+def _probes_of(target: Any) -> list[tuple[str, Callable[[], object]]]:
+    """Name, and what reads and probes it, of each layer in `target`; or of a layer that is converted, not recorded."""
+    reason: SpecError | None = None
+    try:
+        layers = adapters_for(target)
+    except SpecError as error:
+        layers, reason = [], error
+    found: list[tuple[str, Callable[[], object]]] = [
+        (name, partial(adapter.probe, layer)) for name, layer, adapter in layers if hasattr(adapter, "probe")
+    ]
+    if found:
+        return found
+    try:
+        from_native = hooks_of(target).from_native
+    except (SpecError, AttributeError):
+        if reason is None:
+            return []
+        raise reason from None
+
+    def read() -> None:
+        try:
+            from_native(target)
+        except SpecError as error:
+            raise SpecError(f"{reason}; as one layer: {error}") if reason else error from None
+
+    return [("", read)]
+
+
+class _AsItsFramework:
+    """Tells where a layer differs from the definition only as its framework's own layer does, by what is on file."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.listed = {
+            spec: [entry for entry in load().entries if entry.subject == spec and reading.dtype in entry.dtypes]
+            for spec in reading.natives
+        }
+        self.dtype = reading.dtype
+
+    def __call__(self, observation: Observation) -> tuple[str, ...]:
+        """The ids of the deviations, if one of the framework's layers gives the same arrays in this case."""
+        wrong = [mismatch.stage for mismatch in observation.mismatches]
+        for spec, entries in self.listed.items():
+            ids = accounting([entry for entry in entries if not entry.why_not_here()], wrong)
+            if ids and self._gives(spec, observation, wrong):
+                return ids
+        return ()
+
+    def _gives(self, spec: str, observation: Observation, names: Sequence[str]) -> bool:
+        module, _, name = spec.partition(":")
+        try:
+            arrays = ask(getattr(import_module(module), name)(self.dtype), observation.wanted.problem).arrays()
+        except (SpecError, CannotExpress, SubjectFailed):
+            return False
+        exactly = Nearness(0.0, slack=1.0, relative=0.0)
+        return all(
+            name in arrays
+            and exactly.near(arrays[name], observation.arrays[name], observation.wanted.allowed_error[name])
+            for name in names
+        )
 
 
 def _of_reading(reading: Reading, seconds: float, progress: Callable[[str], None]) -> Diagnosis:
     """The diagnosis of one live layer, while it can be run."""
     subject = LiveSubject(reading)
     lab = Lab(subject, seconds=seconds, configs=(reading.config,))
-    return find_bugs(subject, _cases(subject), experiments=lab, progress=progress)
+    return find_bugs(subject, _cases(subject), experiments=lab, known=_AsItsFramework(reading), progress=progress)
 
 
 def _cases(subject: LiveSubject) -> list[Case]:
@@ -93,7 +161,7 @@ def _cases(subject: LiveSubject) -> list[Case]:
         }
         for words, mask in masks.items():
             problem = None
-            with suppress(SpecError):
+            with suppress(SpecError, CannotExpress):
                 problem = subject.fitted(
                     generic(subject.config, batch=2, query_len=query_len, key_len=key_len, mask=mask)
                 )

@@ -100,6 +100,7 @@ class Reading:
     dtype: str
     words: Words
     meant: Callable[[AttentionInputs], AttentionInputs] | None = None
+    natives: tuple[str, ...] = ()
 
 
 _examine: ContextVar[Callable[[Reading], None] | None] = ContextVar("examine", default=None)
@@ -124,6 +125,7 @@ def check_reading(
     dtype: str,
     words: Words,
     meant: Callable[[AttentionInputs], AttentionInputs] | None = None,
+    natives: tuple[str, ...] = (),
 ) -> None:
     """Run a live layer on the probes, and raise SpecError unless it computes what these weights say.
 
@@ -137,6 +139,8 @@ def check_reading(
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
         meant: the inputs that a call of this layer means, where they differ, as with a window of its own.
+        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; whoever
+            examines the layer finds its known deviations by these names.
 
     Raises:
         SpecError: it computes something else (the message has the first difference), or could not be run.
@@ -157,7 +161,7 @@ differ). probe=False hands its weights out all the same
         raise cannot_run(name, f"it computes in {dtype}, which is none of {', '.join(DTYPES)}")
     examine = _examine.get()
     if examine is not None:
-        examine(Reading(name, config, weights, run, dtype, words, meant))
+        examine(Reading(name, config, weights, run, dtype, words, meant, natives))
         return
     rounded = check_weights(config, {key: round_to(array, dtype) for key, array in weights.items()})
     exact = {key: array.astype(np.float64) for key, array in rounded.items()}

@@ -7,12 +7,15 @@ one step makes a variant of the definition: `run(..., forward={**FORWARD, "score
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs, read_only
 from mha_core.config import AttentionConfig
+from mha_core.errors import SpecError
 from mha_core.reference.backward import BACKWARD, collect_gradients
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
@@ -38,7 +41,8 @@ def run(
         A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.
 
     Raises:
-        SpecError: before any arithmetic, if the weights or the inputs do not fit the config.
+        SpecError: before any arithmetic, if the weights or the inputs do not fit the config, or if a function of NumPy
+            has been replaced in this process by one that computes something else.
     """
     return trace_of(run_state(config, weights, inputs, forward=forward, backward=backward))
 
@@ -52,6 +56,7 @@ def run_state(
     backward: Mapping[str, Step] | None = None,
 ) -> State:
     """Run the pipeline as `run` does, and return the State, which holds the array of every step; errors as there."""
+    check_numpy()
     checked = check_weights(config, weights)
     sizes = inputs.check(config)
     state = State(
@@ -69,6 +74,39 @@ def run_state(
             for name, step in (BACKWARD if backward is None else backward).items():
                 state.arrays[name] = step(state)
     return state
+
+
+_NUMBERS = tuple(number / 7 for number in (-11, -2, 1, 5))
+"""No float32 holds one of them."""
+
+_EXACT: Mapping[str, tuple[float, ...]] = {
+    "exp": tuple(map(math.exp, _NUMBERS)),
+    "tanh": tuple(map(math.tanh, _NUMBERS)),
+    "einsum": tuple(_NUMBERS[i] * _NUMBERS[j] + _NUMBERS[i + 1] * _NUMBERS[j + 1] for i in (0, 2) for j in (0, 2)),
+}
+"""Function of NumPy that the reference uses -> what Python's own arithmetic gives in place of it for these numbers."""
+
+
+def check_numpy() -> None:
+    """Raise SpecError if a module has replaced NumPy's functions in this process by others that are less exact.
+
+    The suite runs the reference in processes that import nobody's module. `mha.diagnose`, `mha.capture` and the like
+    run it beside the layer that they are given, and what that has imported.
+    """
+    numbers = np.array(_NUMBERS)
+    pairs = numbers.reshape(2, 2)
+    found: dict[str, NDArray] = {
+        "exp": np.exp(numbers),
+        "tanh": np.tanh(numbers),
+        "einsum": np.einsum("ik,jk->ij", pairs, pairs).reshape(-1),
+    }
+    for name, exact in _EXACT.items():
+        for number, wanted in zip(found[name].tolist(), exact, strict=True):
+            if not math.isclose(number, wanted, rel_tol=1e-15):
+                raise SpecError(
+                    f"np.{name} gives {number!r} in this process where Python's arithmetic gives {wanted!r}: a module "
+                    "that was imported has replaced NumPy's own function, so nothing can be judged here"
+                )
 
 
 def trace_of(state: State) -> Trace:

@@ -103,8 +103,9 @@ def test_a_subject_that_hangs_fails_its_test(run):
     assert "2 failed" in output
 
 
-def test_a_subject_apart_that_ends_its_process_fails_its_test(run):
-    code, output = run("--mha-subject", "mine:ends", "--mha-apart", "--mha-dtype", "float64", *CASES)
+@pytest.mark.parametrize("apart", [("--mha-apart",), ("--mha-python", f"mine={sys.executable}")])
+def test_a_subject_apart_that_ends_its_process_fails_its_test(run, apart):
+    code, output = run("--mha-subject", "mine:ends", *apart, "--mha-dtype", "float64", *CASES)
     assert code == 1, output
     assert "1 failed, 1 passed, 1 skipped" in output  # a plain function can't express shifted scores
     assert "case head-dim-1: did not run" in output
@@ -163,6 +164,7 @@ def test_dtypes_that_the_subject_lacks_are_listed_also_when_quiet(run):
         (("--mha-subject", "mine:right", "--mha-case", "primes"), "ERROR: case 'primes' is not known"),
         (("--mha-subject", "mine:right", "--mha-dtype", "float8"), "ERROR: dtype 'float8' is not known"),
         (("--mha-subject", "mine:right", "--mha-time-limit", "-1"), "ERROR: the time limit must be a positive number"),
+        (("--mha-subject", "mine:right", "--mha-python", "their=python"), "ERROR: --mha-python their=python: 'their'"),
         (("--mha-case", "prime"), "ERROR: --mha-case needs --mha-subject"),
     ],
 )

@@ -44,6 +44,9 @@ def versions() -> dict[str, str]:
     return {"jax": jax.__version__, "flax": flax.__version__}
 
 
+from_native = native.from_native
+
+
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
     """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
 

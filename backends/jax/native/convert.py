@@ -173,15 +173,14 @@ def from_linen(
     Args:
         layer, variables: as `layer.apply` takes them.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
-            what its weights say: a subclass or a function of one's own (qkv_dot_general) may have it compute
-            something else. False takes the weights at their word.
+            what its weights say: a subclass or a function of one's own (attention_fn, qkv_dot_general) may have it
+            compute something else. False takes the weights at their word.
 
     Raises:
-        SpecError: the layer normalises queries and keys, decodes, or has an attention function of its own,
-            none of which the weights can tell; or the variables do not fit it; or, unless probe=False, it computes
-            something else or can't be run (while JAX traces).
+        SpecError: the layer normalises queries and keys or decodes, which the weights can't tell; or the variables
+            do not fit it; or, unless probe=False, it computes something else or can't be run (while JAX traces).
     """
-    _refuse_linen(layer)
+    _refuse(layer, normalize_qk=False, decode=False)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)
     _check_features("out_features", layer.out_features, config.output_dim)
@@ -189,13 +188,6 @@ def from_linen(
     if probe:
         live_probe.check_linen(layer, config, weights, variables)
     return config, weights
-
-
-def _refuse_linen(layer: nn.MultiHeadDotProductAttention) -> None:
-    _refuse(layer, normalize_qk=False, decode=False)
-    own = layer.attention_fn
-    if own is not nn.dot_product_attention:
-        raise SpecError(f"attention_fn must be flax.linen.dot_product_attention. Got {own!r}.")
 
 
 # flax.nnx ---------------------------------------------------------------------------------------------
@@ -247,8 +239,6 @@ def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[Atte
     `probe` and errors are those of `from_linen`; the layer stays as it is, a copy of it is run.
     """
     _refuse(layer, normalize_qk=False, decode=False)
-    if layer.attention_fn is not nnx.dot_product_attention:
-        raise SpecError(f"attention_fn must be flax.nnx.dot_product_attention. Got {layer.attention_fn!r}.")
     params = trees.pure_dict(nnx.state(layer, nnx.Param))
     config, weights = NNX.read(flat_arrays(params), num_heads=layer.num_heads)
     _check_features("qkv_features", layer.qkv_features, config.num_heads * config.head_dim)

@@ -30,6 +30,12 @@ from mha_core.dtypes import DTYPES
 from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
+SUBJECTS = "backends.jax.native.subjects"
+LINEN = f"{SUBJECTS}:LinenMultiHeadDotProductAttentionSubject"
+NNX = f"{SUBJECTS}:NnxMultiHeadAttentionSubject"
+NNX_DROPOUT = f"{SUBJECTS}:NnxMultiHeadAttentionDropoutSubject"
+D2L = f"{SUBJECTS}:D2lMultiHeadAttentionSubject"
+
 _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
@@ -47,7 +53,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
         return _shown(_linen, own, variables, _arrays(inputs, config, dtype, cross=cross))
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed",)), variables)
+    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed",)), variables, LINEN)
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -58,7 +64,8 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
         return _shown(_nnx, graph, state, _arrays(inputs, config, dtype, cross=True))
 
     dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
-    _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state)
+    natives = NNX_DROPOUT if config.dropout else NNX  # which computes by another function
+    _check(layer, config, weights, run, dtype, Words(masks=("allowed",)), state, natives)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
@@ -71,7 +78,7 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, varia
         return _shown(_d2l, own, variables, {**given, "lens": None if lens is None else jnp.asarray(lens)})
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(masks=("valid_lens",)), variables)
+    _check(layer, config, weights, run, dtype, Words(masks=("valid_lens",)), variables, D2L)
 
 
 # The programs; the layer itself is a constant in them ---------------------------------------------------------
@@ -123,7 +130,14 @@ _compiled: dict[bytes, Any] = {}
 
 
 def _check(
-    layer: Any, config: AttentionConfig, weights: Weights, run: RunProbe, dtype: str, words: Words, variables: Any
+    layer: Any,
+    config: AttentionConfig,
+    weights: Weights,
+    run: RunProbe,
+    dtype: str,
+    words: Words,
+    variables: Any,
+    native: str,
 ) -> None:
     name = type(layer).__name__
     if not has_values(variables):
@@ -131,7 +145,7 @@ def _check(
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}")
     with _as_ever(dtype, variables):
-        check_reading(name, config, weights, run, dtype=dtype, words=words)
+        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(native,))
 
 
 @contextmanager

@@ -33,6 +33,9 @@ def versions() -> dict[str, str]:
     return {"mxnet": mx.__version__}
 
 
+from_native = native.from_native
+
+
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
     """The names of a block's direct parts that hold parameters, and what gives the ids of all blocks in it."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]

@@ -30,7 +30,7 @@ def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights
     if found is None:
         known = "; ".join(", ".join(way) for way in WAYS)
         raise cannot_run(name, f"its forward takes {', '.join(told) or 'nothing'}, and known are: {known}")
-    call, words, semantics = WAYS[found]
+    call, words, semantics, native = WAYS[found]
     parameters = list(block.collect_params().values())
     dtypes = {np.dtype(parameter.dtype).name for parameter in parameters}
     if len(dtypes) != 1 or not dtypes <= set(MXNET_DTYPES):
@@ -44,7 +44,7 @@ def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights
         return {"output": to_numpy(semantics(call)(block, config, inputs, dtype, context))}
 
     with as_found(block):
-        check_reading(name, config, weights, run, dtype=dtype, words=words)
+        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(f"{SUBJECTS}:{native}",))
 
 
 def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
@@ -126,18 +126,33 @@ def _array(array: NDArray, dtype: str, context: mx.Context) -> Any:
     return made if mx.util.is_np_array() else made.as_nd_ndarray()
 
 
-WAYS: dict[tuple[str, ...], tuple[Call, Words, Callable[[Any], Any]]] = {
-    ("queries", "keys", "values", "valid_lens"): (_as_lens, Words(masks=("valid_lens",)), mx.util.use_np),
-    ("queries", "keys", "values", "mask"): (_as_ones, Words(masks=("valid_lens", "allowed", "causal")), legacy),
+SUBJECTS = "backends.mxnet.native.subjects"
+
+WAYS: dict[tuple[str, ...], tuple[Call, Words, Callable[[Any], Any], str]] = {
+    ("queries", "keys", "values", "valid_lens"): (
+        _as_lens,
+        Words(masks=("valid_lens",)),
+        mx.util.use_np,
+        "D2lMultiHeadAttentionSubject",
+    ),
+    ("queries", "keys", "values", "mask"): (
+        _as_ones,
+        Words(masks=("valid_lens", "allowed", "causal")),
+        legacy,
+        "DenseAttentionSubject",
+    ),
     ("x", "lengths", "bias"): (
         _interleaved_self,
         Words(cross=False, values=False, masks=("valid_lens", "causal", "bias")),
         legacy,
+        "InterleavedSelfAttentionSubject",
     ),
     ("x", "memory", "lengths", "bias"): (
         _interleaved_encdec,
         Words(values=False, masks=("valid_lens", "allowed", "bias")),
         legacy,
+        "InterleavedEncDecAttentionSubject",
     ),
 }
-"""Arguments of a forward -> function that calls it, masks that it can express, and the semantics of its arrays."""
+"""Arguments of a forward -> function that calls it, masks that it can express, the semantics of its arrays, and the
+framework's own layer as a subject."""

@@ -32,9 +32,6 @@ LAYOUT_OF: dict[type[keras.Layer], str] = {
 }
 """Kind of layer -> its layout."""
 
-OWN_ARITHMETIC = ("call", "_compute_attention", "_masked_softmax")
-"""Methods by which a subclass computes something else than the layer does."""
-
 
 def to_native(
     config: AttentionConfig,
@@ -94,8 +91,8 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
     Raises:
         SpecError: it is no such layer, has not been built, computes something else (a gate, several attention
-            axes, flash attention, a subclass's own arithmetic, or what a probe shows), can't be run on a probe
-            (within a tf.function), or a parameter is not finite.
+            axes, flash attention, or what a probe shows), can't be run on a probe (within a tf.function), or a
+            parameter is not finite.
 
     >>> layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.25)
     >>> _ = layer(tf.zeros((1, 4, 6)), tf.zeros((1, 5, 7)))
@@ -132,11 +129,6 @@ which the definition does not have
     if kind is None:
         known = ", ".join(known.__name__ for known in LAYOUT_OF)
         raise SpecError(f"{name} is no layer that can be read here (there are: {known})")
-    for method in OWN_ARITHMETIC:
-        if getattr(type(layer), method, None) is not getattr(kind, method, None):
-            raise SpecError(
-                f"{name} replaces {kind.__name__}.{method}, so its weights alone do not say what it computes"
-            )
     if getattr(layer, "use_gate", False) or getattr(layer, "_use_gate", False):
         raise SpecError(f"this {name} has use_gate=True: a factor on the heads, which the definition does not have")
     if getattr(layer, "_flash_attention", False):

@@ -23,6 +23,11 @@ from mha_core.weights import Weights
 KERAS_WORDS = Words(masks=("valid_lens", "allowed", "causal"))
 D2L_WORDS = Words(masks=("valid_lens",))
 
+SUBJECTS = "backends.tf.native.subjects"
+KERAS = ("MultiHeadAttentionSubject", "MultiHeadAttentionScoresSubject")
+KERAS_GROUPED = ("GroupQueryAttentionSubject", "GroupQueryAttentionScoresSubject")
+D2L = ("D2lMultiHeadAttentionSubject",)
+
 
 def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
     """SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
@@ -32,7 +37,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
         told: dict[str, Any] = {"use_causal_mask": inputs.mask.causal}
         if inputs.mask.has_sources and not inputs.mask.causal:
             allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
-            told["attention_mask"] = tf.constant(allowed[:, 0])
+            told["attention_mask"] = tf.constant(per_item(allowed))
         # Half of the probes with scores, where the layer runs other code, and half without.
         scores = inputs.queries.shape[0] > 1
         found = layer(queries, values, key=keys, **told, return_attention_scores=scores, training=False)
@@ -40,10 +45,11 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
         return {"output": to_numpy(output)} | ({} if shown is None else {"weights": to_numpy(shown)})
 
     def meant(inputs: AttentionInputs) -> AttentionInputs:
-        mask: AttentionMask = replace(inputs.mask, window=window)
+        mask: AttentionMask = replace(inputs.mask, window=window, bias=None, query_offset=0)
         return replace(inputs, mask=mask)
 
-    _check(layer, config, weights, run, KERAS_WORDS, meant)
+    natives = KERAS if isinstance(layer, keras.layers.MultiHeadAttention) else KERAS_GROUPED
+    _check(layer, config, weights, run, KERAS_WORDS, natives, meant)
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
@@ -53,7 +59,7 @@ def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> 
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), lens))}
 
-    _check(layer, config, weights, run, D2L_WORDS)
+    _check(layer, config, weights, run, D2L_WORDS, D2L)
 
 
 def _check(
@@ -62,6 +68,7 @@ def _check(
     weights: Weights,
     run: RunProbe,
     words: Words,
+    natives: tuple[str, ...],
     meant: Callable[[AttentionInputs], AttentionInputs] | None = None,
 ) -> None:
     name = f"{type(layer).__name__} {layer.name!r}"
@@ -70,8 +77,18 @@ def _check(
     dtype = str(layer.compute_dtype)
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}")
+    specs = tuple(f"{SUBJECTS}:{native}" for native in natives)
     with as_found(layer):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, meant=meant)
+        check_reading(name, config, weights, run, dtype=dtype, words=words, meant=meant, natives=specs)
+
+
+def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(B, H, Lq, Lk) as the documented (B, Lq, Lk) where all heads agree. Four axes are taken too.
+
+    >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
+    (2, 4, 5)
+    """
+    return allowed[:, 0] if (allowed == allowed[:, :1]).all() else allowed
 
 
 def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from backends.tf.native.convert import layout_of, to_native, variables
+from backends.tf.native.live_probe import per_item
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from mha_core.backend import Run
@@ -187,15 +188,6 @@ def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str,
     mask, flag = inputs.mask, inputs.mask.causal and not np.any(inputs.mask.query_offset)
     allowed = allowed_keys(replace(mask, causal=mask.causal and not flag), inputs.check(config), config.num_heads)
     return {"use_causal_mask": flag, "attention_mask": None if allowed.all() else allowed}
-
-
-def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(B, H, Lq, Lk) as the documented (B, Lq, Lk) where all heads agree. Four axes are taken too.
-
-    >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
-    (2, 4, 5)
-    """
-    return allowed[:, 0] if (allowed == allowed[:, :1]).all() else allowed
 
 
 # keras.ops -------------------------------------------------------------------------------------------------

@@ -28,6 +28,10 @@ from mha_core.weights import Weights
 TORCH_WORDS = Words(masks=("valid_lens", "allowed", "causal", "bias"))
 D2L_WORDS = Words(masks=("valid_lens",))
 
+SUBJECTS = "backends.torch.native.subjects"
+TORCH = (f"{SUBJECTS}:MultiheadAttentionSubject", f"{SUBJECTS}:MultiheadAttentionWithoutWeightsSubject")
+D2L = (f"{SUBJECTS}:D2lMultiHeadAttentionSubject",)
+
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
     """SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
@@ -44,7 +48,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
         output = output if layer.batch_first else output.transpose(0, 1)
         return {"output": to_numpy(output)} | ({} if shown is None else {"weights": to_numpy(shown)})
 
-    _check(layer, config, weights, run, TORCH_WORDS)
+    _check(layer, config, weights, run, TORCH_WORDS, TORCH)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -55,13 +59,15 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> No
         told = None if lens is None else torch.from_numpy(np.array(lens)).to(_device(layer))
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), told))}
 
-    _check(layer, config, weights, run, D2L_WORDS)
+    _check(layer, config, weights, run, D2L_WORDS, D2L)
 
 
-def _check(layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, words: Words) -> None:
+def _check(
+    layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, words: Words, natives: tuple[str, ...]
+) -> None:
     dtype = check_runs(layer)
     with as_found(layer):
-        check_reading(type(layer).__name__, config, weights, run, dtype=dtype, words=words)
+        check_reading(type(layer).__name__, config, weights, run, dtype=dtype, words=words, natives=natives)
 
 
 def check_runs(layer: nn.Module) -> str:

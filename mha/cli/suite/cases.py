@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from conformance.cases.sequence import Asked
 
 
 @click.command()
@@ -12,13 +17,13 @@ def cases(suite: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from conformance.cases.table import all_cases
+    from conformance.cases.table import select_asked
     from mha.cli.common import CouldNotRun
     from mha_core import SpecError
 
     table = Table("case", "sizes", "catches")
     if suite is None:
-        listed = list(all_cases())
+        listed: list[Asked] = select_asked(())
     else:
         from conformance.onnx.suite import onnx_cases
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -32,7 +32,7 @@ from mha.cli.common import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conformance.cases.case import Case
+    from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
     from conformance.subjects.subject import Subject
@@ -132,7 +132,7 @@ def check(asked: CheckOptions) -> None:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
     _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known, broken))
     if not interrupted:
-        _explain(console, errors, own, cases, results, settings)
+        _explain(console, errors, own, cases, results, known, settings)
         if asked.count is not None:
             _show_smallest(console, errors, subjects, results, settings)
     sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
@@ -147,7 +147,7 @@ def _backends(asked: CheckOptions, settings: Settings) -> tuple[list[Backend], l
 
 def _judged(
     errors: Console,
-    runs: list[tuple[Case, Subject]],
+    runs: Sequence[tuple[Asked, Subject]],
     apart: Apart,
     settings: Settings,
     known: Deviations | None,
@@ -216,8 +216,8 @@ def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:
         write_html(asked.html_path, whole)
 
 
-def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Case]:
-    """The cases of the table that match, or random ones."""
+def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Asked]:
+    """The cases and sequences of the table that match, or random cases."""
     from conformance.cases import table as cases
     from conformance.cases.random import case_from_text, is_case_text, random_cases
 
@@ -230,35 +230,34 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
         return [case for case in drawn if not patterns or case.id in patterns]
     texts = [pattern for pattern in patterns if is_case_text(pattern)]
     named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
-    return [*map(case_from_text, texts), *(cases.select(named) if named or not texts else [])]
+    return [*map(case_from_text, texts), *(cases.select_asked(named) if named or not texts else [])]
 
 
 def _explain(
     console: Console,
     errors: Console,
     subjects: list[Subject],
-    cases: list[Case],
+    cases: list[Asked],
     results: list[Result],
+    known: Deviations,
     settings: Settings,
 ) -> None:
-    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs.
+    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs."""
+    from conformance.cases.case import Case
 
-    Cases in which it deviates as known are left out, because those are explained already.
-    """
-    explained: set[str] = set()
+    ids = tuple(case.id for case in cases if isinstance(case, Case))  # of a sequence its result says what is kept
+    done: set[str] = set()
     for subject in subjects:
         own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
-        listed = {result.case for result in own if result.status == "deviates"}
-        asked = [case for case in cases if case.id not in listed]
         wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
-        if wrong & {case.id for case in asked} and subject.name not in explained:
-            from conformance.diagnosis.apart import beside_no_subject, diagnosed
+        if subject.name in done or not wrong & set(ids):
+            continue
+        from conformance.diagnosis.apart import beside_no_subject, diagnosed, explained
 
-            explained.add(subject.name)
-            with errors.status("") as status:
-                ids = tuple(case.id for case in asked)
-                text, _ = beside_no_subject(settings, says(status), diagnosed, subject, ids)
-            console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
+        done.add(subject.name)
+        with errors.status("") as status:
+            text = explained(beside_no_subject, settings, says(status), diagnosed, subject, ids, known)
+        console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_smallest(

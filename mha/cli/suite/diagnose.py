@@ -117,10 +117,11 @@ def diagnose(asked: DiagnoseOptions) -> None:
 def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
     """The diagnosis in words, and whether the subject differs."""
     from conformance.cases import table as cases
+    from conformance.deviations.known import load
     from conformance.diagnosis.apart import diagnosed
 
     chosen = tuple(case.id for case in cases.select(asked.patterns))
-    return _in_the_first_dtype(spec, asked, diagnosed, (chosen, asked.experiments, asked.details))
+    return _in_the_first_dtype(spec, asked, diagnosed, (chosen, load(), asked.experiments, asked.details))
 
 
 def _in_the_first_dtype(

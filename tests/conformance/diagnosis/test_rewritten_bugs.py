@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import time
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from conformance.deviations.known import load
+from conformance.diagnosis import apart
+from conformance.diagnosis.apart import diagnosed, explained
 from conformance.diagnosis.diagnose import Runs, diagnose
+from conformance.diagnosis.text import ENDED
 from conformance.runner import run_case
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
+from mha_core import SpecError
 from tests.conformance.diagnosis.diagnosis_bench import CASES, answer
 from tests.conformance.diagnosis.plain_layers import STYLES, Layer
 from tests.conformance.diagnosis.rewritten_bugs import BACKWARD, KNOWN, UNKNOWN, Rewritten
+
+diagnosis = importlib.import_module("conformance.diagnosis.diagnose")
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -88,3 +98,34 @@ def test_a_subject_that_takes_float32_alone_is_diagnosed_in_that():
     done = CliRunner().invoke(main, [*arguments, "--dtype", "float64"])
     assert done.exit_code == 2
     assert "TypeError: expected Float but found Double" in done.output
+
+
+def raising(*args, **options):
+    raise OverflowError(34, "Numerical result out of range")
+
+
+def hanging(*args, **options):
+    time.sleep(20.0)
+
+
+@pytest.mark.parametrize("command", ["check", "diagnose"])
+@pytest.mark.parametrize(
+    ("search", "reason"), [(raising, "OverflowError: (34, "), (hanging, "TookTooLong: no answer within 0.5 s")]
+)
+def test_whatever_becomes_of_the_search_the_verdict_stands(command, search, reason, monkeypatch):
+    """What differs is said, with the exit status of that; and one line that no reason is known, and why."""
+    monkeypatch.setattr(apart, "call", lambda settings, function, *arguments: function(*arguments))
+    monkeypatch.setattr(diagnosis, "measure", search)
+    monkeypatch.setattr(diagnosis, "LONGEST", 0.5 if search is hanging else 60.0)
+    subject = f"{__name__}:SingleOnly"
+    done = CliRunner().invoke(main, [command, "-s", subject, "--workers", "0", "-d", "float32", "-c", "prime"])
+    assert done.exit_code == 1, done.output
+    assert "SingleOnly (float32) differs in the one case: prime." in done.output
+    (line,) = [line for line in done.output.splitlines() if line.startswith(ENDED)]
+    assert line.startswith(f"{ENDED} {reason}")
+
+
+def test_a_subject_that_can_no_longer_be_asked_leaves_the_verdict():
+    assert explained(diagnosed, BuggySubject(), (), load()).startswith(f"{ENDED} SpecError: ")
+    with pytest.raises(SpecError, match="could not run a single case"):
+        diagnose(BuggySubject(), ())

@@ -173,3 +173,16 @@ def test_the_table_of_steps_that_serve_one_stage_alone_is_what_the_steps_read():
 
     alone = {name: stages for name in FORWARD if name not in STAGES and len(stages := stages_of(name)) == 1}
     assert {name: {stage} for name, stage in PART_OF.items()} == alone
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "einsum"])
+def test_the_reference_does_not_run_with_functions_that_somebody_has_put_in_the_place_of_numpys(name, monkeypatch):
+    own = getattr(np, name)
+
+    def narrow(*given, **told):
+        return own(*(x.astype(np.float32) if isinstance(x, np.ndarray) else x for x in given), **told).astype(float)
+
+    problem = CASES["ragged-square"].build()
+    monkeypatch.setattr(np, name, narrow)
+    with pytest.raises(SpecError, match=f"np.{name} gives .* a module that was imported has replaced"):
+        reference.run(problem.config, problem.weights, problem.inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,11 @@ def _some(most: int) -> NDArray:
 
     >>> _some(40).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 18, 21, 25, 29, 32, 36, 40]
+    >>> len(_some(10**6))
+    76
     """
-    low = [round(FEW * CLOSER**k) for k in range(most) if FEW * CLOSER**k < most / 4]
-    return np.unique([*np.linspace(0, most, COARSE).astype(int), *range(min(FEW, most)), *low])
+    low = takewhile(lambda place: place < most / 4, (FEW * CLOSER**k for k in count()))
+    return np.unique([*np.linspace(0, most, COARSE).astype(int), *range(min(FEW, most)), *map(round, low)])
 
 
 def _best_cut(bench: Bench, step: str, size: Elementwise, levels: NDArray, high: float, *, first: bool) -> int | None:

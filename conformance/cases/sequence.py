@@ -1,0 +1,262 @@
+"""CallSequence: calls of one prepared layer, one after the other. The table is in `sequences/`.
+
+A layer is a function of its weights and of the call at hand. One that keeps something (a mask, a workspace, a cache)
+is right in cases that ask it for one call each, and wrong in the second shape, after the fiftieth call or from a
+second thread.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case
+from conformance.cases.parts import SQUARE
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
+from mha_core.weights import Weights
+
+Past = tuple[NDArray, NDArray]
+"""Keys and values of a decoding cache: (B, G, Lp, d), (B, G, Lp, dv)."""
+
+LONGEST = 16
+"""Most items, queries and keys of a call that `PreparedLayer` makes, unless it says more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a sequence.
+
+    Args:
+        case: the call.
+        words: what sets it apart from those before, such as "fewer keys".
+        layer: which of several prepared layers is asked.
+        thread: 1 asks from a second thread.
+        beside: a call that a second thread makes at the same time.
+        times: how often it is asked, and what stands beside it.
+        same_arrays: whether the arrays of the step before are handed out again, with other contents.
+        spoil: whether other numbers are written into what the layer returned, as the caller may do.
+        reweighted: how the layer gets the weights of `case`, if it has others so far: "set" by its own `set_weights`;
+            by writing them into the arrays that `prepare` was given ("in place"); "prepared anew" from these arrays.
+        instead: another call whose answer is right too: a layer may have copied the arrays that `prepare` was given.
+    """
+
+    case: Case
+    words: str
+    layer: int = 0
+    thread: int = 0
+    beside: Case | None = None
+    times: int = 1
+    same_arrays: bool = False
+    spoil: bool = False
+    reweighted: Literal["", "in place", "set", "prepared anew"] = ""
+    instead: Case | None = None
+
+    @property
+    def calls(self) -> int:
+        """How many calls it is."""
+        return self.times * (1 if self.beside is None else 2)
+
+
+@dataclass(frozen=True)
+class CallSequence:
+    """A sequence of calls, which is judged like a case.
+
+    Args:
+        id, catches, config: as of a `Case`; a step may have another config.
+        make: makes the steps. It is told whether each new shape costs the subject a compilation: then lengths that grow
+            are those of a mask, in arrays of one size, as users of such frameworks have them.
+    """
+
+    id: str
+    catches: str
+    config: AttentionConfig
+    make: Callable[[bool], list[Step]]
+    expensive: bool = True
+
+    def steps(self, *, few_shapes: bool = False) -> list[Step]:
+        """The steps; the same objects each time."""
+        return _steps(self, few_shapes)
+
+    def sizes(self) -> Mapping[str, str]:
+        """Every size of a case by its symbol, and from where to where it goes."""
+        found: dict[str, set[int]] = {}
+        for step in self.steps():
+            for name, size in step.case.sizes().items():
+                found.setdefault(name, set()).add(size)
+        return {name: f"{min(sizes)}-{max(sizes)}" if len(sizes) > 1 else str(*sizes) for name, sizes in found.items()}
+
+
+Asked = Case | CallSequence
+"""What a subject is asked and judged by."""
+
+
+@cache
+def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
+    return sequence.make(few_shapes)
+
+
+class PreparedLayer:
+    """Makes the steps of a sequence: calls of one layer whose numbers belong together.
+
+    Two calls with the same letter for an array have the same numbers in it, as far as their lengths reach.
+
+    Args:
+        id: of the sequence.
+        config: the layer.
+        number: of the layer in the sequence.
+        seed: of its weights.
+        gradients: whether calls ask for gradients, unless they say it.
+        longest: most items, queries or keys of a call.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        config: AttentionConfig,
+        number: int = 0,
+        *,
+        seed: int = 0,
+        gradients: bool = False,
+        longest: int = LONGEST,
+    ) -> None:
+        self.id, self.config, self.number = id, config, number
+        self.gradients, self.longest = gradients, longest
+        self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
+
+    def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
+        """Standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
+        rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
+        longest = max(self.longest, *shape[:1], *shape[-2:-1])
+        whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
+        return np.ascontiguousarray(whole[: shape[0], ..., : shape[-2], :])
+
+    def call(
+        self,
+        words: str,
+        batch: int,
+        query_len: int,
+        key_len: int,
+        mask: AttentionMask | None = None,
+        *,
+        contents: str = "aaa",
+        gradients: bool | None = None,
+        one_array: bool = False,
+        past: Past | None = None,
+        weights: Weights | None = None,
+        change: Callable[[AttentionInputs], AttentionInputs] = lambda inputs: inputs,
+        **step: Any,
+    ) -> Step:
+        """A step.
+
+        Args:
+            words: as of a `Step`.
+            batch, query_len, key_len: B, Lq and the number of new keys.
+            mask: its mask.
+            contents: a letter for each of queries, keys and values.
+            gradients: whether gradients are asked for. Default: as in other calls.
+            one_array: whether the queries are the keys and the values as well.
+            past: keys and values of a decoding cache, which come on top of `key_len`.
+            weights: in place of the layer's.
+            change: changes the inputs in the end.
+            step: other fields of the `Step`.
+        """
+        gradients = self.gradients if gradients is None else gradients
+        make = partial(
+            self._problem, batch, query_len, key_len, mask, contents, gradients, one_array, past, weights, change
+        )
+        past_len = 0 if past is None else past[0].shape[2]
+        case = Case(
+            f"{self.id}: {words}",
+            "",
+            self.config,
+            batch=batch,
+            query_len=query_len,
+            key_len=key_len + past_len,
+            past_len=past_len,
+            same_sizes="a call of a sequence",
+            trivial_mask="a call of a sequence",
+            source=cache(make),
+        )
+        return Step(case, words, layer=self.number, **step)
+
+    def _problem(
+        self,
+        batch: int,
+        query_len: int,
+        key_len: int,
+        mask: AttentionMask | None,
+        contents: str,
+        gradients: bool,
+        one_array: bool,
+        past: Past | None,
+        weights: Weights | None,
+        change: Callable[[AttentionInputs], AttentionInputs],
+    ) -> Problem:
+        config = self.config
+        queries = self.drawn("queries", contents[0], batch, query_len, config.query_dim)
+        inputs = AttentionInputs(
+            queries,
+            queries if one_array else self.drawn("keys", contents[1], batch, key_len, config.key_dim),
+            queries if one_array else self.drawn("values", contents[2], batch, key_len, config.value_dim),
+            AttentionMask() if mask is None else mask,
+            cotangent=self.drawn("cotangent", contents, batch, query_len, config.output_dim) if gradients else None,
+            past_keys=None if past is None else past[0],
+            past_values=None if past is None else past[1],
+        )
+        return Problem(config, self.weights if weights is None else weights, change(inputs))
+
+
+def again(step: Step, words: str, **changes: Any) -> Step:
+    """The same call at another place of the sequence."""
+    return replace(step, words=words, **changes)
+
+
+SMALL = AttentionConfig(12, 3, bias=True)
+GROUPED = AttentionConfig(12, 4, num_kv_heads=2, bias=True)
+CAUSAL = AttentionMask(causal=True)
+DROPOUT = 0.3
+
+
+@dataclass(frozen=True)
+class Base:
+    """The layer of most sequences, and the usual call of it.
+
+    It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
+    small, or that of the cases "square-...", with gradients as these have them: a framework that compiles for each new
+    shape has those programs.
+    """
+
+    few_shapes: bool
+
+    @property
+    def config(self) -> AttentionConfig:
+        return SQUARE if self.few_shapes else SMALL
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """B, Lq, Lk."""
+        return (4, 7, 7) if self.few_shapes else (2, 5, 5)
+
+    @property
+    def lens(self) -> AttentionMask:
+        return self.lens_of(self.sizes[0])
+
+    def lens_of(self, batch: int) -> AttentionMask:
+        """Lengths of the first so many items."""
+        return AttentionMask(valid_lens=np.array([3, 6, 7, 2] if self.few_shapes else [3, 5])[:batch])
+
+    @property
+    def other_lens(self) -> AttentionMask:
+        """The same lengths in another order: their sum and the longest are as before."""
+        return AttentionMask(valid_lens=np.array([7, 2, 3, 6] if self.few_shapes else [5, 3]))
+
+    def layer(self, id: str, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
+        """A layer for the steps of a sequence; `changes` of its config."""
+        return PreparedLayer(id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)

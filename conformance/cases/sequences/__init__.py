@@ -1,0 +1,7 @@
+"""Sequences of calls on one prepared layer: what was asked before must not matter.
+
+Each module has `sequences() -> list[CallSequence]`.
+"""
+
+ORDER = ("calls", "layers")
+"""The order of the modules in `mha cases`; one that is not named comes last."""

@@ -1,0 +1,245 @@
+"""Sequences of calls that differ in their shapes, masks and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.sequence import CAUSAL, SMALL, Base, CallSequence, PreparedLayer, Step, again
+from mha_core import AttentionInputs, AttentionMask
+
+
+def sequences() -> list[CallSequence]:
+    """The sequences of this module, in the order of `mha cases`."""
+    return [
+        CallSequence(
+            "sequence-shapes",
+            "what is kept by the first shape: a causal mask, rows of a workspace, a size",
+            SMALL,
+            _shapes,
+        ),
+        CallSequence("sequence-masks", "a mask, or a bias, that is kept for later calls", SMALL, _masks),
+        CallSequence(
+            "sequence-numbers",
+            "an answer that is kept by some of its numbers, or a layout in memory that is kept",
+            SMALL,
+            _numbers,
+        ),
+        CallSequence(
+            "sequence-lengths",
+            "a position or a length that is counted from call to call; what changes after 5 calls, or 50",
+            SMALL,
+            _lengths,
+        ),
+        CallSequence("sequence-empty", "what a call without items, queries or keys leaves behind", SMALL, _empty),
+        CallSequence(
+            "sequence-not-finite",
+            "NaN, infinity or the largest number of an earlier call",
+            SMALL,
+            _not_finite,
+        ),
+        CallSequence(
+            "sequence-same-arrays",
+            "an answer that is kept by the array's identity, though it holds other numbers now",
+            SMALL,
+            _same_arrays,
+        ),
+    ]
+
+
+def _shapes(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    batch, queries, keys = base.sizes
+    layer = base.layer("sequence-shapes")
+    first = layer.call("causal", *base.sizes, CAUSAL, gradients=True)
+    other = layer.call("the first shape, other numbers", *base.sizes, CAUSAL, contents="bbb", gradients=True)
+    fewer_keys = layer.call("fewer keys", batch, queries, keys - 2, CAUSAL, gradients=False)
+    fewer_items = layer.call("fewer items", 1, queries, keys, CAUSAL, gradients=False)
+    mirrored = layer.call("as many keys as there were queries", batch, keys - 2, queries, CAUSAL, gradients=False)
+    larger = layer.call("more items, queries and keys", 6, 8, 11, CAUSAL, contents="bbb", gradients=False)
+    one_query = layer.call("1 query", batch, 1, keys, replace(CAUSAL, query_offset=keys - 1), gradients=False)
+    one_array = layer.call("one array as queries, keys and values", *base.sizes, CAUSAL, one_array=True)
+    return [
+        first,
+        fewer_keys,
+        mirrored,
+        fewer_items,
+        other,
+        larger,
+        again(fewer_keys, "fewer keys, after more"),
+        again(fewer_items, "fewer items, after more"),
+        one_array,
+        one_query,
+        again(first, "the first call again"),
+    ]
+
+
+def _masks(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    layer = base.layer("sequence-masks")
+    rng = np.random.default_rng(11)
+    heads, (batch, queries, keys) = base.config.num_heads, base.sizes
+
+    def call(words: str, gradients: bool | None = None, **sources: Any) -> Step:
+        return layer.call(words, *base.sizes, AttentionMask(**sources), gradients=gradients)
+
+    def open_keys(*shape: int) -> Any:
+        found = rng.random(shape) < 0.67
+        found[..., 0] = True
+        return found
+
+    bias_of_items = rng.normal(size=(batch, 1, queries, keys))
+    excluding = np.where(open_keys(batch, 1, queries, keys), bias_of_items[::-1], -np.inf)
+    allowed, bias = open_keys(batch, heads, queries, keys), rng.normal(size=(heads, queries, keys))
+    lens = call("lengths", valid_lens=base.lens.valid_lens)
+    causal = call("causal", causal=True)
+    return [
+        causal,
+        lens,
+        call("other lengths", valid_lens=base.other_lens.valid_lens),
+        again(causal, "causal again"),
+        # For who compiles, an offset of each item is an array, and one offset a program of its own.
+        call("causal at other positions", False, causal=True, query_offset=np.array([2] * batch) if few_shapes else 2),
+        call("window", window=(2, 1), query_offset=1),
+        call("allowed", allowed=allowed),
+        call("another allowed, of as many keys", allowed=np.roll(allowed, 1, axis=1)),
+        call("bias", True, bias=bias),
+        call("another bias, of the same numbers", True, bias=np.roll(bias, 1, axis=0)),
+        call("no mask", False),
+        call("lengths and causal", valid_lens=base.lens.valid_lens, causal=True),
+        call("a bias of each item", bias=bias_of_items),
+        call("another bias of each item, which excludes", bias=excluding),
+        call("lengths of each query", valid_lens=rng.integers(1, keys + 1, size=(batch, queries))),
+        again(lens, "lengths again"),
+    ]
+
+
+def _numbers(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    layer = base.layer("sequence-numbers")
+    inputs, other = (layer.call("", *base.sizes, contents=letter * 3).case.build().inputs for letter in "ab")
+
+    def call(words: str, change: Any = lambda x, y: x) -> Step:
+        """The first call with `change(x, y)` in place of each array x; y is that of another call."""
+        changed = {name: change(getattr(inputs, name), getattr(other, name)) for name in ("queries", "keys", "values")}
+        return layer.call(words, *base.sizes, gradients=False, change=lambda given: replace(given, **changed))
+
+    def with_rows(rows: slice) -> Any:
+        def change(x: NDArray, y: NDArray) -> NDArray:
+            changed = x.copy()
+            changed[:, rows] = y[:, rows]
+            return changed
+
+        return change
+
+    first = call("no mask")
+    return [
+        first,
+        again(first, "the first call again, and then written over by its caller", spoil=True),
+        again(first, "the first call again, after its answer was written over"),
+        call("the same rows in another order", lambda x, y: x[:, ::-1].copy()),
+        call("other numbers between the first and the last row", with_rows(slice(1, -1))),
+        call("another last row", with_rows(slice(-1, None))),
+        call("arrays that lie in memory channel by channel", lambda x, y: np.asfortranarray(y)),
+        call("arrays that lie in memory the other way round", lambda x, y: x[::-1, ::-1].copy()[::-1, ::-1]),
+        again(first, "the first call again"),
+    ]
+
+
+GROWTH = range(3, 23)
+"""Keys of the calls of "sequence-lengths" as they grow."""
+
+SHRINKING = (21, 20, 12, 5, 3)
+COUNTED = 51
+"""Calls of it before the last one."""
+
+
+def _lengths(few_shapes: bool) -> list[Step]:
+    layer = PreparedLayer("sequence-lengths", Base(few_shapes).config, longest=GROWTH[-1])
+
+    def call(keys: int, words: str = "") -> Step:
+        mask = AttentionMask(causal=True, query_offset=np.array([keys - 2]))
+        if few_shapes:
+            mask = replace(mask, valid_lens=np.array([keys]))
+        size = GROWTH[-1] if few_shapes else keys
+        # Other keys than those of one less, so that these can't be taken for them.
+        return layer.call(words or f"{keys} keys", 1, 2, size, mask, contents="a" + "ab"[keys % 2] * 2, gradients=False)
+
+    def of_length(words: str, length: int, **step: Any) -> Step:
+        mask = AttentionMask(valid_lens=np.array([length]))
+        return layer.call(words, 1, 2, GROWTH[-1], mask, gradients=False, **step)
+
+    grown = [call(keys) for keys in GROWTH]
+    return [
+        *grown,
+        *(again(grown[keys - GROWTH[0]], f"{keys} keys, after {GROWTH[-1]}") for keys in SHRINKING),
+        of_length(f"lengths, until there are {COUNTED} calls", 9, times=COUNTED - len(GROWTH) - len(SHRINKING)),
+        of_length(f"other lengths, after {COUNTED} calls", 14),
+    ]
+
+
+def _empty(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    layer = base.layer("sequence-empty")
+    batch, queries, keys = base.sizes
+    first = layer.call("causal", *base.sizes, CAUSAL)
+    other = layer.call("other numbers", *base.sizes, CAUSAL, contents="bbb")
+    return [
+        layer.call("no items", 0, queries, keys, CAUSAL, gradients=False),
+        first,
+        layer.call("no queries", batch, 0, keys, CAUSAL, gradients=False),
+        again(other, "other numbers, after no queries"),
+        layer.call("no keys", batch, queries, 0, CAUSAL, gradients=False),
+        again(first, "the first call, after no keys"),
+    ]
+
+
+def _not_finite(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    layer = base.layer("sequence-not-finite")
+
+    def call(words: str, change: Any = None, contents: str = "aaa") -> Step:
+        change = (lambda given: given) if change is None else change
+        return layer.call(words, *base.sizes, base.lens, contents=contents, change=change)
+
+    def with_key(number: float, where: tuple[int, ...]) -> Any:
+        def change(given: AttentionInputs) -> AttentionInputs:
+            keys, values = given.keys.copy(), given.values.copy()
+            keys[where], values[where] = number, -number
+            return replace(given, keys=keys, values=values)
+
+        return change
+
+    first, other = call("lengths"), call("other numbers", contents="bbb")
+    return [
+        first,
+        call("NaN in padding", with_key(np.nan, (0, 3))),
+        again(other, "other numbers, after NaN in padding"),
+        call("NaN in an open key", with_key(np.nan, (0, 1))),
+        again(first, "the first call, after NaN"),
+        call("infinity in an open key", with_key(np.inf, (1, 2))),
+        again(other, "other numbers, after infinity"),
+        call("large scores", lambda given: replace(given, queries=300.0 * given.queries)),
+        again(first, "the first call, after large scores"),
+    ]
+
+
+def _same_arrays(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    layer = base.layer("sequence-same-arrays")
+
+    def call(words: str, contents: str, mask: AttentionMask | None = None, **step: Any) -> Step:
+        gradients = None if mask else False
+        return layer.call(words, *base.sizes, mask, contents=contents, gradients=gradients, **step)
+
+    return [
+        call("no mask", "aaa"),
+        call("the same arrays, other queries", "baa", same_arrays=True),
+        call("the same arrays, other keys and values", "bbb", same_arrays=True),
+        call("lengths", "bbb", base.lens),
+        call("the same arrays, other lengths", "bbb", base.other_lens, same_arrays=True),
+        call("the same arrays, all of them other", "ccc", base.lens, same_arrays=True),
+    ]

@@ -1,0 +1,184 @@
+"""What a subject may answer, and the errors of one that does not: answers become Traces of copies in NumPy."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mha_core
+from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
+from mha_core.call.call import LEAVES
+from mha_core.call.sizes import CallSizes
+from mha_core.errors import LONGEST_MESSAGE, shown
+from mha_core.stages import GRADIENT, stage_shapes
+
+
+class CannotExpress(Exception):
+    """Raised by a subject that has no way to do what a case asks; the message says what that is."""
+
+
+class SubjectFailed(RuntimeError):
+    """Raised where a subject gave no answer that can be compared; the message is one line."""
+
+
+def shapes_of(
+    config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
+) -> dict[str, tuple[int, ...]]:
+    """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
+    return {
+        **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
+        **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
+    }
+
+
+def as_trace(
+    answer: Any,
+    weight_names: Collection[str],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    copy: bool = True,
+) -> Trace:
+    """Convert the answer of a subject to a Trace; it may be a Trace, a dict by stage, or an output alone.
+
+    Args:
+        answer: what it returned.
+        weight_names: the names of its weights, which gradients may have.
+        shapes: the expected shape of each array; one of another shape that is too large to be copied is refused.
+        copy: whether the Trace has copies; else the very arrays that were returned.
+
+    Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
+
+    >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
+    (1, 2, 3)
+    >>> as_trace({"output": [1.0]}, ())
+    Traceback (most recent call last):
+    ...
+    conformance.subjects.answers.SubjectFailed: output is a list, not a NumPy array; convert it: numpy.asarray(output)
+    """
+    if isinstance(answer, Trace):
+        given: dict[str, Any] = {**dict(answer.stages()), "gradients": answer.gradients}
+    elif isinstance(answer, Mapping):
+        given = dict(answer)
+    elif answer is None:
+        raise SubjectFailed("returned nothing (None); it must return its output")
+    elif isinstance(answer, (tuple, list)):
+        raise SubjectFailed(
+            f"returned {kind_of(answer)}; it must return its output alone, "
+            "or a dict by stage, such as {'output': ..., 'weights': ...}"
+        )
+    else:
+        given = {"output": answer}
+    gradients = given.pop("gradients", None)
+    given = _by_known_name("its answer", given, STAGES)
+    checked = partial(_checked, shapes or {}, copy)
+    stages = {name: checked(name, value) for name, value in given.items() if value is not None}
+    if "output" not in stages:
+        raise SubjectFailed("gave no output; it may leave out every other stage, but not that one")
+    return Trace(**stages, gradients=_as_gradients(gradients, weight_names, checked))
+
+
+def _as_gradients(
+    gradients: Any, weight_names: Collection[str], checked: Callable[[str, Any], NDArray]
+) -> dict[str, NDArray] | None:
+    if gradients is None:
+        return None
+    if not isinstance(gradients, Mapping):
+        raise SubjectFailed(f"gradients is {kind_of(gradients)}; it must be a dict by name")
+    gradients = _by_known_name("gradients", gradients, (*LEAVES, *weight_names))
+    # None is what frameworks say of an input that nothing depends on: the comparison calls it missing.
+    return {name: checked(f"{GRADIENT}{name}", value) for name, value in gradients.items() if value is not None}
+
+
+def _checked(shapes: Mapping[str, tuple[int, ...]], copy: bool, name: str, value: Any) -> NDArray:
+    return as_array(name, value, shapes.get(name), copy=copy)
+
+
+def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """The dict with our own strings as keys: looking up a key of a subject's own class would run the subject's code."""
+    found = {}
+    for name, value in given.items():
+        plain = "".join((name, "")) if isinstance(name, str) else ""
+        if plain not in known or plain in found:
+            raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)})")
+        found[plain] = value
+    return found
+
+
+CONVERSIONS = {
+    ("detach", "cpu", "numpy"): "{}.detach().cpu().numpy()",
+    ("asnumpy",): "{}.asnumpy()",
+    ("numpy",): "{}.numpy()",
+}
+"""Methods that an array's class has, all of them -> how it becomes a NumPy array. Any other: numpy.asarray()."""
+
+MOST_BYTES = 2**28
+"""Most bytes of an array of a wrong shape. It is copied for the report, and strides of 0 can make it any size."""
+
+
+def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
+    """A copy of a NumPy array, or the array itself; SubjectFailed for anything else, with the missing conversion.
+
+    Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
+    """
+    if isinstance(value, np.ndarray):
+        if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
+            raise SubjectFailed(
+                f"{name} has shape {value.shape}, which takes {value.nbytes / 1e9:.3g} GB; it must be {shape}"
+            )
+        return np.array(value) if copy else np.asarray(value)
+    device = getattr(value, "device", None) or getattr(value, "ctx", None)
+    where = "" if device is None else f" on {device}"
+    raise SubjectFailed(
+        f"{name} is {kind_of(value)}{where}, not a NumPy array; convert it: {_conversion(value).format(name)}"
+    )
+
+
+def _conversion(value: Any) -> str:
+    """How a framework's array becomes one of NumPy, told by the methods of its class: no list of frameworks."""
+    there = {name for cls in type(value).__mro__ for name in vars(cls)}  # and none of the subject's code is run
+    return next((how for methods, how in CONVERSIONS.items() if there.issuperset(methods)), "numpy.asarray({})")
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value with its article, such as "a list" or "a torch.Tensor"."""
+    kind = type(value)
+    package = "" if kind.__module__ == "builtins" else kind.__module__.split(".")[0] + "."
+    name = f"{package}{kind.__qualname__}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}" if value is not None else "None"
+
+
+# What an error says, and where it comes from -----------------------------------------------------------
+
+
+def words(error: BaseException) -> str:
+    """The first line of an error's message; "" if it is empty, or if its __str__ raises."""
+    try:
+        return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
+    except Exception:  # its own __str__, which may raise anything
+        return ""
+
+
+def place(error: BaseException) -> str:
+    """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
+    if not own:
+        return ""
+    return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"
+
+
+@cache
+def _other_code() -> tuple[str, ...]:
+    """The folders of Python, of installed packages and of this project."""
+    installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    ours = [Path(__file__).parents[1], Path(mha_core.__file__).parent]
+    folders = [*installed, *(path.resolve() for path in installed), *ours]
+    return ("<frozen", *(f"{folder}{os.sep}" for folder in folders))
