@@ -16,7 +16,7 @@ from mha.cli.porter.port import port as command  # noqa: E402
 from mha.port.encoder import load_encoder  # noqa: E402
 from mha.port.port import ORIGINAL, port  # noqa: E402
 from mha_core import backend  # noqa: E402
-from tests.mha.recipes.hf_models import model_of, save_encoder  # noqa: E402
+from tests.mha.recipes.hf_models import save_encoder  # noqa: E402
 
 TEXTS = ("the cat sleeps .", "a train")
 
