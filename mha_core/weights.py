@@ -7,6 +7,7 @@ ours needs no renaming.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,12 @@ NAMES = (
 
 METADATA_KEY = "mha_config"
 """Metadata key of a safetensors file under which the config stands, as JSON."""
+
+STANDING_KEY = "mha_standing"
+"""Metadata key of how certain it is that a layer computes what its original does, in a file that `mha convert` wrote.
+
+Beside the config of a layer with a prefix, ":PREFIX" follows in both keys.
+"""
 
 
 def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
@@ -184,6 +191,9 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
+    Where `load_weights` read the same numbers from a file that `mha convert` wrote, its word for the layer (proved,
+    known or moved) goes into this file too, whatever layer or array they have been in meanwhile.
+
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -194,7 +204,9 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
     (True, ['k_proj.weight', 'out_proj.weight', 'q_proj.weight', 'v_proj.weight'])
     """
     checked = check_weights(config, weights)
-    write_whole(path, to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict())}))
+    standing = _standings.get(_digest(checked)) if _standings else None
+    more = {} if standing is None else {STANDING_KEY: standing}
+    write_whole(path, to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict()), **more}))
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
@@ -211,6 +223,26 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights
     fields = parse_json_object(metadata[METADATA_KEY], what=f"{path}: the config in its metadata")
     try:
         config = AttentionConfig.from_dict(fields)
-        return config, check_weights(config, arrays)
+        weights = check_weights(config, arrays)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error
+    if weights and STANDING_KEY in metadata:
+        _standings[_digest(weights)] = metadata[STANDING_KEY]
+    return config, weights
+
+
+_standings: dict[bytes, str] = {}
+"""Digest of the matrices of a layer that was loaded in this process -> its standing, as its file's metadata has it.
+
+Arrays lose what a file says of them on their way through a framework's layer; their numbers remain.
+"""
+
+
+def _digest(weights: Mapping[str, NDArray]) -> bytes:
+    """A digest of the numbers in all matrices, the same in every dtype that holds them."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        if weights[name].ndim == 2:
+            found.update(f"{name} {weights[name].shape}".encode())
+            found.update(np.ascontiguousarray(weights[name], dtype=np.float64).tobytes())
+    return found.digest()

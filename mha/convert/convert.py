@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mha.convert.causal import causal_call
 from mha.convert.job import Job, command_of, settle
 from mha.convert.recorded import load_recorded, pair
 from mha.convert.verify import SideResult, verify_sides
@@ -43,7 +44,9 @@ class ConvertedLayer:
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
         source, target: which subject ran either side, and its distance from the reference.
-        standing: whether the original computes what the layout says: proved, known, or moved (`mha.models.standing`).
+        standing: whether the original computes what the layout says: proved, known, or moved (`mha.models.standing`);
+            and whether it calls the layer causally.
+        causal_call: what a call of the target's layer needs to be causal, in words; "" unless the original's is.
         notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
 
@@ -55,6 +58,7 @@ class ConvertedLayer:
     source: SideResult
     target: SideResult
     standing: Standing
+    causal_call: str
     notes: tuple[str, ...]
 
 
@@ -133,7 +137,9 @@ def convert(
         recorded: a file of recorded calls of the original: what `mha.capture` wrote, or one call as `mha.infer`
             takes it.
         moved: convert what is neither proved nor known as well.
-        leave: patterns of names below a layer's prefix that are no part of its layout, and are to stay behind.
+        leave: patterns of names that are to stay behind: of arrays below a layer's prefix that are no part of its
+            layout (it is no longer known then), and of arrays elsewhere that have no place in a model of the type
+            that config.json names (which no attention layer reads, at your word).
         force: replace a file that is there.
         progress: called with what is done, the number of layers done, and of all.
 
@@ -165,12 +171,12 @@ def convert(
             call = calls.get(layer.prefix)
             jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, facts, call))
             jobs[-1].check()
-        about.check_leave()
         _check_distinct(jobs)
         options = {"prefix": prefix, "all": every, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dtype": dtype}
         more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}
         command = command_of(source, to_layout, out, **options, **more)
         standings = settle(jobs, source, moved=moved, command=command)
+        about.check_leave()
         with written_whole(out) as temporary:
             _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
             with open_checkpoint(temporary) as written:
@@ -227,17 +233,19 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     if found_dtype != dtype:
         raise SpecError(f"{job.to_prefix}: what was written reads back as {found_dtype}. It must be {dtype}.")
     filled = check_same("what was written, read back,", weights, found)
-    source, target_side = verify_sides(job.prefix, (layout, config, weights), (target, now, found))
-    notes = [*caveats(*([layout] if standing.word == MOVED else []), target), *job.facts.notes]
+    causal = bool(standing.causal)
+    sides = (layout, config, weights), (target, now, found)
+    source, target_side = verify_sides(job.prefix, *sides, causal=causal)
+    notes = caveats(*([layout] if standing.word == MOVED else []), target)
     notes += [side.note for side in (source, target_side) if side.note]
     if filled:
         notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
     if job.facts.left:
         left = [shown(name) for name in job.facts.left[:4]]
         notes.append(f"left behind, no part of the layout: {', '.join(left)}" + ", ..." * (len(job.facts.left) > 4))
-    return ConvertedLayer(
-        job.prefix, job.to_prefix, layout.name, config, dtype, source, target_side, standing, tuple(notes)
-    )
+    where = job.prefix, job.to_prefix, layout.name
+    call = causal_call(target) if causal else ""
+    return ConvertedLayer(*where, config, dtype, source, target_side, standing, call, tuple(notes))
 
 
 # Checks before anything is read -------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mha.convert.causal import calls_are_causal
 from mha.convert.recorded import OriginalLayer, as_recorded, prove
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.formats.layer import read_layer
+from mha.models.neighbours import refuse_unknown
 from mha.models.standing import KNOWN, MOVED, PROVED, LayerFacts, Standing, refusal
 from mha_core import AttentionConfig, SpecError
 from mha_core.layouts import Layout
@@ -84,8 +86,8 @@ class Job:
                     raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
         raise AssertionError("a found layer has a layout")
 
-    def settle(self) -> Standing | str:
-        """Its Standing if it is proved or known; else the reason why it is neither, in words.
+    def settle(self) -> Standing:
+        """Its Standing: proved, known, or else moved, with the reason why it is neither.
 
         Raises:
             VerificationFailed: it does not give the recorded outputs of the original.
@@ -97,9 +99,12 @@ class Job:
             calls = "1 recorded call" if proof.calls == 1 else f"{proof.calls} recorded calls"
             mask = f" with the mask {proof.mask!r}" if proof.mask else ""
             return Standing(
-                PROVED, f"{calls} in {proof.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed"
+                PROVED,
+                f"{calls} in {proof.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed",
+                calls_are_causal(self.recorded, proof.mask) or self.facts.causal,
             )
-        return Standing(KNOWN, self.facts.known) if self.facts.known else self.facts.unknown
+        word, why = (KNOWN, self.facts.known) if self.facts.known else (MOVED, self.facts.unknown)
+        return Standing(word, why, self.facts.causal)
 
     def _heads(self) -> int | None:
         recorded = self.recorded.config if self.recorded is not None else None
@@ -118,22 +123,18 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> d
     """The Standing of every layer, by its prefix in the target.
 
     Raises:
-        SpecError: a layer is neither proved nor known, and `moved` is False.
+        SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
+            are no part of its layout, and that nobody has named to be left out.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
-    standings: dict[str, Standing] = {}
-    unsettled: dict[str, str] = {}
+    if not moved:
+        # First, since it is the real reason: a layer of another family has neighbours of its own, such as a LayerNorm.
+        unsettled = {job.prefix: job.facts.unknown for job in jobs if job.recorded is None and not job.facts.known}
+        if unsettled:
+            raise refusal(source, unsettled, command)
     for job in jobs:
-        standing = job.settle()
-        if isinstance(standing, Standing):
-            standings[job.to_prefix] = standing
-        elif moved:
-            standings[job.to_prefix] = Standing(MOVED, standing)
-        else:
-            unsettled[job.prefix] = standing
-    if unsettled:
-        raise refusal(source, unsettled, command)
-    return standings
+        refuse_unknown(job.facts.strays, job.prefix)
+    return {job.to_prefix: job.settle() for job in jobs}
 
 
 def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:

@@ -20,7 +20,8 @@ def print_report(console: Console, done: Conversion) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*COLUMNS)
+    causal = any(layer.standing.causal for layer in done.layers)
+    table = Table(*COLUMNS, *(["causal"] if causal else []))
     for layer in done.layers:
         table.add_row(
             escape(layer.prefix) or "(top level)",
@@ -30,6 +31,7 @@ def print_report(console: Console, done: Conversion) -> None:
             layer.standing.word,
             f"{layer.source.ratio:.2g}",
             f"{layer.target.ratio:.2g}",
+            *(["yes" if layer.standing.causal else ""] if causal else []),
         )
     console.print(table)
     console.print("\n".join(lines(done)), markup=False, highlight=False, soft_wrap=True)
@@ -51,6 +53,12 @@ def lines(done: Conversion) -> list[str]:
         ("target", {(layer.target.engine, layer.target.dtype) for layer in done.layers}),
     ):
         found.append(f"{label} run by {' and '.join(f'{engine} in {dtype}' for engine, dtype in sorted(sides))}")
+    calls = Counter(layer.causal_call for layer in done.layers if layer.causal_call)
+    found += [
+        f"{count} x causal: the original keeps every query from later keys, and the converted layer does so only if "
+        f"its call says so: {call}"
+        for call, count in calls.items()
+    ]
     notes = Counter(note for layer in done.layers for note in layer.notes)
     found += [f"{count} x {note}" for note, count in notes.items()]
     layouts = " or ".join(sorted({layer.from_layout for layer in done.layers}))
@@ -66,7 +74,8 @@ def lines(done: Conversion) -> list[str]:
 def to_dict(done: Conversion) -> dict[str, Any]:
     """The conversion as a dict of JSON values.
 
-    `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`.
+    `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`. `causal` is null where nobody
+    says whether the original calls the layer causally.
     """
     words = {layer.standing.word for layer in done.layers}
     return {
@@ -89,6 +98,8 @@ def to_dict(done: Conversion) -> dict[str, Any]:
                 "from_layout": layer.from_layout,
                 "standing": layer.standing.word,
                 "why": layer.standing.why,
+                "causal": layer.standing.causal,
+                "causal_call": layer.causal_call,
                 "config": layer.config.to_dict(),
                 "dtype": layer.dtype,
                 **{

@@ -76,20 +76,25 @@ class _Numpy:
 
 
 def verify_sides(
-    where: str, source: tuple[Layout, AttentionConfig, Weights], target: tuple[Layout, AttentionConfig, Weights]
+    where: str,
+    source: tuple[Layout, AttentionConfig, Weights],
+    target: tuple[Layout, AttentionConfig, Weights],
+    *,
+    causal: bool = False,
 ) -> tuple[SideResult, SideResult]:
     """Run both sides on one problem and judge each against the reference for the source's weights.
 
     Args:
         where: the layer's name, which also seeds the problem.
         source, target: layout, config and canonical weights as they were read from either file.
+        causal: whether the original calls the layer causally; then so do the problems.
 
     Raises:
         VerificationFailed: a side differs by more than the bound.
         SpecError: a layer failed to run.
     """
     _, config, weights = source
-    problems = list(_problems(config, weights, where))
+    problems = list(_problems(config, weights, where, causal=causal))
     judged: dict[tuple[int, Precision], Expected] = {}
     sides = []
     frameworks = [layout.framework for layout, _, _ in (source, target)]
@@ -201,10 +206,10 @@ def _own_layer(framework: str, dtype: str) -> BackendSubject | None:
     return BackendSubject(backend, dtype, "cpu")
 
 
-def _problems(config: AttentionConfig, weights: Weights, seed: str) -> Iterator[Problem]:
+def _problems(config: AttentionConfig, weights: Weights, seed: str, *, causal: bool) -> Iterator[Problem]:
     """A problem of cross-attention, and one of self-attention for layers that can do only that."""
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
-    mask = AttentionMask(valid_lens=np.array(VALID_LENS))
+    mask = AttentionMask(valid_lens=np.array(VALID_LENS), causal=causal)
     inputs = AttentionInputs(
         queries=rng.normal(size=(BATCH, QUERY_LEN, config.query_dim)),
         keys=rng.normal(size=(BATCH, KEY_LEN, config.key_dim)),

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mha_core import SpecError
-from mha_core.errors import one_line, shown
-from mha_core.files.outside import parse_json_object
+from mha_core.errors import shown
 
 FILE = "config.json"
 """The name of the file in transformers."""
@@ -34,10 +33,12 @@ class ModelConfig:
     Args:
         path: the file.
         content: the JSON object in it.
+        of_other_file: why it is not the config of the file of weights that is read, in words; "" if it is.
     """
 
     path: Path
     content: Mapping[str, Any]
+    of_other_file: str = ""
 
     @property
     def model_type(self) -> str:
@@ -99,32 +100,20 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """The keys of a config with different numbers of heads, in words; "" if all agree.
+    """The keys of a config with different numbers of heads, or widths, in words; "" if all agree.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
     """
-    # Where each side has its own, the other keys are aliases of the encoder's.
-    named = {key: content[key] for key in ("encoder_attention_heads", *HEAD_KEYS) if content.get(key) is not None}
-    if len(set(map(str, named.values()))) < 2:
-        return ""
-    return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+    # Where each side has its own number of heads, the other keys are aliases of the encoder's.
+    for keys in (("encoder_attention_heads", *HEAD_KEYS, "num_key_value_heads"), WIDTH_KEYS):
+        named = {key: content[key] for key in keys if content.get(key) is not None}
+        if len(set(map(str, named.values()))) > 1:
+            return " and ".join(f"{key}={shown(value)}" for key, value in named.items()) + " contradict each other"
+    return ""
 
 
 def side_of(prefix: str) -> str | None:
     """The one of SIDES that the prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None
-
-
-def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """The config of the model that a file, or the files in a folder, belong to; or None, and why there is none."""
-    path = (source if source.is_dir() else source.parent) / FILE
-    if not path.is_file():
-        return None, f"there is no {FILE} beside it"
-    try:
-        if path.stat().st_size > LARGEST:
-            return None, f"{path} has more than {LARGEST} bytes"
-        return ModelConfig(path, parse_json_object(path.read_bytes(), what=str(path))), ""
-    except (OSError, SpecError) as error:
-        return None, str(error) if isinstance(error, SpecError) else f"{path} can't be read: {one_line(error)}"

@@ -9,19 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig, contradiction, side_of
-from mha.models.folder import NOTHING, other_arithmetic
+from mha.models.places import dotted
+from mha.models.settings import strange_setting
+from mha.models.table import model_type
 from mha.recipes import RECIPES
-from mha_core import SpecError
 from mha_core.errors import shown
 
-OWN_CLASS = re.compile(
-    r"((Text|Vision)?Model(WithProjection)?|PreTrainedModel|MainLayer|Encoder|Decoder|Backbone|MTModel"
-    r"|(LMHead|DoubleHeads)Model|For[A-Z]\w*)(Module)?"
-)
-"""Ends of the names of transformers' own classes, after the family's name."""
+NO_MORE = ("BertForCausalLM",)
+"""Classes that earlier releases had, in TensorFlow or Flax alone."""
+
+SWITCHES = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "is_decoder", "add_cross_attention")
+"""Settings by which a family's attention is computed; they must be true or false."""
+
+NOTHING: tuple[Any, ...] = (None, False, "", {}, [])
+"""Values of a setting that is switched off."""
 
 
 @dataclass(frozen=True)
@@ -30,106 +36,87 @@ class Family:
 
     Attributes:
         name: the family's name.
-        classes: `model_type` of a config -> prefix of the names of its classes in transformers.
+        model_types: the `model_type` of their configs.
         layouts: the layouts that their arrays may have.
         where: regular expression of its attention layers' prefixes, with "." between names.
-        beside: names that may stand below such a prefix and do not change what attention computes.
         scale: the factor of the scores, from config, prefix and head width; None where it is 1 / sqrt(head width).
         settings: the settings of a config that matter, in words, for the documentation.
-        causal: whether a layer has a causal mask of its own.
+        causal: whether the model calls a layer causally, from config and prefix; None where it calls none so.
         head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
             "encoder" or "decoder", by the prefix.
     """
 
     name: str
-    classes: Mapping[str, str]
+    model_types: tuple[str, ...]
     layouts: tuple[str, ...]
     where: str
-    beside: tuple[str, ...] = ()
     scale: Callable[[Mapping[str, Any], str, int], float] | None = None
     settings: str = ""
-    causal: bool = False
+    causal: Callable[[Mapping[str, Any], str], bool] | None = None
     head_keys: tuple[str, ...] = ("num_attention_heads",)
+
+
+def _self_attention(config: Mapping[str, Any], prefix: str) -> bool:
+    return not prefix.endswith("crossattention")
+
+
+def _of_decoder(config: Mapping[str, Any], prefix: str) -> bool:
+    return prefix.endswith(".self_attn") and side_of(prefix) == "decoder"
 
 
 FAMILIES = (
     Family(
         "bert",
-        {
-            "bert": "Bert",
-            "bert-generation": "BertGeneration",
-            "camembert": "Camembert",
-            "data2vec-text": "Data2VecText",
-            "electra": "Electra",
-            "ernie": "Ernie",
-            "roc_bert": "RoCBert",
-            "roberta": "Roberta",
-            "roberta-prelayernorm": "RobertaPreLayerNorm",
-            "xlm-roberta": "XLMRoberta",
-            "xlm-roberta-xl": "XLMRobertaXL",
-        },
+        (
+            *("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roc_bert", "roberta"),
+            *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+        ),
         ("bert", "bert-kernel"),
         r"layer\.\d+\.(attention|crossattention)",
-        beside=("output.LayerNorm.*", "LayerNorm.*", "self_attn_layer_norm.*"),
-        settings="`position_embedding_type` absolute or absent",
+        settings="`position_embedding_type` absolute or absent; causal if `is_decoder`",
+        causal=lambda config, prefix: bool(config.get("is_decoder")) and _self_attention(config, prefix),
     ),
     Family(
         "gpt2",
-        {"gpt2": "GPT2"},
+        ("gpt2",),
         ("gpt2", "gpt2-cross", "gpt2-tf", "gpt2-cross-tf", "gpt2-flax", "gpt2-cross-flax"),
         r"h\.\d+\.(attn|crossattention)",
-        beside=("bias", "masked_bias"),  # the causal mask and the number that it puts, as older versions stored them
         scale=RECIPES["gpt2"].scale_in,
-        settings="any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale",
-        causal=True,
+        settings="any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale; causal",
+        causal=_self_attention,
         head_keys=("n_head", "num_attention_heads"),
     ),
     Family(
         "vit",
-        {
-            "audio-spectrogram-transformer": "AST",
-            "deit": "DeiT",
-            "dinov2": "Dinov2",
-            "dinov2_with_registers": "Dinov2WithRegisters",
-            "ijepa": "IJepa",
-            "pixio": "Pixio",
-            "vit": "ViT",
-            "vit_mae": "ViTMAE",
-            "vit_msn": "ViTMSN",
-            "vivit": "Vivit",
-        },
+        (
+            *("audio-spectrogram-transformer", "deit", "dinov2", "dinov2_with_registers", "ijepa", "pixio"),
+            *("vit", "vit_mae", "vit_msn", "vivit"),
+        ),
         ("vit", "vit-kernel", "llama", "llama-kernel"),
         r"layers?\.\d+\.attention",
         settings="any; of ViTMAE the encoder",
     ),
     Family(
         "bart",
-        {
-            "bart": "Bart",
-            "blenderbot": "Blenderbot",
-            "blenderbot-small": "BlenderbotSmall",
-            "m2m_100": "M2M100",
-            "marian": "Marian",
-            "mbart": "MBart",
-            "pegasus": "Pegasus",
-            "plbart": "PLBart",
-        },
+        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
         ("canonical", "bart-kernel"),
         r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
-        settings="any; each side by its own number of heads",
+        settings="any; each side by its own number of heads; the decoder's self-attention causal",
+        causal=_of_decoder,
         head_keys=("{side}_attention_heads",),
     ),
     Family(
         "whisper",
-        {"whisper": "Whisper"},
+        ("whisper",),
         ("canonical", "bart-kernel"),
         r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
-        settings="any; each side by its own number of heads",
+        settings="any; each side by its own number of heads; the decoder's self-attention causal",
+        causal=_of_decoder,
         head_keys=("{side}_attention_heads",),
     ),
     Family(
         "distilbert",
-        {"distilbert": "DistilBert"},
+        ("distilbert",),
         ("distilbert", "distilbert-kernel"),
         r"transformer\.layer\.\d+\.attention",
         settings="any",
@@ -137,23 +124,24 @@ FAMILIES = (
     ),
     Family(
         "opt",
-        {"opt": "OPT"},
+        ("opt",),
         ("canonical", "bart-kernel"),
         r"decoder\.layers\.\d+\.self_attn",
-        settings="any",
-        causal=True,
+        settings="any; causal",
+        causal=_of_decoder,
     ),
     Family(
         "clip",
-        {"clip_text_model": "CLIP", "clip_vision_model": "CLIP"},
+        ("clip_text_model", "clip_vision_model"),
         ("canonical", "bart-kernel"),
         r"encoder\.layers\.\d+\.self_attn",
-        settings="any; a text or a vision model by itself",
+        settings="any; a text or a vision model by itself; the text model causal",
+        causal=lambda config, prefix: config["model_type"] == "clip_text_model",
     ),
 )
 """All known families."""
 
-MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES for model_type in family.classes}
+MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 """`model_type` of a config -> family."""
 
 
@@ -165,15 +153,19 @@ class KnownLayer:
         family: of the model.
         num_heads: H.
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
+        causal: whether the model calls it causally.
     """
 
     family: Family
     num_heads: int
     scale: float | None
+    causal: bool
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
     """The facts about the layer at `prefix`; or, in words, why the config does not make its arithmetic known.
+
+    What `changed` has to say of the config comes before this.
 
     Args:
         config: the model's config.
@@ -188,10 +180,9 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
         return f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
-    changed = _changed(config, family)
-    if changed:
-        return f"{config.path}: {changed}"
-    dotted = _dotted(prefix)
+    if config.of_other_file:
+        return config.of_other_file
+    own = dotted(prefix)
     if not set(layouts) & set(family.layouts) or not place_of(family, prefix):
         return (
             f"models of type {config.model_type!r} have attention of layout {' or '.join(family.layouts)} at "
@@ -207,13 +198,16 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     if width is None or (rows, inputs) != (width[1], width[1]) or rows % heads[1]:
         said = "says no width" if width is None else f"says {width[0]}={width[1]} and {heads[0]}={heads[1]}"
         return f"{config.path} {said}, and the projection of queries is {rows}x{inputs}"
-    number = [int(part) for part in dotted.split(".") if part.isdigit()][-1]
+    if own.endswith("crossattention") and config.content.get("add_cross_attention") is not True:
+        return f"{config.path} does not say add_cross_attention, without which the model does not call {prefix!r}"
+    number = [int(part) for part in own.split(".") if part.isdigit()][-1]
     if depth is None or number >= depth[1]:
         said = "does not say how many layers there are" if depth is None else f"says {depth[0]}={depth[1]}"
         return f"{config.path} {said}, and {prefix!r} is layer {number} counted from 0"
     usual = (rows // heads[1]) ** -0.5
-    scale = usual if family.scale is None else family.scale(config.content, dotted, rows // heads[1])
-    return KnownLayer(family, heads[1], None if scale == usual else scale)
+    scale = usual if family.scale is None else family.scale(config.content, own, rows // heads[1])
+    causal = family.causal is not None and family.causal(config.content, own)
+    return KnownLayer(family, heads[1], None if scale == usual else scale, causal)
 
 
 def place_of(family: Family, prefix: str) -> str:
@@ -222,12 +216,8 @@ def place_of(family: Family, prefix: str) -> str:
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
     """
-    found = re.search(rf"(?:^|\.)({family.where})$", _dotted(prefix))
+    found = re.search(rf"(?:^|\.)({family.where})$", dotted(prefix))
     return found[1] if found else ""
-
-
-def _dotted(prefix: str) -> str:
-    return prefix.replace("/", ".").replace("_._", ".")  # "layer_._0" in TensorFlow
 
 
 def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) -> str:
@@ -247,28 +237,40 @@ def where_in_words(family: Family) -> str:
     return "..." + family.where.replace("\\.", ".").replace("\\d+", "N").replace("?", "")
 
 
-def _changed(config: ModelConfig, family: Family) -> str:
-    """The setting of the config that changes the family's arithmetic, in words; "" if none does."""
-    content = config.content
-    if (config.path.parent / "adapter_config.json").exists():
-        return "an adapter_config.json beside it says that an adapter changes what the layers compute"
-    if content.get("auto_map"):
-        return "auto_map says that code of its own computes this model"
-    architectures = content.get("architectures") or []
-    own = family.classes[config.model_type]
+def changed(
+    config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
+) -> str:
+    """What of a config, or beside it, may change the family's arithmetic, in words; "" if nothing does.
+
+    Args:
+        config: the content of config.json; its `model_type` is one of the family's.
+        family: the family.
+        folder: the folder of the file.
+        is_left: whether the user leaves out a file of this name in it.
+    """
+    strange = strange_setting(config, config["model_type"])
+    if strange:
+        return strange
+    if config.get("auto_map"):
+        return of_own_code(config["auto_map"])
+    architectures = config.get("architectures") or []
+    known = {name for one in family.model_types for name in (*model_type(one).classes, *NO_MORE)}
     for name in architectures if isinstance(architectures, list) else [architectures]:
-        kind = str(name).removeprefix("TF").removeprefix("Flax")
-        if not (kind.startswith(own) and OWN_CLASS.fullmatch(kind.removeprefix(own))):
-            return f"architectures names {shown(name)}, which is no {own}... of transformers"
-    if content.get("position_embedding_type") not in (None, "absolute"):
-        return f"position_embedding_type is {shown(content['position_embedding_type'])} and not absolute"
-    other = other_arithmetic(content)
-    if other:
-        return other
+        if not isinstance(name, str) or name.removeprefix("TF").removeprefix("Flax") not in known:
+            return f"architectures names {shown(name)}, which is no class of the family {family.name} in transformers"
     for key in ("quantization_config", "pruned_heads"):
-        if content.get(key) not in NOTHING:
+        if config.get(key) not in NOTHING:
             return f"{key} says that its arrays are not those of the family"
-    for key in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
-        if not isinstance(content.get(key, False), bool):
-            raise SpecError(f"{config.path}: {key} must be true or false. Got {shown(content[key])}.")
-    return ""
+    for key in SWITCHES:
+        if not isinstance(config.get(key, False), bool):
+            return f"{key} must be true or false. Got {shown(config[key])}"
+    if (folder / ADAPTER).exists():
+        return f"an {ADAPTER} beside it says that an adapter (LoRA and the like) changes what layers compute"
+    files = strange_files(folder, config["model_type"])
+    return next((reason for name, reason in files.items() if not is_left(name)), "")
+
+
+def of_own_code(auto_map: Any) -> str:
+    """The sentence for an `auto_map`, with which a folder brings code of its own."""
+    named = ", ".join(map(str, auto_map.values())) if isinstance(auto_map, dict) else str(auto_map)
+    return f"auto_map says that code of its own computes this model ({shown(named)}); it is never run here"

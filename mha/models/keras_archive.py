@@ -54,11 +54,13 @@ class KerasLayer:
         layout: the layout of its arrays, by its class; "" for a class that is not in keras.layers.
         changed: the setting with which it computes something else than its layout means; "" if there is none.
         heads: (number of query heads, width of keys), which the arrays must have too; () where that is unknown.
+        causal: whether the model calls it with use_causal_mask; None if it does so in some of its calls alone.
     """
 
     layout: str
     changed: str
     heads: tuple[Any, ...] = ()
+    causal: bool | None = None
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
@@ -94,7 +96,9 @@ def _layer(layer: Mapping[str, Any]) -> KerasLayer:
     if layer["module"] != "keras.layers" or layer.get("registered_name") not in (None, kind):
         return KerasLayer("", f"its class is {shown(layer['module'])}.{kind}, not the one of keras.layers")
     config, names = layer["config"], HEADS[kind]
-    return KerasLayer(LAYOUTS[kind], _changed(layer), tuple(config.get(name) for name in names))
+    flags = {bool(node["kwargs"].get("use_causal_mask")) for node in layer.get("inbound_nodes") or [{"kwargs": {}}]}
+    causal = flags.pop() if len(flags) == 1 else None
+    return KerasLayer(LAYOUTS[kind], _changed(layer), tuple(config.get(name) for name in names), causal)
 
 
 def _changed(layer: Mapping[str, Any]) -> str:

@@ -8,8 +8,9 @@ config (known); otherwise the numbers are only moved, and nothing is claimed.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,14 +19,16 @@ from typing import Any
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
-from mha.models.config import beside_file
-from mha.models.families import MODEL_TYPES, KnownLayer, known_layer, place_of
+from mha.models.beside import beside_file, strange_files
+from mha.models.families import MODEL_TYPES, Family, KnownLayer, changed, known_layer, place_of
 from mha.models.keras_archive import archive_layers
-from mha.models.neighbours import Neighbours, refuse_unknown
+from mha.models.neighbours import Neighbours, meaning_of
+from mha.models.places import strange_arrays
 from mha_core import AttentionConfig, SpecError, weight_shapes
 from mha_core.errors import shown
 from mha_core.files.outside import parse_json_object
 from mha_core.layouts import get
+from mha_core.weights import STANDING_KEY
 
 PROVED, KNOWN, MOVED = "proved", "known", "moved"
 
@@ -36,19 +39,14 @@ MEANING = {
 }
 """Each word -> its meaning, as the report shows it."""
 
-STANDING_KEY = "mha_standing"
-"""Metadata key of a layer's standing in a file that `mha convert` wrote; ":PREFIX" follows, as with configs."""
-
-GENERATORS = ("dropout_layer.seed_generator.*", "_dropout_layer.seed_generator.*")
-"""Arrays of a Keras layer that are no weights: the state of the random numbers for dropout."""
-
 
 @dataclass(frozen=True)
 class Standing:
-    """One of the three words, and the reason for it."""
+    """One of the three words, the reason for it, and whether the original calls the layer causally (None: unknown)."""
 
     word: str
     why: str
+    causal: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,9 @@ class LayerFacts:
         heads_from: the source of H, in words.
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
         layout: the layout of its class; "" where the class is unknown.
+        causal: whether its model calls it causally; None where that is unknown.
         left: names below its prefix that are left out.
-        notes: remarks for the report.
+        strays: names below its prefix that are no part of its layout, and that nobody has named to be left out.
     """
 
     known: str
@@ -73,8 +72,9 @@ class LayerFacts:
     heads_from: str = ""
     scale: float | None = None
     layout: str = ""
+    causal: bool | None = None
     left: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
 
 
 class About:
@@ -83,7 +83,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to leave out, of arrays that are not in a layer's layout.
+        leave: patterns of names to leave out: of arrays below a layer's prefix that are not in its layout, of arrays
+            elsewhere that have no place in a model of the config's type, and of other files in its folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -101,6 +102,27 @@ class About:
         family = MODEL_TYPES.get(self.config.model_type) if self.config else None
         return Counter(place_of(family, layer.prefix) for layer in self.found if family is not None)
 
+    @cached_property
+    def _changed(self) -> str:
+        """What in or beside the config may change the arithmetic of its family, in words; "" if nothing does."""
+        family = MODEL_TYPES.get(self.config.model_type) if self.config else None
+        if self.config is None or family is None:
+            return ""
+        reason = changed(self.config.content, family, self.config.path.parent, self._is_left)
+        return f"{self.config.path}: {reason}" if reason else ""
+
+    @cached_property
+    def _strange(self) -> list[str]:
+        """The arrays of the file that have no place in a model of the config's type, one of MODEL_TYPES."""
+        assert self.config is not None
+        return strange_arrays(self.checkpoint.entries, self.config.model_type)
+
+    @cached_property
+    def _layers_own(self) -> set[str]:
+        """The names of the arrays of all layers."""
+        named = (get(one.layouts[0]).names_of(one.prefix, self.checkpoint.entries) for one in self.found)
+        return {name for names in named for name in names.values()}
+
     def layout_of(self, layer: FoundLayer) -> str:
         """The layout of the layer's class; "" where the class is unknown."""
         return self._facts(layer, "")[0].layout
@@ -113,41 +135,44 @@ class About:
             layout: the name of the layout.
 
         Raises:
-            SpecError: there are arrays below the prefix that are not in the layout and not left out; or the files
-                beside it contradict it.
+            SpecError: the files beside it contradict it.
         """
         facts, harmless = self._facts(layer, layout)
         if facts.known and facts.layout not in ("", layout):
             facts = replace(facts, known="", unknown=f"it is read as {layout}, and its class has layout {facts.layout}")
         others = self._neighbours.of(layer.prefix, get(layout))
         stored = self.checkpoint.configs.get(layer.prefix)
-        if stored is not None and layout == "canonical":
-            harmless = (*harmless, *weight_shapes(AttentionConfig.from_dict(dict(stored))))
+        own = weight_shapes(AttentionConfig.from_dict(dict(stored))) if stored and layout == "canonical" else ()
         start = layer.prefix + get(layout).separator if layer.prefix else ""
-        for pattern in self.leave:
-            if any(fnmatchcase(name, pattern) or fnmatchcase(start + name, pattern) for name in others):
-                self._left.add(pattern)
-        strange = [name for name in others if not _any(name.replace("/", "."), harmless)]
-        kept = [name for name in strange if not (_any(name, self.leave) or _any(start + name, self.leave))]
-        refuse_unknown(kept, layer.prefix)
-        if strange and facts.known:
-            facts = replace(facts, known="", unknown=f"it has {strange[0]}, which such layers do not have")
-        return replace(facts, left=tuple(name for name in others if stored is None or name not in harmless))
+        strange = [name for name in others if name not in own and not harmless(start + name)]
+        kept = [name for name in strange if not self._is_left(name, start + name)]
+        if strange and not kept and facts.known:
+            facts = replace(facts, known="", unknown=f"it has {_named(strange[0])}, which such layers do not have")
+        return replace(facts, left=tuple(name for name in others if name not in own), strays=tuple(kept))
 
     def check_leave(self) -> None:
-        """Raise SpecError if a pattern of names to leave out fits no array of the layers that were asked for."""
+        """Raise SpecError if a pattern of names to leave out fits no array that could be left out."""
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
-            raise SpecError(f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout")
+            raise SpecError(
+                f"leave {unused[0]!r} fits no array below a layer's prefix that is no part of its layout, none that "
+                "has no place in the model, and no other file of the model"
+            )
 
-    def _facts(self, layer: FoundLayer, layout: str) -> tuple[LayerFacts, tuple[str, ...]]:
-        """The facts about a layer, and patterns of the other names below its prefix that are harmless."""
+    def _is_left(self, *names: str) -> bool:
+        """Whether an array of one of these names is to be left out; the patterns that say so are remembered."""
+        fitting = [pattern for pattern in self.leave if any(fnmatchcase(name, pattern) for name in names)]
+        self._left.update(fitting)
+        return bool(fitting)
+
+    def _facts(self, layer: FoundLayer, layout: str) -> tuple[LayerFacts, Callable[[str], bool]]:
+        """The facts about a layer, and whether another array below its prefix is harmless, by its full name."""
         if layer.prefix in self.checkpoint.configs:
-            return self._of_metadata(layer.prefix, layout), ()
+            return self._of_metadata(layer.prefix, layout), _none
         if self.checkpoint.path.name.endswith(".keras"):
-            return self._of_archive(layer), GENERATORS
+            return self._of_archive(layer), _is_generator
         if layout in ("keras", "keras-gqa"):
-            return LayerFacts("", f"its names fit layers of several classes, and {self._no_config}"), GENERATORS
+            return LayerFacts("", f"its names fit layers of several classes, and {self._no_config}"), _is_generator
         return self._of_model(layer)
 
     def _of_metadata(self, prefix: str, layout: str) -> LayerFacts:
@@ -159,11 +184,12 @@ class About:
         try:
             standing = parse_json_object(said, what=STANDING_KEY)
             word, of, why = (str(standing[key]) for key in ("standing", "layout", "why"))
+            causal = standing.get("causal") if isinstance(standing.get("causal"), bool) else None
         except (SpecError, KeyError):
             return LayerFacts("", f"{STANDING_KEY!r} in the file's metadata can't be read")
         if word in (PROVED, KNOWN) and of == layout:
-            return LayerFacts(f"mha convert wrote it and says: {word}, {shown(why, 300)}", "")
-        return LayerFacts("", f"mha convert wrote it and says: {shown(word)}, as layout {shown(of)}")
+            return LayerFacts(f"mha convert wrote it and says: {word}, {shown(why, 300)}", "", causal=causal)
+        return LayerFacts("", f"mha convert wrote it and says: {shown(word)}, as layout {shown(of)}", causal=causal)
 
     def _of_archive(self, layer: FoundLayer) -> LayerFacts:
         layers, missing = self._archive
@@ -176,46 +202,84 @@ class About:
         if found.heads != shape[1:]:
             return LayerFacts("", f"the archive says heads and width {shown(found.heads)}, and its arrays {shape[1:]}")
         named = "MultiHeadAttention" if found.layout == "keras" else "GroupQueryAttention"
-        return LayerFacts(f"the archive names keras.layers.{named}", "", layout=found.layout)
+        return LayerFacts(f"the archive names keras.layers.{named}", "", layout=found.layout, causal=found.causal)
 
-    def _of_model(self, layer: FoundLayer) -> tuple[LayerFacts, tuple[str, ...]]:
+    def _of_model(self, layer: FoundLayer) -> tuple[LayerFacts, Callable[[str], bool]]:
         config = self.config
         if config is None:
-            return LayerFacts("", self._no_config), ()
+            return LayerFacts("", self._no_config), _none
         heads, groups = config.heads(layer.prefix), config.kv_heads()
         said: dict[str, Any] = {
             "num_heads": None if heads is None else heads[1],
             "num_kv_heads": None if groups is None else groups[1],
             "heads_from": "" if heads is None else f"{heads[0]} in {config.path}",
         }
+        if self._changed:
+            return LayerFacts("", self._changed, **said), _none
         rows, inputs = _sizes(layer)
         found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)
         if not isinstance(found, KnownLayer):
-            return LayerFacts("", found, **said), ()
-        family = found.family
-        place = place_of(family, layer.prefix)
-        if self._places[place] > 1:
-            several = f"{self._places[place]} layers at ...{place}"
-            return LayerFacts("", f"{config.path} is of one model, and the file has {several}", **said), ()
-        notes = ("masks the future by itself: call it with causal=True",) if family.causal else ()
-        # Its sizes are of the model's other layers if they say fewer key heads: none of these families has them.
-        facts = LayerFacts(
-            f"{config.path} names model type {config.model_type}, of the family {family.name}",
-            "",
+            return LayerFacts("", found, **said), _none
+        family, own = found.family, set(self._strange)
+        doubt, left = self._doubt(layer, family)
+        known = f"{config.path} names model type {config.model_type}, of the family {family.name}{left}"
+        return LayerFacts(
+            "" if doubt else known,
+            doubt,
             num_heads=found.num_heads,
             heads_from=said["heads_from"],
             scale=found.scale,
             layout=next(name for name in layer.layouts if name in family.layouts),
-            notes=notes,
-        )
-        return facts, family.beside
+            causal=found.causal,
+        ), lambda name: name not in own
+
+    def _doubt(self, layer: FoundLayer, family: Family) -> tuple[str, str]:
+        """Why the arrays of the file make a layer unknown, in words, or ""; and those that are left at the user's word.
+
+        One below the prefix of a layer that is no part of its layout is looked at with that layer, in `facts`.
+        """
+        assert self.config is not None
+        place = place_of(family, layer.prefix)
+        if self._places[place] > 1:
+            several = f"{self._places[place]} layers at ...{place}"
+            return f"{self.config.path} is of one model, and the file has {several}", ""
+        left = [name for name in strange_files(self.config.path.parent, self.config.model_type) if self._is_left(name)]
+        inside = tuple(f"{one.prefix}{mark}" for one in self.found for mark in "./")
+        for name in self._strange:
+            if name.startswith(inside) and name not in self._layers_own:
+                continue
+            if not self._is_left(name):
+                pattern = re.sub(r"(?<=[./])[^./]*$", "*", name)
+                return (
+                    f"{self.checkpoint.path} has {_named(name)}, for which no model of type {self.config.model_type} "
+                    f"has a place. If no attention layer reads it: --leave '{shown(pattern)}'"
+                ), ""
+            if meaning_of([name]):
+                return f"{self.checkpoint.path} has {_named(name)}, whoever leaves it out", ""
+            left.append(name)
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        return "", f"; left at your word that no attention layer reads it: {shown(left[0])}{more}" if left else ""
+
+
+def _named(name: str) -> str:
+    """An array's name, with its likely meaning."""
+    return f"{shown(name)} ({meaning_of([name])})" if meaning_of([name]) else shown(name)
+
+
+def _none(name: str) -> bool:
+    return False
+
+
+def _is_generator(name: str) -> bool:
+    """Whether an array of a Keras layer is no weight: the state of the random numbers for dropout."""
+    return "dropout_layer/seed_generator/" in name
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
     """The metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
-            {"standing": standing.word, "layout": layout, "why": standing.why}
+            {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
         )
         for prefix, standing in standings.items()
     }
@@ -257,7 +321,3 @@ def _sizes(layer: FoundLayer) -> tuple[int, int]:
     packs = getattr(layout, "packs", {})
     count = len(packs.get(layout.required[0], ("q_proj",)))
     return shape[0] // count, shape[1]
-
-
-def _any(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

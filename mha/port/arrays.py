@@ -8,11 +8,15 @@ hold nothing else that could belong to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mha.models.beside import strange_files
+from mha.models.neighbours import meaning_of
+from mha.models.places import kind_of
 from mha_core import SpecError
 from mha_core.errors import one_line
 from mha_core.files.outside import parse_json_object
@@ -23,12 +27,6 @@ INDEX = "model.safetensors.index.json"
 
 UNUSED = ("pooler",)
 """Parts of a model that the mean over the last hidden states does not depend on."""
-
-HEADS = (
-    *("classifier", "cls", "discriminator_predictions", "generator_lm_head", "generator_predictions"),
-    *("lm_head", "pooler", "qa_outputs"),
-)
-"""Arrays that a checkpoint may hold besides the encoder: the heads of the task that it was trained on."""
 
 LEGACY = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Names as the first releases wrote them, which transformers still reads."""
@@ -45,15 +43,18 @@ class LoadedArrays:
         held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
         unused: names of the file that the embeddings do not depend on: heads, position numbers.
         drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
+        left: what the user leaves out: arrays that no model of its type has, and other files of the folder.
     """
 
     held: Mapping[str, str]
     unused: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The three as a dict of JSON values."""
-        return {"held": dict(self.held), "unused": list(self.unused), "drawn": list(self.drawn)}
+        """All of it as a dict of JSON values."""
+        rest = {"unused": list(self.unused), "drawn": list(self.drawn), "left": list(self.left)}
+        return {"held": dict(self.held), **rest}
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -66,7 +67,7 @@ def files_of(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
     index = folder / INDEX
     if not index.is_file():
-        raise SpecError(f"{folder} could not be loaded: it has neither {SINGLE} nor {INDEX}; a pickle is not read")
+        raise SpecError(f"{folder} could not be loaded: it has none of {SINGLE}, {INDEX}, pytorch_model.bin")
     try:
         shards = parse_json_object(index.read_bytes(), what=str(index))["weight_map"]
         where = {str(name): str(shard) for name, shard in shards.items()}
@@ -86,14 +87,20 @@ def files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def check_arrays(model: Any, folder: Path) -> LoadedArrays:
-    """Find the array in `folder` for each parameter of the model that was loaded from it.
+def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
+    """Find the array in the files for each parameter of the model that was loaded from them.
+
+    Args:
+        model: the model.
+        files: name of an array -> the file that holds it.
+        folder: the model's folder.
+        leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
-            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it.
+            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it; or
+            nothing of the kind has a name that is to be left out.
     """
-    files = files_of(folder)
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
     drawn: list[str] = []
@@ -107,7 +114,15 @@ def check_arrays(model: Any, folder: Path) -> LoadedArrays:
         else:
             (drawn if name.split(".")[0] in UNUSED else lacking).append(name)
     beyond = [name for name in files if name not in set(held.values())]
-    surplus = [name for name in beyond if not _harmless(name, prefix, files[name])]
+    strange = [name for name in beyond if not _harmless(name, model.config.model_type, files[name])]
+    left = [name for name in strange if _fits(name, leave) and not meaning_of([name])]
+    surplus = [name for name in strange if name not in left]
+    files_left = [name for name in strange_files(folder, model.config.model_type) if _fits(name, leave)]
+    unfit = [one for one in leave if not any(_fits(name, [one]) for name in (*strange, *files_left))]
+    if unfit:
+        raise SpecError(
+            f"leave {unfit[0]!r} fits no array that {type(model).__name__} has no place for, and no other file"
+        )
     if lacking:
         raise SpecError(
             f"{folder} lacks {_listed(lacking)}; transformers would draw "
@@ -117,11 +132,17 @@ def check_arrays(model: Any, folder: Path) -> LoadedArrays:
         raise SpecError(
             f"{folder} holds {_listed(surplus)}, for which {type(model).__name__} has no place. "
             f"{_contradiction(model, files)}".strip()
+            + _how_to_leave(surplus)
         )
     _check_bits(model, held, files)
     unused = (*beyond, *(array for name, array in held.items() if name.split(".")[0] in UNUSED))
     judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
-    return LoadedArrays(judged, unused, tuple(drawn))
+    rest = tuple(name for name in unused if name not in left)
+    return LoadedArrays(judged, rest, tuple(drawn), (*left, *files_left))
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
 
 
 def _candidates(name: str, prefix: str) -> list[str]:
@@ -134,13 +155,21 @@ def _candidates(name: str, prefix: str) -> list[str]:
     return names
 
 
-def _harmless(name: str, prefix: str, file: Path) -> bool:
+def _harmless(name: str, model_type: str, file: Path) -> bool:
     """Whether nothing of the embeddings can depend on an array that the model has no place for."""
-    own = name.removeprefix(prefix)
-    if own == "embeddings.position_ids":  # a buffer that older releases saved: 0, 1, 2, ...
+    kind = kind_of(name, model_type)
+    if kind == "buffer":
         numbers = _tensor(file, name).flatten().tolist()
-        return bool(numbers == list(range(len(numbers))))
-    return own.split(".")[0] in HEADS
+        return not name.endswith("position_ids") or bool(numbers == list(range(len(numbers))))
+    return kind == "head" or (kind == "body" and any(f"{part}." in name for part in UNUSED))
+
+
+def _how_to_leave(names: Sequence[str]) -> str:
+    """How to go on without these arrays, in words; "" where one of them is known to change what attention computes."""
+    if any(meaning_of([name]) for name in names) or any("attention." in name for name in names):
+        return ""
+    options = dict.fromkeys(f"--leave '{name.rpartition('.')[0] or name}*'" for name in names)
+    return f" If nothing of the encoder reads {'it' if len(names) == 1 else 'them'}: {' '.join(options)}"
 
 
 def _contradiction(model: Any, files: Iterable[str]) -> str:

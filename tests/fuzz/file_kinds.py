@@ -18,7 +18,7 @@ from mha.formats import create, format_of, framework_of, open_checkpoint
 from mha.formats.find import choose, settle_layout
 from mha.formats.survey import survey
 from mha.infer import Observed
-from mha.models.config import beside_file
+from mha.models.beside import beside_file
 from mha.models.standing import About
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import (

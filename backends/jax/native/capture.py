@@ -54,7 +54,8 @@ def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None
-    parts = [name for name, part in vars(module).items() if isinstance(part, nnx.Param) or _holds_params(part)]
+    # The names in an nnx.List are numbers.
+    parts = [str(name) for name, part in vars(module).items() if isinstance(part, nnx.Param) or _holds_params(part)]
     return parts, lambda: [id(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
 
 

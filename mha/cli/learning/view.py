@@ -36,6 +36,7 @@ class ViewOptions:
     layers: tuple[str, ...]
     heads: tuple[int, ...]
     dtype: str | None
+    leave: tuple[str, ...]
     importance: Path | None
     html: Path
     workers: int | None
@@ -56,6 +57,11 @@ class ViewOptions:
 @click.option("--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable).")
 @click.option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
 @click.option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
+@click.option(
+    "--leave",
+    multiple=True,
+    help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
+)
 @click.option("--importance", type=click.Path(path_type=Path), help="What mha heads --json wrote, as one more bar.")
 @click.option("--html", required=True, type=OutputFile(), help="The page.")
 @worker_options
@@ -129,8 +135,8 @@ def _asked_for(
     is_file = Path(asked.what).is_file()
     texts: tuple[str, ...] = ()
     if is_file:
-        if asked.texts or asked.dtype:
-            raise SpecError("--text and --dtype are for a model; a recording has its inputs already")
+        if asked.texts or asked.dtype or asked.leave:
+            raise SpecError("--text, --dtype and --leave are for a model; a recording has its inputs already")
         recording = Recording.load(asked.what)
     else:
         texts = asked.texts or TEXTS
@@ -158,10 +164,10 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
         raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
     check_texts(texts)
     try:
-        find_model(asked.what)
+        find_model(asked.what, asked.leave)
     except SpecError as error:
         raise SpecError(f"{error}; no recording of that name exists, either") from error
-    encoder = load_encoder(asked.what, dtype)
+    encoder = load_encoder(asked.what, dtype, asked.leave)
 
     def check(sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int]) -> None:
         check_size(plan_of_model(sizes, lengths, asked.layers, asked.heads), has_other=asked.has_other)

@@ -87,7 +87,12 @@ class ConvertOptions:
     help="Calls of the original that must be reproduced: what mha.capture wrote, or one call as `mha infer` takes it.",
 )
 @click.option("--moved", is_flag=True, help="Also move the bits of layers that are neither proved nor known.")
-@click.option("--leave", multiple=True, help="A name below a layer's prefix to leave behind (repeatable; wildcards).")
+@click.option(
+    "--leave",
+    multiple=True,
+    help="An array to leave behind: below a layer's prefix and not in its layout, or elsewhere and without a place in "
+    "a model of the config's type; or another file beside config.json (repeatable; wildcards).",
+)
 @click.option(
     "--json",
     "json_path",

@@ -18,6 +18,11 @@ TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt h
 @click.option("--text", "texts", multiple=True, default=TEXTS, show_default=True, help="What to embed (repeatable).")
 @click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
 @click.option("--dtype", "-d", default="float32", show_default=True, help="float32 or float64: of model and backends.")
+@click.option(
+    "--leave",
+    multiple=True,
+    help="An array that no model of its type has, or another file of the folder, to leave out (repeatable).",
+)
 @click.option("--strict", is_flag=True, help="Refuse a model with modules that look like attention and are not read.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
@@ -27,6 +32,7 @@ def port(
     texts: tuple[str, ...],
     backend_names: tuple[str, ...],
     dtype: str,
+    leave: tuple[str, ...],
     strict: bool,
     json_path: Path | None,
     unseen: bool,
@@ -57,9 +63,9 @@ def port(
         apart = Apart(workers, pythons)
         with apart.kept(), errors.status("loading") as status:
             check_texts(texts)
-            find_model(model)  # a model that can't be ported is refused before anything is imported
+            find_model(model, leave)  # a model that can't be ported is refused before anything is imported
             backends, absent, broken = apart.backends(backend_names, apart.settings())
-            encoder = load_encoder(model, dtype)
+            encoder = load_encoder(model, dtype, leave)
             report = port_model(
                 encoder, texts, backends, dtype=dtype, strict=strict, unseen=unseen, progress=says(status)
             )

@@ -93,10 +93,12 @@ def test_what_computes_something_else_is_not_known(build, shape, message, tmp_pa
     assert convert(path, to_layout="canonical", out=out, moved=True).layers[0].standing.word == "moved"
 
 
-def test_a_gate_stops_the_layer_by_its_arrays(tmp_path):
+def test_a_gate_stops_the_layer_by_its_setting_and_its_arrays(tmp_path):
     path = saved(tmp_path, lambda x: keras.layers.MultiHeadAttention(3, 4, use_gate=True)(x, x))
-    with pytest.raises(SpecError, match=r"no part of its layout: .*gate.* \(a gate\)"):
+    with pytest.raises(SpecError, match="neither proved nor known: use_gate is True"):
         convert(path, to_layout="canonical", out=tmp_path / "o.npz")
+    with pytest.raises(SpecError, match=r"no part of its layout: .*gate.* \(a gate\)"):
+        convert(path, to_layout="canonical", out=tmp_path / "o.npz", moved=True)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def _known_and_proved(model, name, folder, save=True):
 def test_the_families_are_those_of_the_recipes_and_some_more():
     names = {family.name: family for family in FAMILIES}
     for recipe in RECIPES.values():
-        assert set(names[recipe.family].classes) == set(recipe.model_types)
+        assert set(names[recipe.family].model_types) == set(recipe.model_types)
         for model_type in recipe.model_types:
             content = hf.AutoConfig.for_model(model_type).to_dict()
             for prefix in ("model.encoder.layers.0.self_attn", "decoder.layers.1.encoder_attn", "layer.2.attention"):
@@ -112,13 +112,13 @@ def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", *
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key and not absolute"),
-        ({"position_embedding_type": "alibi"}, "position_embedding_type is alibi and not absolute"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key may change what attention"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type=alibi may change what attention computes"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map says that code of its own computes this model"),
-        ({"architectures": ["JinaBertModel"]}, "architectures names JinaBertModel, which is no Bert"),
+        ({"architectures": ["JinaBertModel"]}, "architectures names JinaBertModel, which is no class of"),
         ({"quantization_config": {"bits": 4}}, "quantization_config says that its arrays are not those"),
         ({"pruned_heads": {"1": [0]}}, "pruned_heads says that its arrays are not those"),
-        ({"rope_theta": 10000.0}, "rope_theta=10000.0 changes what attention computes"),
+        ({"rope_theta": 10000.0}, "rope_theta=10000.0 is no setting of BertConfig in transformers"),
         ({"hidden_size": 24}, "says hidden_size=24 and num_attention_heads=3, and the projection of queries is 12x12"),
         ({"num_attention_heads": 5}, "says hidden_size=12 and num_attention_heads=5, and the projection"),
         ({"num_hidden_layers": 1}, "says num_hidden_layers=1, and 'bert.encoder.layer.1.attention' is layer 1"),
@@ -126,13 +126,13 @@ def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", *
             {"num_attention_heads": None, "n_head": 3},
             "type 'bert' call their heads num_attention_heads, and not n_head",
         ),
-        ({"encoder_attention_heads": 3}, "call their heads num_attention_heads, and not encoder_attention_heads"),
+        ({"encoder_attention_heads": 3}, "encoder_attention_heads=3 is no setting of BertConfig"),
         ({"n_heads": 6}, "num_attention_heads=3 and n_heads=6 contradict each other"),
-        ({"architectures": ["BertAlibiModel"]}, "architectures names BertAlibiModel, which is no Bert"),
-        ({"clip_qkv": 8.0}, "clip_qkv=8.0 may change what attention computes"),
-        ({"query_pre_attn_scalar": 2}, "query_pre_attn_scalar=2 may change what attention computes"),
-        ({"attention_type": "block_sparse"}, "attention_type=block_sparse may change what attention computes"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads=3 may change what attention computes"),
+        ({"architectures": ["BertAlibiModel"]}, "architectures names BertAlibiModel, which is no class of"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 is no setting of BertConfig in transformers"),
+        ({"query_pre_attn_scalar": 2}, "query_pre_attn_scalar=2 is no setting of BertConfig"),
+        ({"attention_type": "block_sparse"}, "attention_type=block_sparse is no setting of BertConfig"),
+        ({"head_dim": 6}, "head_dim=6 may change what attention computes; only what follows from the"),
         ({"num_attention_heads": None}, "does not say how many heads there are"),
         ({"model_type": "roformer"}, "names model type 'roformer', which is none of those that are known"),
         ({"model_type": ["bert"]}, "names no model_type"),
@@ -258,7 +258,8 @@ def test_gpt2s_switches_become_the_layers_scale(weighted, by_layer, tmp_path):
     arguments = {"to_layout": "canonical", "prefix": "h.1.attn"}
     (layer,) = convert(source, out=out, **arguments).layers
     assert layer.standing.word == "known"
-    assert "masks the future by itself: call it with causal=True" in layer.notes
+    assert layer.standing.causal
+    assert layer.causal_call == "causal=True, in this project's layers"
     scale = (5**-0.5 if weighted else 1.0) / (2 if by_layer else 1)
     assert load_weights(out)[0].scale == (None if weighted and not by_layer else scale)
     assert convert(source, out=out, recorded=calls, force=True, **arguments).layers[0].config == layer.config
@@ -335,7 +336,7 @@ def test_without_a_config_nothing_is_known(tmp_path):
 
 def test_the_page_lists_every_family():
     rows = [
-        f"| {family.name} | {', '.join(f'`{name}`' for name in family.classes)} | "
+        f"| {family.name} | {', '.join(f'`{name}`' for name in family.model_types)} | "
         f"{', '.join(f'`{name}`' for name in family.layouts)} | {family.settings} |"
         for family in FAMILIES
     ]

@@ -130,6 +130,36 @@ def test_old_names_and_a_file_in_half_precision_are_read(folder):
     assert held[f"{ATTENTION}.output.LayerNorm.weight"] == f"{ATTENTION}.output.LayerNorm.gamma"
 
 
+def test_the_weights_may_be_a_pickle_which_is_not_run(folder):
+    arrays = load_file(folder / "model.safetensors")
+    numbers = {"embeddings.position_ids": torch.arange(512)[None]}
+    (folder / "model.safetensors").unlink()
+    torch.save({**{name: array.bfloat16() for name, array in arrays.items()}, **numbers}, folder / "pytorch_model.bin")
+    encoder = load_encoder(str(folder))
+    assert len(encoder.arrays.held) == 37
+    assert torch.equal(encoder.model.embeddings.word_embeddings.weight, arrays[WORDS].bfloat16().float())
+    torch.save({**arrays, WORDS: arrays[WORDS][:21]}, folder / "pytorch_model.bin")
+    with pytest.raises(SpecError, match=rf"{folder}/pytorch_model.bin: {WORDS} must have shape \(23, 12\). Got \(21"):
+        load_encoder(str(folder))
+    torch.save({**arrays, "run": print}, folder / "pytorch_model.bin")
+    with pytest.raises(SpecError, match="pytorch_model.bin"):
+        load_encoder(str(folder))
+
+
+def test_a_file_beside_the_model_is_left_at_the_users_word(folder):
+    (folder / "run.yaml").write_text("alibi: true")
+    assert "run.yaml beside it may say that the model computes something else" in mha_port(folder).output
+    result = mha_port(folder, "--leave", "run.yaml")
+    assert result.exit_code == 0, result.output
+    assert "left out at your word that the encoder does not read them: run.yaml" in result.output
+    assert "leave 'walk.yaml' fits no array" in mha_port(folder, "--leave", "run.yaml", "--leave", "walk.yaml").output
+
+
+def test_a_tokenizer_without_a_limit_is_read(folder):
+    change_json(folder, "tokenizer_config.json", model_max_length=int(1e30))  # as transformers writes it
+    assert load_encoder(str(folder)).limit == 512
+
+
 def test_a_parameter_that_is_not_the_files_is_found_out(folder, monkeypatch):
     right = hf.AutoModel.from_pretrained
 
@@ -167,19 +197,18 @@ def test_shards_are_read_and_checked(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'. Got 'relative_key'"),
-        ({"position_embedding_type": "relative_key_query"}, "Got 'relative_key_query'"),
-        ({"position_embedding_type": "alibi"}, "Got 'alibi'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key may change what attention"),
+        ({"position_embedding_type": "alibi"}, "only 'absolute' leaves the scores alone"),
         ({"num_attention_heads": None, "n_head": 3}, "must say num_attention_heads; without it, transformers takes"),
         ({"n_head": 6}, "num_attention_heads=3 and n_head=6 contradict each other"),
-        ({"clip_qkv": 8.0}, "clip_qkv=8.0 may change what attention computes, and is not understood here"),
-        ({"alibi_starting_size": 512}, "alibi_starting_size=512 changes what attention computes"),
-        ({"rotary_emb_base": 10000}, "rotary_emb_base=10000 changes what attention computes"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 is no setting of BertConfig in transformers, and may change what"),
+        ({"alibi_starting_size": 512}, "alibi_starting_size=512 is no setting of BertConfig in transformers"),
+        ({"rotary_emb_base": 10000}, "rotary_emb_base=10000 is no setting of BertConfig in transformers"),
         (
             {"auto_map": {"AutoModel": "mine.AlibiBert"}},
-            "code of its own computes this model (auto_map: mine.AlibiBert)",
+            "code of its own computes this model (mine.AlibiBert)",
         ),
-        ({"quantization_config": {"quant_method": "mine"}}, "quantization_config says that the weights are quantized"),
+        ({"quantization_config": {"quant_method": "mine"}}, "quantization_config says that its arrays are not"),
     ],
 )
 def test_a_config_that_says_another_arithmetic_is_refused_before_anything_is_loaded(values, message, folder):
@@ -192,12 +221,12 @@ def test_a_config_that_says_another_arithmetic_is_refused_before_anything_is_loa
 
 def test_code_of_the_tokenizer_and_an_adapter_are_refused(folder):
     change_json(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.Slow", "mine.Fast"]})
-    assert "tokenizer_config.json says that code of its own" in mha_port(folder).output
+    assert "tokenizer_config.json: auto_map says that code of its own" in mha_port(folder).output
     change_json(folder, "tokenizer_config.json", auto_map=None)
     (folder / "adapter_config.json").write_text("{}")
     result = mha_port(folder)
     assert result.exit_code == 2
-    assert "has an adapter_config.json" in result.output
+    assert "an adapter_config.json beside it says that an adapter" in result.output
 
 
 def test_a_tokenizer_that_is_not_there_or_another_models_is_refused(folder):

@@ -82,3 +82,27 @@ def test_nnx_layers_are_found_by_name(jax):
     with pytest.raises(SpecError, match="dropout=0.25 is active"), mha.capture(model):
         model(x, y, deterministic=False)
     assert nnx.MultiHeadAttention.__call__ is before
+
+
+def test_nnx_containers_are_looked_into(jax):
+    """Their parts have numbers and keys for names."""
+    from flax import nnx
+
+    def layer():
+        return nnx.MultiHeadAttention(4, 12, decode=False, rngs=nnx.Rngs(0))
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.own = nnx.List([layer(), layer()])
+            self.more = nnx.Sequential(nnx.Linear(12, 12, rngs=nnx.Rngs(1)), layer())
+            self.named = nnx.Dict({"last": layer()})
+
+        def __call__(self, x):
+            for own in self.own:
+                x = x + own(x)
+            return self.named["last"](self.more(x))
+
+    model = Model()
+    with mha.capture(model) as seen:
+        model(numbers(B, LQ, 12))
+    assert assert_equal(seen.recording).names == ("own/0", "own/1", "more/layers/1", "named/last")

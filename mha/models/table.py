@@ -1,0 +1,73 @@
+"""The table of known model types: the settings, classes and arrays that their classes in transformers have.
+
+`python -m mha.models.make_table` writes it from the installed release, so that it can be read without transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("table.json")
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What the classes of one `model_type` have in transformers.
+
+    Attributes:
+        config: the name of its config class.
+        settings: the keys of that class, in its signature or written by it.
+        classes: the names of its model classes.
+        prefixes: what the names of the main model's arrays may begin with in a model with a head: "bert".
+        body: the names of the main model's arrays, without such a prefix; "#" stands for a number.
+        heads: the names of all other arrays, those of the heads of its tasks.
+    """
+
+    config: str
+    settings: frozenset[str]
+    classes: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    body: frozenset[str]
+    heads: frozenset[str]
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def model_type(name: str) -> ModelType:
+    """The row of a `model_type`, one of `mha.models.families.MODEL_TYPES`.
+
+    >>> bert = model_type("bert")
+    >>> bert.config, "is_decoder" in bert.settings, "encoder.layer.#.attention.self.query.bias" in bert.body
+    ('BertConfig', True, True)
+    """
+    row = _table()["models"][name]
+    return ModelType(
+        config=row["config"],
+        settings=frozenset((*row["settings"], *_table()["settings"])),
+        classes=tuple(row["classes"]),
+        prefixes=tuple(row["prefixes"]),
+        body=frozenset(_whole(row["body"])),
+        heads=frozenset(_whole(row["heads"])),
+    )
+
+
+@cache
+def generation_settings() -> frozenset[str]:
+    """The keys of a config that transformers hands to text generation."""
+    return frozenset(_table()["generation"])
+
+
+def _whole(names: Iterable[str]) -> Iterable[str]:
+    """The names, with "x.weight" and "x.bias" for "x.*"."""
+    for name in names:
+        yield from (f"{name[:-1]}weight", f"{name[:-1]}bias") if name.endswith(".*") else (name,)
