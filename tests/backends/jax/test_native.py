@@ -23,7 +23,6 @@ from backends.jax.native.d2l import D2lMultiHeadAttention
 from backends.jax.ops.framework import JAX_DTYPES, device_of, scope
 from mha_core import AttentionConfig, SpecError, init_weights, layouts
 from mha_core.dtypes import round_to
-from tests.backends.far_faults import FAULTS, factor, kept
 
 CONFIG = AttentionConfig(
     12, 3, head_dim=5, query_dim=7, key_dim=11, value_dim=11, output_dim=15, bias=True, dropout=0.25
@@ -171,10 +170,7 @@ def test_float64_is_refused_while_jax_would_narrow_it(layout):
         ({"num_heads": 5}, "num_heads must be 3"),
         ({"qkv_features": 30}, "qkv_features must be 15"),
         ({"out_features": 16}, "out_features must be 15"),
-        (
-            {"attention_fn": lambda q, k, v: q},
-            "can't be run to see whether it computes what its weights say: a probe .* ended with TypeError",
-        ),
+        ({"attention_fn": lambda q, k, v, **told: q}, "does not compute what its weights say"),
     ],
 )
 @pytest.mark.parametrize("layout", ["linen", "nnx"], indirect=True)
@@ -282,41 +278,6 @@ def test_a_live_layer_that_computes_something_else_is_refused(layout, trick):
         back(made)
     function = {"linen": native.from_linen, "nnx": native.from_nnx, "d2l-jax": native.from_d2l}[layout]
     assert function(*(made if isinstance(made, tuple) else (made,)), probe=False)[0] == wanted
-
-
-class Far:
-    """A layer with one of `far_faults`; a mask that it is given is combined with its own."""
-
-    fault = ""
-
-    def __call__(self, queries, keys, values, mask=None, **told):
-        own = kept(self.fault, queries.shape[1], keys.shape[1])
-        mask = own[None, None] if mask is None else mask & own
-        return super().__call__(queries * factor(self.fault, keys.shape[1]), keys, values, mask=mask, **told)
-
-
-class FarLinen(Far, nn.MultiHeadDotProductAttention):
-    pass
-
-
-class FarNnx(nnx.MultiHeadAttention):
-    def __call__(self, queries, keys, values, mask=None, **told):
-        own = kept(Far.fault, queries.shape[1], keys.shape[1])
-        mask = own[None, None] if mask is None else mask & own
-        return super().__call__(queries * factor(Far.fault, keys.shape[1]), keys, values, mask=mask, **told)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_only_many_keys_show_is_refused(fault, monkeypatch):
-    monkeypatch.setattr(Far, "fault", fault)
-    linen, variables = native.to_linen(CONFIG, weights_of(CONFIG))
-    fields = {name: getattr(linen, name) for name in linen.__dataclass_fields__ if name not in ("parent", "name")}
-    with pytest.raises(SpecError, match="does not compute what its weights say"):
-        native.from_linen(FarLinen(**fields), variables)
-    of_nnx = native.to_nnx(CONFIG, weights_of(CONFIG))
-    of_nnx.__class__ = FarNnx
-    with pytest.raises(SpecError, match="does not compute what its weights say"):
-        native.from_nnx(of_nnx)
 
 
 def test_a_class_that_is_changed_after_a_layer_of_it_was_read_is_seen(monkeypatch):

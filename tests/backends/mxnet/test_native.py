@@ -23,7 +23,6 @@ from conformance.runner import run_case
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.reference import pipeline as reference
-from tests.backends.far_faults import FAULTS, factor, kept
 
 SUBJECTS = ("D2lMultiHeadAttention", "DenseAttention", "InterleavedSelfAttention", "InterleavedEncDecAttention")
 SOME_BIASES = {"q_proj": True, "k_proj": True, "v_proj": True}
@@ -200,37 +199,6 @@ def test_a_live_block_that_computes_something_else_is_refused(trick, said):
     with pytest.raises(SpecError, match=said):
         from_native(block)
     assert from_native(block, probe=False)[0] == wanted[0]
-
-
-class Far(DenseAttention):
-    """A block with one of `far_faults`; a mask that it is given is combined with its own."""
-
-    fault = ""
-
-    def forward(self, queries, keys, values, mask):
-        own = kept(self.fault, queries.shape[1], keys.shape[1])[None].repeat(len(queries) * self.num_heads, axis=0)
-        own = to_array(own.astype("float32"), "float32", mx.cpu()).as_nd_ndarray()
-        mask = own if mask is None else mask * own
-        return super().forward(queries * factor(self.fault, keys.shape[1]), keys, values, mask)
-
-
-class FarInterleaved(InterleavedSelfAttention):
-    fault = ""
-
-    def forward(self, x, lengths, bias):
-        own = np.where(kept(self.fault, len(x), len(x)), 0.0, -1e9)[None]
-        own = to_array(own.astype("float32"), "float32", mx.cpu()).as_nd_ndarray()
-        bias = own if bias is None else mx.nd.broadcast_add(bias, own)
-        return super().forward(x * factor(self.fault, len(x)), lengths, bias)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_only_many_keys_show_is_refused(fault):
-    for layer, kind in (("gluon", Far), ("mxnet-selfatt", FarInterleaved)):
-        block = to_native(CONFIGS[layer], weights_of(CONFIGS[layer]), layer)
-        block.__class__ = type(kind.__name__, (kind,), {"fault": fault})
-        with pytest.raises(SpecError, match="does not compute what its weights say"):
-            from_native(block)
 
 
 def test_a_probe_leaves_a_block_as_it_was():

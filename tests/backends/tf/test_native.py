@@ -18,7 +18,6 @@ from backends.tf.native.subjects import per_item, told_to_keras
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
 from mha_core.reference import pipeline as reference
-from tests.backends.far_faults import FAULTS, factor, kept
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
@@ -261,29 +260,6 @@ def test_a_live_layer_that_computes_something_else_is_refused(trick, said, dtype
     assert said in str(error.value)
     assert str(error.value).endswith("probe=False hands its weights out all the same")
     assert from_native(layer, probe=False)[0] == wanted[0]
-
-
-class Far:
-    """A layer with one of `far_faults`; a mask that it is given is combined with its own."""
-
-    fault = ""
-
-    def __call__(self, query, value, key, attention_mask=None, use_causal_mask=False, **told):
-        own = kept(self.fault, query.shape[1], key.shape[1])
-        if use_causal_mask:
-            own = own & np.tri(*own.shape, dtype=bool)
-        mask = tf.constant(own[None]) if attention_mask is None else attention_mask & own
-        query = query * factor(self.fault, key.shape[1])
-        return super().__call__(query, value, key=key, attention_mask=mask, **told)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_only_many_keys_show_is_refused(fault):
-    for config, name in ((SQUARE, "keras"), (GROUPED, "keras-gqa")):
-        layer = to_native(config, weights_of(config), name)
-        layer.__class__ = type("Mine", (Far, type(layer)), {"fault": fault})
-        with pytest.raises(SpecError, match="does not compute what its weights say"):
-            from_native(layer)
 
 
 def test_a_window_is_part_of_what_is_read():
