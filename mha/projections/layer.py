@@ -108,12 +108,12 @@ class ProjectedLayer:
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
                 raise SpecError(f"its projection {name!r} was called {len(seen)} times with one array, not once")
         found: list[tuple[_Reading, ReadCall]] = []
-        nearest = (np.inf, "no reading of its shapes is possible")
+        nearest = (np.inf, "")
         for reading in self._readings():
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
             except SpecError as error:
-                nearest = min(nearest, (np.inf, str(error)), key=lambda one: one[0])
+                nearest = min(nearest, (np.inf, nearest[1] or str(error)))
                 continue
             for mask in self._masks(read, arguments):
                 call = read._replace(inputs=replace(read.inputs, mask=mask))

@@ -68,6 +68,13 @@ class Hooks(Protocol):
     def versions(self) -> dict[str, str]:
         """Package -> version of the framework and its libraries."""
 
+    # Those of `mha.projections.layer.Parts` as well.
+
+    def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]: ...
+    def projects(self, module: Any) -> bool: ...
+    def matrix_of(self, module: Any) -> tuple[Any, Any]: ...
+    def as_array(self, value: Any) -> tuple[NDArray, str] | None: ...
+
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
 
