@@ -58,9 +58,12 @@ def is_rotary(module: Any) -> bool:
     return bool(_CLASS.search(type(module).__name__))
 
 
+TURNS = "turns queries and keys with their positions"
+
+
 def refusal(what: str, evidence: str) -> str:
     """The refusal in words."""
     return (
-        f"{what} turns queries and keys with their positions (rotary positions: {evidence}). The definition has no "
+        f"{what} {TURNS} (rotary positions: {evidence}). The definition has no "
         "such step yet, and no recording proves it before it has"
     )

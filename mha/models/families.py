@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mha import rotary
 from mha.models.config import ModelConfig, contradiction, side_of
 from mha.models.folder import NOTHING, other_arithmetic
 from mha.recipes import RECIPES
@@ -187,6 +188,9 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     family = MODEL_TYPES.get(config.model_type)
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
+        setting = rotary.setting_of(config.content)
+        if setting is not None:
+            return rotary.refusal(f"{config.path}: {named}", shown(setting))
         return f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
     changed = _changed(config, family)
     if changed:

@@ -113,7 +113,7 @@ class ProjectedLayer:
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
             except SpecError as error:
-                nearest = min(nearest, (np.inf, nearest[1] or str(error)))
+                nearest = nearest if nearest[1] else (np.inf, str(error))
                 continue
             for mask in self._masks(read, arguments):
                 call = read._replace(inputs=replace(read.inputs, mask=mask))

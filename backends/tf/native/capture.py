@@ -82,7 +82,7 @@ def matrix_of(layer: Any) -> tuple[Any, Any]:
     """The matrix of a projection as (out, in), and its bias or None."""
     kernel, bias = layer.kernel, layer.bias
     if len(kernel.shape) == 3:
-        first = len(layer.full_output_shape) > 3  # (in, heads, width); else (heads, width, out)
+        first = layer.equation.partition("->")[2].endswith(layer.equation.partition("->")[0][-2:])  # (in, heads, width)
         kernel = tf.reshape(kernel, (kernel.shape[0], -1) if first else (-1, kernel.shape[2]))
         bias = None if bias is None else tf.reshape(bias, (-1,))
     return tf.transpose(kernel), bias

@@ -79,7 +79,7 @@ def test_nnx() -> None:
 
 
 def test_gluon() -> None:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("backends.mxnet.ops.framework").mx
 
     class Block(mx.gluon.Block):
         def __init__(self) -> None:
