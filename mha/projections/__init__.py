@@ -7,4 +7,3 @@
 The inputs of the projections are the queries, keys and values; the output of the output projection is the output.
 Nothing of that shows what stands between them, so each call is compared with the reference before it counts.
 """
-

@@ -72,7 +72,6 @@ class Projections:
         return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
 
 
-
 def found_by_name(names: Collection[str]) -> Projections | None:
     """The Projections of a layer whose projections have these names; None unless the names leave one possibility.
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from mha.coverage import Coverage, Survey, UnreadWarning
-from mha.rotary import refusal, setting_of
 from mha.recipes import families as folder
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.site import Site
+from mha.rotary import refusal, setting_of
 from mha_core import SpecError
 
 

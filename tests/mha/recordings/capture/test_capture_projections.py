@@ -153,7 +153,10 @@ def test_a_class_that_computes_something_else_is_refused_with_the_number() -> No
     with pytest.raises(SpecError, match=r"Nano at the top .*differs in \d+ of 120 elements.*expected"):
         with mha.capture(layer, layers={"": said}):
             layer(drawn(2, 5, 12))
-    with pytest.raises(SpecError, match=r"nothing to record: .*differs in \d+ of.*mha\.Projections\(query="), mha.capture(layer):
+    with (
+        pytest.raises(SpecError, match=r"nothing to record: .*differs in \d+ of.*mha\.Projections\(query="),
+        mha.capture(layer),
+    ):
         layer(drawn(2, 5, 12))
     with mha.capture(layer, layers={"": mha.Projections(*3 * ["c_attn"], "c_proj", scale=1.1 / 2)}) as seen:
         layer(drawn(2, 5, 12))
