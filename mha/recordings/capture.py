@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from mha.coverage import Coverage, Survey, UnreadWarning
-from mha.projections.layer import Part, ProjectedLayer
+from mha.projections.layer import Part, Parts, ProjectedLayer
 from mha.projections.said import Projections
 from mha.projections.unlisted import Unlisted
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
@@ -60,20 +60,13 @@ class Adapter(Protocol):
         """
 
 
-class Hooks(Protocol):
+class Hooks(Parts, Protocol):
     """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
 
     ADAPTERS: Sequence[Adapter]
 
     def versions(self) -> dict[str, str]:
         """Package -> version of the framework and its libraries."""
-
-    # Those of `mha.projections.layer.Parts` as well.
-
-    def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]: ...
-    def projects(self, module: Any) -> bool: ...
-    def matrix_of(self, module: Any) -> tuple[Any, Any]: ...
-    def as_array(self, value: Any) -> tuple[NDArray, str] | None: ...
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""

@@ -1,4 +1,4 @@
-"""Capture of classes that are not listed: by the names of their projections, and only if the reference confirms them."""
+"""Capture of classes that are not listed: by their projections, and only if the reference confirms what was read."""
 
 from __future__ import annotations
 
@@ -150,9 +150,11 @@ def test_the_conv1d_of_transformers_is_read_as_in_by_out() -> None:
 def test_a_class_that_computes_something_else_is_refused_with_the_number() -> None:
     layer = made(Nano(12, 3, factor=1.1))
     said = mha.Projections("c_attn", "c_attn", "c_attn", "c_proj", num_heads=3, order="qkv", causal=True)
-    with pytest.raises(SpecError, match=r"Nano at the top .*differs in \d+ of 120 elements.*expected"):
-        with mha.capture(layer, layers={"": said}):
-            layer(drawn(2, 5, 12))
+    with (
+        pytest.raises(SpecError, match=r"Nano at the top .*differs in \d+ of 120 elements.*expected"),
+        mha.capture(layer, layers={"": said}),
+    ):
+        layer(drawn(2, 5, 12))
     with (
         pytest.raises(SpecError, match=r"nothing to record: .*differs in \d+ of.*mha\.Projections\(query="),
         mha.capture(layer),
@@ -171,9 +173,11 @@ def test_a_class_that_computes_something_else_is_refused_with_the_number() -> No
 def test_what_one_call_can_not_tell_and_what_stands_after_the_projection_is_said() -> None:
     layer = made(Timm(12, 4))
     alike = drawn(2, 5, 12)[:, :1].expand(2, 5, 12)  # equal rows: causal or not gives the same
-    with pytest.raises(SpecError, match="fits more than one reading .*causal=False.* and causal=True"):
-        with mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj")}):
-            layer(alike)
+    with (
+        pytest.raises(SpecError, match="fits more than one reading .*causal=False.* and causal=True"),
+        mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj")}),
+    ):
+        layer(alike)
     with mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj", causal=False)}):
         layer(alike)
 
@@ -206,6 +210,8 @@ def test_what_is_said_wrongly_is_refused(said: dict[str, Any], words: str) -> No
 def test_an_unlisted_class_is_refused_with_the_way_to_record_it() -> None:
     layer = nn.Sequential()
     layer.attention = nn.ModuleDict({name: nn.Linear(6, 6) for name in "abcd"})
-    with pytest.raises(SpecError, match=r"layers=\{'.*': mha\.Projections\(query=.*docs/recordings\.md"):
-        with mha.capture(layer):
-            pass
+    with (
+        pytest.raises(SpecError, match=r"layers=\{'.*': mha\.Projections\(query=.*docs/recordings\.md"),
+        mha.capture(layer),
+    ):
+        pass

@@ -78,6 +78,7 @@ def test_nnx() -> None:
     check(seen, 3, causal=True)
 
 
+@pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # by MXNet, as it is imported
 def test_gluon() -> None:
     from backends.mxnet.ops.framework import mx
 
