@@ -162,7 +162,7 @@ class ProjectedLayer:
         output, dtype = calls[self.said.output][1]
         dtype = one_dtype([dtype, *(dtype for _, dtype in given)])
         outputs = {"output": in_order(output, batch_first=reading.batch_first)}
-        inputs = AttentionInputs(*arrays)
+        inputs = AttentionInputs(arrays[0], arrays[1], arrays[2])
         inputs.check(config)
         return ReadCall(config, weights, inputs, outputs, dtype, parameters)
 

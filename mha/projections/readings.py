@@ -28,13 +28,13 @@ def mask_readings(held: tuple[NDArray, str] | None, full: tuple[int, ...]) -> li
     array = held[0]
     batch, _, query_len, key_len = full
     found: list[dict[str, Any]] = []
-    shapes = {
+    by_axes: dict[int, list[tuple[int, ...]]] = {
         1: [(1, 1, 1, key_len)],
         2: [(1, 1, query_len, key_len), (batch, 1, 1, key_len)],
         3: [(batch, 1, query_len, key_len), (1, full[1], query_len, key_len), (batch, 1, 1, key_len)],
         4: [tuple(array.shape)],
-    }.get(array.ndim, [])
-    for shape in shapes:
+    }
+    for shape in by_axes.get(array.ndim, []):
         if array.size != np.prod(shape) or any(own not in (1, size) for own, size in zip(shape, full, strict=True)):
             continue
         one = array.reshape(shape)
@@ -58,7 +58,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(off), off.shape))
     largest = float(np.abs(wanted).max(initial=0.0))
     words = f"output[{', '.join(map(str, worst))}] is {given[worst]:.6g}, and the reference gives {wanted[worst]:.6g}"
-    return float(off.max(initial=0.0)) / max(largest, np.finfo(np.float64).tiny), words
+    return float(off.max(initial=0.0)) / max(largest, float(np.finfo(np.float64).tiny)), words
 
 
 def is_same(one: ReadCall, other: ReadCall) -> bool:

@@ -101,7 +101,8 @@ by_head=None, batch_first=None, causal=None, mask=None, scale=None)
         rest = [name for name in rest if set(name.lower().split(".")) & OUTPUTS]
     if len(rest) != 1:
         return None
-    chosen = Projections(*(by_role[role][0] for role in "qkv"), rest[0])
+    (query,), (key,), (value,) = by_role.values()
+    chosen = Projections(query, key, value, rest[0])
     within = {name.partition(".")[0] for name in chosen.names}
     numbers = all(name.partition(".")[2].isdigit() for name in chosen.names)
     return chosen if len(within) > 1 or numbers else None

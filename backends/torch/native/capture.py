@@ -63,7 +63,7 @@ def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
     return module.weight.T if _is_transposed(module) else module.weight, module.bias
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def _is_transposed(module: Any) -> bool:
     own = [type(module).__name__, *module._parameters]
     return own == ["Conv1D", "weight", "bias"] and module.weight.dim() == 2
 
