@@ -204,8 +204,8 @@ def capture(
     def known(module: Any) -> Adapter | None:
         return next((adapter for adapter in adapters if adapter.matches(module)), None)
 
-    def choose(name: str, module: Any) -> Adapter | Part | None:
-        """The adapter for a module, if it is to be recorded."""
+    def choose(name: str, module: Any) -> Any:
+        """The adapter for a module, or the Part that it is, if it is to be recorded."""
         part = unlisted.part(module)
         if part is not None:
             return part
@@ -228,7 +228,7 @@ def capture(
             raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
         return adapter
 
-    def see(name: str, adapter: Adapter | Part, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         if isinstance(adapter, Part):
             adapter.note(arguments, output)
         elif not isinstance(adapter, ProjectedLayer):
