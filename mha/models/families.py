@@ -189,9 +189,8 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
         setting = rotary.setting_of(config.content)
-        if setting is not None:
-            return rotary.refusal(f"{config.path}: {named}", shown(setting))
-        return f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
+        why = f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
+        return why if setting is None else f"{why}: {rotary.refusal('it', shown(setting))}"
     changed = _changed(config, family)
     if changed:
         return f"{config.path}: {changed}"

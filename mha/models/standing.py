@@ -237,7 +237,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
     verb = "are" if len(unsettled) > 1 else "is"
     start = f"{source}: {what} {verb} neither proved nor known: {why}. "
     if rotary.TURNS in why:  # no recording would help
-        return SpecError(f"{start}\nTo move the bits alone, with nothing said of what they compute: --moved")
+        return SpecError(f"{start.strip()}\nTo move the bits alone, with nothing said of what they compute: --moved")
     return SpecError(
         f"{start}Layers that compute something else have arrays of the same names.\n"
         "To prove what is computed, record a call where the original runs, and give it:\n"

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import SpecError, reference
-from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.capture import ReadCall
 
 
@@ -62,14 +61,15 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def is_same(one: ReadCall, other: ReadCall) -> bool:
-    """Whether two readings of a call are the same numbers and the same mask."""
+    """Whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 
-    def full(call: ReadCall) -> list[NDArray]:
-        mask, sizes = call.inputs.mask, call.inputs.check(call.config)
-        shape = (sizes.batch, call.config.num_heads, sizes.query_len, sizes.key_len)
-        bias = np.zeros(()) if mask.bias is None else additive_bias(mask)
-        arrays = [allowed_keys(mask, sizes, call.config.num_heads), bias]
-        return [np.broadcast_to(array, shape) for array in arrays] + [call.inputs.queries, *call.weights.values()]
+    So a mask that is added and the word causal beside it are one reading, if the mask excludes the later keys itself.
+    """
 
-    pairs = list(zip(full(one), full(other), strict=False))
+    def numbers(call: ReadCall) -> list[NDArray]:
+        weights = reference.run(call.config, call.weights, call.inputs).weights
+        assert weights is not None
+        return [weights, call.inputs.queries, *call.weights.values()]
+
+    pairs = zip(numbers(one), numbers(other), strict=True)
     return one.config == other.config and all(np.array_equal(a, b) for a, b in pairs)

@@ -122,7 +122,9 @@ class Capture:
             )
         return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens)
 
-    def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def see(
+        self, name: str, adapter: Adapter | ProjectedLayer, layer: Any, arguments: Mapping[str, Any], output: Any
+    ) -> None:
         """Record one call. Raises SpecError for a call that no recording can hold."""
         try:
             call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
