@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mha.comparison.compare import compare
     from mha.convert.convert import Conversion, list_layers
+    from mha.projections.said import Projections
     from mha.recordings.capture import capture
     from mha.recordings.live import diagnose
     from mha.recordings.recording import Recording
 
-__all__ = ["Conversion", "Recording", "capture", "compare", "diagnose", "list_layers"]
+__all__ = ["Conversion", "Projections", "Recording", "capture", "compare", "diagnose", "list_layers"]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
+    "Projections": "mha.projections.said",
     "Recording": "mha.recordings.recording",
     "capture": "mha.recordings.capture",
     "compare": "mha.comparison.compare",

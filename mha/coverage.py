@@ -123,6 +123,12 @@ class Survey:
         if known or sure or named_like_attention(re.split("[./]", name)[-1], module, parts):
             self._met[key] = _Met(name, module, parts, within and frozenset(within()), known, asked, sure)
 
+    def give_up(self, module: Any) -> None:
+        """Say of a module that was met as known that it is not read after all."""
+        for one in self._met.values():
+            if one.module is module:
+                one.known = False
+
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
         """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""
         met = list(self._met.values())
@@ -186,7 +192,7 @@ _CLASS = re.compile(r"(?i:attention|attn|multi_?head)|MHA|MHSA|MQA|GQA")
 _NO_CLASS = re.compile(r"(?i:mask|norm|dropout|output|bias|config|cache|embeddings?|pos|weights?)$")
 _NAME = re.compile(r"(self_?|cross_?|encoder_?|multi_?head_?)?(attn|attention)|mha|mhsa", re.IGNORECASE)
 _NORM = re.compile(r"norm|^ln", re.IGNORECASE)
-_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "num_attn_heads", "nhead", "heads")
+HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "num_attn_heads", "nhead", "heads")
 _FILLER = frozenset(
     (
         *("c", "conv", "dense", "fc", "head", "heads", "in", "kernel", "layer", "lin", "linear", "map", "matrix"),
@@ -205,10 +211,10 @@ def has_projections(parts: Iterable[str]) -> bool:
     >>> has_projections(["query_key_value", "dense"]), has_projections(["c_attn"]), has_projections(["key", "value"])
     (True, True, False)
     """
-    return {"q", "k", "v"} <= set().union(*(_roles(part) for part in parts))
+    return {"q", "k", "v"} <= set().union(*(roles_of(part) for part in parts))
 
 
-def _roles(part: str) -> set[str]:
+def roles_of(part: str) -> set[str]:
     """Which of q, k and v a part of this name computes; none if its name has another word."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
@@ -232,7 +238,7 @@ def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool
         return True
     if len([part for part in parts if not _NORM.search(part)]) < 2:
         return False
-    return bool(_NAME.fullmatch(name)) or any(_is_count(module, heads) for heads in _HEADS)
+    return bool(_NAME.fullmatch(name)) or any(_is_count(module, heads) for heads in HEADS)
 
 
 def _is_count(module: Any, name: str) -> bool:

@@ -138,16 +138,21 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """(name, module, adapter) of every chosen module that is not inside another chosen module."""
+    """(name, module, adapter) of every chosen module that is not inside another one, unless its adapter is open."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)
         adapter = None if within else choose(name, module)
         if adapter is not None:
-            found.append(name)
+            if not getattr(adapter, "open", False):
+                found.append(name)
             yield name, module, adapter
 
 
-def none_found(target: Any) -> SpecError:
-    """The SpecError for a target in which no layer is chosen."""
-    return SpecError(f"{type(target).__name__} has no attention layer that is known here and was asked for")
+class NoneFoundError(SpecError):
+    """A model holds no layer that can be captured."""
+
+
+def none_found(target: Any) -> NoneFoundError:
+    """The error for a target in which no layer is chosen."""
+    return NoneFoundError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

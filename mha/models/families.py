@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mha import rotary
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig, contradiction, side_of
 from mha.models.places import dotted
@@ -179,7 +180,9 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     family = MODEL_TYPES.get(config.model_type)
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
-        return f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
+        setting = rotary.setting_of(config.content)
+        why = f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
+        return why if setting is None else f"{why}: {rotary.refusal('it', shown(setting))}"
     if config.of_other_file:
         return config.of_other_file
     own = dotted(prefix)

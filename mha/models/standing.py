@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mha import rotary
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.models.beside import beside_file, strange_files
@@ -298,13 +299,18 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
     if len(unsettled) > 1:
         what = f"{len(unsettled)} layers, first {what},"
     verb = "are" if len(unsettled) > 1 else "is"
+    start = f"{source}: {what} {verb} neither proved nor known: {why}. "
+    if rotary.TURNS in why:  # no recording would help
+        return SpecError(f"{start.strip()}\nTo move the bits alone, with nothing said of what they compute: --moved")
     return SpecError(
-        f"{source}: {what} {verb} neither proved nor known: {why}. Layers that compute something else have arrays of "
-        "the same names.\n"
+        f"{start}Layers that compute something else have arrays of the same names.\n"
         "To prove what is computed, record a call where the original runs, and give it:\n"
         '    with mha.capture(model, "calls.safetensors"): model(...)\n'
         f"    {command} --recorded calls.safetensors\n"
-        "For a layer that mha.capture does not read, record a call of it yourself: "
+        "For a class that mha.capture does not know, say where its projections are (docs/recordings.md), as\n"
+        '    mha.capture(model, "calls.safetensors", layers={"NAME": mha.Projections(query="q_proj", key="k_proj", '
+        'value="v_proj", output="out_proj")})\n'
+        "or record a call of it yourself: "
         'numpy.savez("call.npz", queries=x, output=y)\n'
         "To move the bits alone, with nothing said of what they compute: --moved (docs/convert.md)"
     )

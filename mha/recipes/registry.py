@@ -13,6 +13,7 @@ from mha.recipes import families as folder
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.site import Site
+from mha.rotary import refusal, setting_of
 from mha_core import SpecError
 
 
@@ -91,6 +92,9 @@ def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
     for recipe in RECIPES.values():
         if model_type in recipe.model_types:
             return recipe
+    setting = setting_of(model_config)
+    if setting is not None:
+        raise SpecError(refusal(f"a model of type {model_type!r}", setting))
     raise SpecError(f"model type {model_type!r} has no recipe ({families()})")
 
 

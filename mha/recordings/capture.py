@@ -16,17 +16,20 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from mha.coverage import Coverage, Survey, UnreadWarning
+from mha.projections.layer import Part, Parts, ProjectedLayer
+from mha.projections.said import Projections
+from mha.projections.unlisted import Unlisted
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
 from mha_core import SpecError
-from mha_core.capture import ReadCall
+from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
 from mha_core.files.declared import declared
@@ -57,7 +60,7 @@ class Adapter(Protocol):
         """
 
 
-class Hooks(Protocol):
+class Hooks(Parts, Protocol):
     """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
 
     ADAPTERS: Sequence[Adapter]
@@ -122,7 +125,9 @@ class Capture:
             )
         return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens)
 
-    def see(self, name: str, adapter: Adapter, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def see(
+        self, name: str, adapter: Adapter | ProjectedLayer, layer: Any, arguments: Mapping[str, Any], output: Any
+    ) -> None:
         """Record one call. Raises SpecError for a call that no recording can hold."""
         try:
             call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
@@ -154,7 +159,7 @@ def capture(
     target: Any,
     path: str | os.PathLike[str] | None = None,
     *,
-    layers: Sequence[str] = ("*",),
+    layers: Sequence[str] | Mapping[str, Projections] = ("*",),
     overwrite: bool = False,
     strict: bool = False,
     probe: bool = True,
@@ -170,7 +175,8 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: only `Capture.recording`, in memory.
-        layers: names of the layers to record; wildcards work.
+        layers: names of the layers to record; wildcards work. For layers of a class that is not listed, by these names
+            where their projections are (see `mha.Projections`); each call is compared with the reference at once.
         overwrite: whether a file that is there may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
@@ -200,10 +206,21 @@ def capture(
     hooks = hooks_of(target)
     adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
 
-    def choose(name: str, module: Any) -> Adapter | None:
-        """The adapter for a module, if it is to be recorded."""
-        adapter = next((adapter for adapter in adapters if adapter.matches(module)), None)
+    def known(module: Any) -> Adapter | None:
+        return next((adapter for adapter in adapters if adapter.matches(module)), None)
+
+    def choose(name: str, module: Any) -> Any:
+        """The adapter for a module, or the Part that it is, if it is to be recorded."""
+        part = unlisted.part(module)
+        if part is not None:
+            return part
+        adapter = known(module)
         asked = any(fnmatchcase(name, pattern) for pattern in layers)
+        if asked and (adapter is None or said):
+            projected = unlisted.choose(name, module)
+            if projected is not None:
+                survey.meet(name, module, known=True)
+                return projected
         survey.meet(name, module, known=adapter is not None, asked=asked)
         if adapter is None or not asked:
             return None
@@ -216,19 +233,61 @@ def capture(
             raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
         return adapter
 
+    def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        if isinstance(adapter, Part):
+            adapter.note(arguments, output)
+        elif not isinstance(adapter, ProjectedLayer):
+            recorder.see(name, adapter, layer, arguments, output)
+        elif name not in unlisted.refused:
+            try:
+                recorder.see(name, adapter, layer, arguments, output)
+            except SpecError as error:
+                if adapter.sure or adapter.settled is not None:
+                    raise
+                unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
+                survey.give_up(layer)
+
+    said = layers if isinstance(layers, Mapping) else {}
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks.versions(), survey, named)
-    with hooks.watch(target, choose, recorder.see):
+    unlisted = Unlisted(hooks, target, lambda module: known(module) is not None, said, _judged)
+
+    def reasons() -> str:
+        return unlisted.reasons(tuple(one.name for one in survey.coverage().unseen))
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hooks.watch(target, choose, see))
+        except NoneFoundError as error:
+            raise SpecError(f"{error}. {reasons()}") from error
         if strict:
             survey.coverage().check()
         yield recorder
+    if not recorder.calls and unlisted.refused:
+        raise SpecError(f"nothing to record: {reasons()}")
     recording = recorder.recording
     if strict:
         recorder.coverage.check()
-    if recorder.coverage.unseen:
-        warnings.warn(recorder.coverage.line, UnreadWarning, stacklevel=3)
+    lines = [*unlisted.refused.values(), *unlisted.turning.values(), unlisted.beyond]
+    lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
+    if strict and unlisted.beyond:
+        raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")
+    if lines:
+        warnings.warn("; ".join(lines), UnreadWarning, stacklevel=3)
     if path is not None:
         recording.save(path, overwrite=overwrite)
+
+
+def _judged(name: str, call: ReadCall) -> str | None:
+    """How a call differs from the reference by more than its dtype's bound; None if it does not."""
+    from mha.recordings.replay import judge_recording
+
+    layer = RecordedLayer(name, "", call.dtype, call.config, call.weights, call.parameters)
+    one = RecordedCall(0, call.inputs, call.outputs)
+    (result,) = judge_recording(Recording((layer,), (one,)))
+    if result.status == "equal":
+        return None
+    return "; ".join(mismatch.message for mismatch in result.mismatches) or result.message
 
 
 def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:

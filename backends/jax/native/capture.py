@@ -63,6 +63,35 @@ def _holds_params(part: Any) -> bool:
     return isinstance(part, nnx.Module) and bool(jax.tree.leaves(nnx.state(part, nnx.Param)))
 
 
+def modules_in(module: Any) -> list[tuple[str, Any]]:
+    """All modules inside a module of nnx, by their names; those of linen are made as they are called: none."""
+    if not isinstance(module, nnx.Module):
+        return []
+    graph = ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module))
+    return sorted(((name, node) for name, node in graph if name), key=lambda named: named[0])
+
+
+def projects(module: Any) -> bool:
+    """Whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
+    return isinstance(module, (nnx.Linear, nnx.LinearGeneral))
+
+
+def matrix_of(module: Any) -> tuple[Any, Any]:
+    """The matrix of a projection as (out, in), and its bias or None."""
+    kernel = module.kernel[...]
+    bias = None if module.bias is None else module.bias[...]
+    if isinstance(module, nnx.LinearGeneral):
+        inputs = np.prod([kernel.shape[axis] for axis in range(len(module.axis))])
+        kernel = kernel.reshape(int(inputs), -1)
+        bias = None if bias is None else bias.reshape(-1)
+    return kernel.T, bias
+
+
+def as_array(value: Any) -> tuple[NDArray, str] | None:
+    """A copy in NumPy and the dtype by name; None for what is no array."""
+    return (_array(value), str(value.dtype)) if isinstance(value, jax.Array) else None
+
+
 @contextmanager
 def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.

@@ -42,6 +42,26 @@ def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
 
+def modules_in(block: mx.gluon.Block) -> list[tuple[str, mx.gluon.Block]]:
+    """All blocks inside a block, by their names."""
+    return list(_blocks("", block))[1:]
+
+
+def projects(block: mx.gluon.Block) -> bool:
+    """Whether a block is a linear projection: Dense of the last axis, without an activation."""
+    return isinstance(block, mx.gluon.nn.Dense) and not block._flatten and block.act is None
+
+
+def matrix_of(block: Any) -> tuple[Any, Any]:
+    """The matrix of a projection as (out, in), and its bias or None."""
+    return block.weight.data(), None if block.bias is None else block.bias.data()
+
+
+def as_array(value: Any) -> tuple[NDArray, str] | None:
+    """A copy in NumPy and the dtype by name; None for what is no array."""
+    return (_array(value), np.dtype(value.dtype).name) if isinstance(value, mx.nd.NDArray) else None
+
+
 @contextmanager
 def watch(target: mx.gluon.Block, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.

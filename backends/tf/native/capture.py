@@ -47,6 +47,54 @@ def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
     return parts, lambda: [id(part) for part in _layers(layer)]
 
 
+def modules_in(layer: Any) -> list[tuple[str, keras.Layer]]:
+    """All layers inside a layer, by the attributes that hold them: "q_proj", "projections.0"."""
+    found: dict[int, tuple[str, keras.Layer]] = {}
+
+    def look(start: str, value: Any) -> None:
+        if isinstance(value, keras.Layer):
+            if id(value) not in found and value is not layer:
+                found[id(value)] = (start, value)
+                inside(start + ".", value)
+        elif isinstance(value, (list, tuple)):
+            for position, one in enumerate(value):
+                look(f"{start}.{position}", one)
+
+    def inside(start: str, one: Any) -> None:
+        for name, value in vars(one).items():
+            if not name.startswith("_"):  # Keras keeps lists of its own there
+                look(start + name, value)
+        for part in getattr(one, "layers", None) or ():  # of a model; in its own lists they have no attribute
+            look(start + part.name, part)
+
+    inside("", layer)
+    return list(found.values())
+
+
+def projects(layer: Any) -> bool:
+    """Whether a layer is a linear projection: Dense or EinsumDense of one axis to one or two, or back."""
+    if isinstance(layer, keras.layers.Dense):
+        return layer.activation is keras.activations.linear
+    return isinstance(layer, keras.layers.EinsumDense) and layer.activation is keras.activations.linear
+
+
+def matrix_of(layer: Any) -> tuple[Any, Any]:
+    """The matrix of a projection as (out, in), and its bias or None."""
+    kernel, bias = layer.kernel, layer.bias
+    if len(kernel.shape) == 3:
+        first = layer.equation.partition("->")[2].endswith(layer.equation.partition("->")[0][-2:])  # (in, heads, width)
+        kernel = tf.reshape(kernel, (kernel.shape[0], -1) if first else (-1, kernel.shape[2]))
+        bias = None if bias is None else tf.reshape(bias, (-1,))
+    return tf.transpose(kernel), bias
+
+
+def as_array(value: Any) -> tuple[NDArray, str] | None:
+    """A copy in NumPy and the dtype by name; None for what is no array."""
+    if not isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
+        return None
+    return _array(value), str(keras.backend.standardize_dtype(value.dtype))
+
+
 @contextmanager
 def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.
@@ -60,6 +108,7 @@ def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., No
         adapter = None if id(layer) in inside else choose(name, layer)
         if adapter is not None:
             chosen[id(layer)] = (name, layer, adapter)
+        if adapter is not None and not getattr(adapter, "open", False):
             inside.update(id(part) for part in _layers(layer))
     if not chosen:
         raise none_found(target)

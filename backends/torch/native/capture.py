@@ -48,6 +48,31 @@ def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
     return parts, lambda: [id(part) for part in module.modules()]
 
 
+def modules_in(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules inside a module, by their names relative to it."""
+    return [(name, part) for name, part in module.named_modules() if name]
+
+
+def projects(module: nn.Module) -> bool:
+    """Whether a module is a linear projection: nn.Linear, or the Conv1D of transformers, whose matrix is (in, out)."""
+    return isinstance(module, nn.Linear) or _is_transposed(module)
+
+
+def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
+    """The matrix of a projection as (out, in), and its bias or None."""
+    return module.weight.T if _is_transposed(module) else module.weight, module.bias
+
+
+def _is_transposed(module: Any) -> bool:
+    own = [type(module).__name__, *module._parameters]
+    return own == ["Conv1D", "weight", "bias"] and module.weight.dim() == 2
+
+
+def as_array(value: Any) -> tuple[NDArray, str] | None:
+    """A copy in NumPy and the dtype by name; None for what is no tensor."""
+    return (_array(value), str(value.dtype).removeprefix("torch.")) if isinstance(value, Tensor) else None
+
+
 def _holds(module: nn.Module) -> bool:
     """Whether a module has parameters or a state_dict; a quantized layer has its numbers in the latter alone."""
     return any(True for _ in module.parameters()) or bool(module.state_dict())

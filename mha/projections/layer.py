@@ -1,0 +1,230 @@
+"""A live layer of a class that is not listed, as an adapter of `mha.capture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.coverage import HEADS, kind_of
+from mha.projections.readings import distance, in_order, is_same, mask_readings
+from mha.projections.said import Projections
+from mha_core import AttentionInputs, AttentionMask, SpecError
+from mha_core.capture import ReadCall, one_dtype
+from mha_core.config import PROJECTIONS
+from mha_core.layouts import config_of
+
+NEAR = 0.25
+"""A reading whose output is further off than this part of the largest element is not judged by its bound."""
+
+Judge = Callable[[str, ReadCall], str | None]
+"""Compares a call with the reference under the bound of its dtype: None, or how they differ."""
+
+
+class Parts(Protocol):
+    """The functions of a framework's hooks that reading by projections needs."""
+
+    def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
+        """All modules inside, by their names relative to this one."""
+
+    def projects(self, module: Any) -> bool:
+        """Whether a module is a linear projection, whose matrix `matrix_of` gives."""
+
+    def matrix_of(self, module: Any) -> tuple[Any, Any]:
+        """The matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
+
+    def as_array(self, value: Any) -> tuple[NDArray, str] | None:
+        """A copy in NumPy and the dtype by name; None for what is no array."""
+
+
+COUNTS = (*HEADS, "h", "H", "nh", "n_heads", "num_head", "_num_heads", "_n_heads")
+"""Attributes that hold the number of heads."""
+
+
+@dataclass(eq=False)
+class Part:
+    """A projection inside a layer that is recorded: it notes its calls. It stands where `watch` has an adapter."""
+
+    layer: ProjectedLayer
+    name: str
+    module: Any
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def note(self, arguments: Mapping[str, Any], output: Any) -> None:
+        """Keep a copy of what one call is given and what it gives."""
+        given = self.layer.hooks.as_array(next(iter(arguments.values()), None))
+        self.calls.append((given, self.layer.hooks.as_array(output)))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What is not said of a layer, as one possibility has it."""
+
+    by_head: bool
+    batch_first: bool
+
+
+class ProjectedLayer:
+    """One live layer of a class that is not listed, as an adapter of `mha.capture`.
+
+    Args:
+        hooks: the framework's functions.
+        name: the layer's name in the model.
+        layer: the layer.
+        said: where its projections are.
+        judge: compares a call with the reference.
+        sure: whether somebody said where they are; else they were found by their names.
+
+    Raises:
+        SpecError: there is no projection of such a name, or nothing says how many heads there are.
+    """
+
+    open = True
+    """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
+
+    def __init__(self, hooks: Parts, name: str, layer: Any, said: Projections, judge: Judge, *, sure: bool) -> None:
+        self.hooks, self.name, self.said, self.judge, self.sure = hooks, name, said, judge, sure
+        self.kind = kind_of(layer)
+        inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}
+        unknown = [own for own in said.names if own not in inside]
+        if unknown:
+            there = ", ".join(map(repr, inside)) or "none"
+            raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")
+        self.parts = {own: Part(self, own, inside[own]) for own in said.names}
+        self.num_heads = said.num_heads or _heads(layer)
+        self.settled: _Reading | None = None
+        self.beyond = False
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
+        """One call, as the possibility that the reference confirms. SpecError if there is none, or more than one."""
+        calls = {name: list(part.calls) for name, part in self.parts.items()}
+        for part in self.parts.values():
+            part.calls.clear()
+        for name, seen in calls.items():
+            if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
+                raise SpecError(f"its projection {name!r} was called {len(seen)} times with one array, not once")
+        found: list[tuple[_Reading, ReadCall]] = []
+        nearest = (np.inf, "")
+        for reading in self._readings():
+            try:
+                read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
+            except SpecError as error:
+                nearest = nearest if nearest[1] else (np.inf, str(error))
+                continue
+            for mask in self._masks(read, arguments):
+                call = read._replace(inputs=replace(read.inputs, mask=mask))
+                if any(is_same(call, other) for _, other in found):
+                    continue
+                off, words = distance(call)
+                reason = words if off > NEAR else self.judge(self.name, call)
+                nearest = min(nearest, (off, reason or words), key=lambda one: one[0])
+                if reason is None:
+                    found.append((reading, call))
+        if not found:
+            raise SpecError(f"it does not compute the definition from these projections: {nearest[1]}")
+        if len(found) > 1:
+            said = " and ".join(_words(reading, call) for reading, call in found[:2])
+            raise SpecError(f"its call fits more than one reading ({said}); say which, or record a longer call")
+        self.settled, call = found[0]
+        self._look_beyond(output, calls[self.said.output][0][1])
+        return call
+
+    def _look_beyond(self, output: Any, projected: Any) -> None:
+        """Note whether the layer returns something else than its output projection gives."""
+        first = output[0] if isinstance(output, (tuple, list)) and len(output) else output
+        returned = self.hooks.as_array(first)
+        self.beyond |= returned is None or not np.array_equal(returned[0], projected[0], equal_nan=True)
+
+    def _readings(self) -> Iterator[_Reading]:
+        """The possibilities of packing and order of axes, the usual one first."""
+        if self.settled is not None:
+            yield self.settled
+            return
+        packed = len(self.said.names) < len(PROJECTIONS)
+        heads = ((False, True) if packed else (False,)) if self.said.by_head is None else (self.said.by_head,)
+        first = (True, False) if self.said.batch_first is None else (self.said.batch_first,)
+        for batch_first, by_head in product(first, heads):
+            yield _Reading(by_head, batch_first)
+
+    def _as_read(self, reading: _Reading, calls: Mapping[str, tuple[Any, Any]]) -> ReadCall:
+        """The call without its mask."""
+        weights, parameters = self._weights(by_head=reading.by_head)
+        config = config_of(weights, num_heads=self.num_heads)
+        config = config if self.said.scale is None else replace(config, scale=float(self.said.scale))
+        said = (self.said.query, self.said.key, self.said.value)
+        given = [calls[name][0] for name in said]
+        arrays = [in_order(array, batch_first=reading.batch_first) for array, _ in given]
+        arrays = [arrays[said.index(name)] for name in said]  # one array, where one projection computes several
+        output, dtype = calls[self.said.output][1]
+        dtype = one_dtype([dtype, *(dtype for _, dtype in given)])
+        outputs = {"output": in_order(output, batch_first=reading.batch_first)}
+        inputs = AttentionInputs(arrays[0], arrays[1], arrays[2])
+        inputs.check(config)
+        return ReadCall(config, weights, inputs, outputs, dtype, parameters)
+
+    def _weights(self, *, by_head: bool) -> tuple[dict[str, NDArray], str]:
+        """Canonical weights, and their dtype."""
+        weights, dtypes = {}, []
+        names = dict(zip("qkv", (self.said.query, self.said.key, self.said.value), strict=True))
+        columns = self.hooks.matrix_of(self.parts[self.said.output].module)[0].shape[1]
+        for name, part in self.parts.items():
+            own = [role for role in self.said.order if names[role] == name] or ["out"]
+            for kind, array in zip(("weight", "bias"), self.hooks.matrix_of(part.module), strict=True):
+                if array is None:
+                    continue
+                rows, dtype = self.hooks.as_array(array)  # type: ignore[misc]
+                dtypes.append(dtype)
+                for role, piece in zip(own, self._split(rows, own, columns, by_head=by_head), strict=True):
+                    weights[f"{role}_proj.{kind}"] = piece
+        return weights, one_dtype(dtypes)
+
+    def _split(self, rows: NDArray, roles: list[str], columns: int, *, by_head: bool) -> list[NDArray]:
+        """The rows of each of q, k and v in one projection. `columns`: the rows of the queries, those of all heads."""
+        if len(roles) == 1:
+            return [rows]
+        if by_head:
+            width = columns // self.num_heads  # of one head
+            if width == 0 or len(rows) % (width * len(roles)):
+                raise SpecError(f"{len(rows)} rows can't be split into heads of {len(roles)} x {width}")
+            split = rows.reshape(-1, len(roles), width, *rows.shape[1:])
+            return [split[:, i].reshape(-1, *rows.shape[1:]) for i in range(len(roles))]
+        left = len(rows) - (columns if "q" in roles else 0)
+        others = len(roles) - ("q" in roles)
+        if left <= 0 or left % others:
+            raise SpecError(f"{len(rows)} rows can't be split into {', '.join(roles)}")
+        sizes = [columns if role == "q" else left // others for role in roles]
+        return np.split(rows, np.cumsum(sizes)[:-1])
+
+    def _masks(self, call: ReadCall, arguments: Mapping[str, Any]) -> Iterator[AttentionMask]:
+        """The masks that the call may have had: none, and each reading of an argument; causal or not."""
+        sources: list[dict[str, Any]] = [{}] if self.said.mask is None else []
+        if self.said.mask is not None and self.said.mask not in arguments:
+            raise SpecError(f"it has no argument {self.said.mask!r} (it has: {', '.join(arguments)})")
+        sizes = call.inputs.check(call.config)
+        full = (sizes.batch, call.config.num_heads, sizes.query_len, sizes.key_len)
+        for name, value in arguments.items():
+            if self.said.mask in (None, name):
+                held = self.hooks.as_array(value)
+                sources += [{}] if held is None and self.said.mask == name else mask_readings(held, full)
+        for causal in (False, True) if self.said.causal is None else (self.said.causal,):
+            for source in sources:
+                yield AttentionMask(**source, causal=causal)
+
+
+def _heads(layer: Any) -> int:
+    for name in COUNTS:
+        value = getattr(layer, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    raise SpecError(f"{kind_of(layer)} has no attribute with its number of heads; say num_heads")
+
+
+def _words(reading: _Reading, call: ReadCall) -> str:
+    mask = call.inputs.mask
+    own = [name for name in ("allowed", "bias", "valid_lens") if getattr(mask, name) is not None]
+    said = f"causal={mask.causal}" + "".join(f", {name} given" for name in own)
+    return f"{said}, batch_first={reading.batch_first}, by_head={reading.by_head}"

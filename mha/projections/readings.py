@@ -1,0 +1,75 @@
+"""What a call of a layer may mean, and how far the reference is from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import SpecError, reference
+from mha_core.capture import ReadCall
+
+
+def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
+    """The array as (B, L, width)."""
+    if array.ndim not in (2, 3):
+        raise SpecError(f"its projections take arrays of shape {array.shape}, not (batch, length, width)")
+    if array.ndim == 2:
+        return array[None]
+    return array if batch_first else np.array(array.swapaxes(0, 1), order="C")
+
+
+def mask_readings(held: tuple[NDArray, str] | None, full: tuple[int, ...]) -> list[dict[str, Any]]:
+    """What an argument may mean as a mask of (B, H, Lq, Lk): keys that are allowed, excluded, added, or lengths."""
+    if held is None or 0 in held[0].shape:
+        return []
+    array = held[0]
+    batch, _, query_len, key_len = full
+    found: list[dict[str, Any]] = []
+    by_axes: dict[int, list[tuple[int, ...]]] = {
+        1: [(1, 1, 1, key_len)],
+        2: [(1, 1, query_len, key_len), (batch, 1, 1, key_len)],
+        3: [(batch, 1, query_len, key_len), (1, full[1], query_len, key_len), (batch, 1, 1, key_len)],
+        4: [tuple(array.shape)],
+    }
+    for shape in by_axes.get(array.ndim, []):
+        if array.size != np.prod(shape) or any(own not in (1, size) for own, size in zip(shape, full, strict=True)):
+            continue
+        one = array.reshape(shape)
+        if one.dtype == bool or np.isin(one, (0, 1)).all():
+            found += [{"allowed": one.astype(bool)}, {"allowed": ~one.astype(bool)}]
+        elif one.dtype.kind == "f" and (np.isfinite(one) | np.isneginf(one)).all():
+            found.append({"bias": one})
+    if array.shape == (batch,) and array.dtype.kind in "iu" and ((array >= 0) & (array <= key_len)).all():
+        found.append({"valid_lens": array.astype(np.int64)})
+    return found
+
+
+def distance(call: ReadCall) -> tuple[float, str]:
+    """How far the reference's output is off, as a part of the largest element, and in words."""
+    wanted = reference.run(call.config, call.weights, call.inputs).output
+    given = call.outputs["output"].astype(np.float64)
+    if wanted is None or wanted.shape != given.shape:
+        return np.inf, f"its output has another shape, {given.shape}"
+    with np.errstate(all="ignore"):
+        off = np.where(np.isfinite(given), np.abs(given - wanted), np.inf)
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(off), off.shape))
+    largest = float(np.abs(wanted).max(initial=0.0))
+    words = f"output[{', '.join(map(str, worst))}] is {given[worst]:.6g}, and the reference gives {wanted[worst]:.6g}"
+    return float(off.max(initial=0.0)) / max(largest, float(np.finfo(np.float64).tiny)), words
+
+
+def is_same(one: ReadCall, other: ReadCall) -> bool:
+    """Whether two readings of a call have the same parameters and inputs, and give each key the same weight.
+
+    So a mask that is added and the word causal beside it are one reading, if the mask excludes the later keys itself.
+    """
+
+    def numbers(call: ReadCall) -> list[NDArray]:
+        weights = reference.run(call.config, call.weights, call.inputs).weights
+        assert weights is not None
+        return [weights, call.inputs.queries, *call.weights.values()]
+
+    pairs = zip(numbers(one), numbers(other), strict=True)
+    return one.config == other.config and all(np.array_equal(a, b) for a, b in pairs)

@@ -1,0 +1,217 @@
+"""Capture of classes that are not listed: by their projections, and only if the reference confirms what was read."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mha
+from mha.coverage import UnreadWarning
+from mha.recordings.replay import judge_recording
+from mha_core import SpecError
+
+torch = pytest.importorskip("torch")
+nn, functional = torch.nn, torch.nn.functional
+
+
+class Nano(nn.Module):
+    """nanoGPT's CausalSelfAttention: a packed c_attn, thirds one after the other."""
+
+    def __init__(self, width: int, n_head: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(width, 3 * width, bias=False)
+        self.c_proj = nn.Linear(width, width)
+        self.n_head, self.factor = n_head, factor
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        q, k, v = self.c_attn(x).split(width, dim=2)
+        q, k, v = (y.view(batch, length, self.n_head, -1).transpose(1, 2) for y in (q, k, v))
+        y = functional.scaled_dot_product_attention(self.factor * q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class Timm(nn.Module):
+    """timm's Attention."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
+        self.qkv, self.proj, self.proj_drop = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), nn.Dropout(0.1)
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).reshape(batch, length, width)))
+
+
+class Annotated(nn.Module):
+    """The annotated transformer's MultiHeadedAttention: four linears in a list, and a mask of 0 for keys to ignore."""
+
+    def __init__(self, h: int, d_model: int) -> None:
+        super().__init__()
+        self.d_k, self.h = d_model // h, h
+        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+
+    def forward(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        given = zip(self.linears, (query, key, value), strict=False)
+        q, k, v = (lin(x).view(len(x), -1, self.h, self.d_k).transpose(1, 2) for lin, x in given)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        x = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(len(query), -1, self.h * self.d_k)
+        return self.linears[-1](x)
+
+
+class Grouped(nn.Module):
+    """Fewer heads of keys, one packed projection of keys and values head by head, arrays (length, batch, width)."""
+
+    def __init__(self, returned: float = 1.0) -> None:
+        super().__init__()
+        self.to_q, self.to_kv, self.to_out = nn.Linear(10, 12), nn.Linear(7, 12), nn.Sequential(nn.Linear(12, 5))
+        self.heads, self.returned = 6, returned
+
+    def forward(self, x: Any, context: Any) -> Any:
+        q, kv = self.to_q(x).unflatten(-1, (6, 2)), self.to_kv(context).unflatten(-1, (3, 2, 2))
+        q, k, v = (y.permute(1, 2, 0, 3) for y in (q, kv[..., 0, :], kv[..., 1, :]))
+        k, v = (y.repeat_interleave(2, dim=1) for y in (k, v))
+        y = (q @ k.transpose(-2, -1) / math.sqrt(2)).softmax(dim=-1) @ v
+        return self.returned * self.to_out(y.permute(2, 0, 1, 3).flatten(2))
+
+
+def drawn(*shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(len(shape)).normal(size=shape)).float()
+
+
+def made(layer: Any) -> Any:
+    torch.manual_seed(3)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return layer.eval()
+
+
+def equal(recording: Any) -> bool:
+    return all(result.status == "equal" for result in judge_recording(recording))
+
+
+def test_classes_with_known_names_are_recorded_of_themselves_with_what_they_do_to_the_mask() -> None:
+    model = made(nn.Sequential(nn.Sequential(nn.LayerNorm(12), Nano(12, 3)), Timm(12, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mha.capture(model, strict=True) as seen:
+            model(drawn(2, 5, 12))
+    nano, timm = seen.recording.layers
+    assert (nano.name, nano.config.num_heads, timm.name, timm.config.num_heads) == ("0.1", 3, "1", 4)
+    assert [call.inputs.mask.causal for call in seen.recording.calls] == [True, False]
+    assert seen.recording.unread == ()
+    assert np.array_equal(nano.weights["k_proj.weight"], model[0][1].c_attn.weight[12:24].detach().numpy())
+    assert equal(seen.recording)
+
+
+def test_an_argument_of_the_call_is_taken_for_the_mask_that_it_is() -> None:
+    layer, x, memory = made(Annotated(3, 12)), drawn(2, 4, 12), drawn(2, 6, 12)
+    kept = torch.arange(6)[None, None] < torch.tensor([6, 4])[:, None, None]
+    with mha.capture(layer) as seen:
+        layer(x, memory, memory, kept)
+        layer(x, x, x, torch.ones(4, 4).tril().int()[None])
+    first, second = (call.inputs.mask for call in seen.recording.calls)
+    assert np.array_equal(np.broadcast_to(first.allowed, (2, 1, 1, 6))[:, 0, 0], kept[:, 0].numpy())
+    assert second.causal
+    assert equal(seen.recording)
+
+
+def test_rows_head_by_head_fewer_heads_of_keys_and_arrays_with_the_length_first_are_recognized() -> None:
+    layer = made(Grouped())
+    said = mha.Projections("to_q", "to_kv", "to_kv", "to_out.0")
+    for layers in ({"": said}, ["*"]):
+        with mha.capture(layer, layers=layers) as seen:
+            layer(drawn(4, 2, 10), drawn(6, 2, 7))
+        (recorded,) = seen.recording.layers
+        assert (recorded.config.num_heads, recorded.config.num_kv_heads, recorded.config.output_dim) == (6, 3, 5)
+        assert np.array_equal(recorded.weights["v_proj.weight"][:2], layer.to_kv.weight[2:4].detach().numpy())
+        assert equal(seen.recording)
+
+
+def test_the_conv1d_of_transformers_is_read_as_in_by_out() -> None:
+    modules = pytest.importorskip("transformers.pytorch_utils")
+    layer = Nano(12, 4)
+    layer.c_attn, layer.c_proj = modules.Conv1D(36, 12), modules.Conv1D(12, 12)
+    with mha.capture(made(layer)) as seen:
+        layer(drawn(3, 5, 12))
+    assert np.array_equal(seen.recording.layers[0].weights["q_proj.weight"].T, layer.c_attn.weight[:, :12].detach())
+    assert equal(seen.recording)
+
+
+def test_a_class_that_computes_something_else_is_refused_with_the_number() -> None:
+    layer = made(Nano(12, 3, factor=1.1))
+    said = mha.Projections("c_attn", "c_attn", "c_attn", "c_proj", num_heads=3, order="qkv", causal=True)
+    with (
+        pytest.raises(SpecError, match=r"Nano at the top .*differs in \d+ of 120 elements.*expected"),
+        mha.capture(layer, layers={"": said}),
+    ):
+        layer(drawn(2, 5, 12))
+    with (
+        pytest.raises(SpecError, match=r"nothing to record: .*differs in \d+ of.*mha\.Projections\(query="),
+        mha.capture(layer),
+    ):
+        layer(drawn(2, 5, 12))
+    with mha.capture(layer, layers={"": mha.Projections(*3 * ["c_attn"], "c_proj", scale=1.1 / 2)}) as seen:
+        layer(drawn(2, 5, 12))
+    assert seen.recording.layers[0].config.scale == 1.1 / 2
+
+    beside = nn.Sequential(made(Timm(12, 4)), layer).eval()
+    with pytest.warns(UnreadWarning, match=r"read 1 of 2 .*; not: 1 \(.*Nano.*differs in"), mha.capture(beside) as seen:
+        beside(drawn(2, 5, 12))
+    assert [(one.name, one.why) for one in seen.recording.unread] == [("1", "unknown")]
+
+
+def test_what_one_call_can_not_tell_and_what_stands_after_the_projection_is_said() -> None:
+    layer = made(Timm(12, 4))
+    alike = drawn(2, 5, 12)[:, :1].expand(2, 5, 12)  # equal rows: causal or not gives the same
+    with (
+        pytest.raises(SpecError, match="fits more than one reading .*causal=False.* and causal=True"),
+        mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj")}),
+    ):
+        layer(alike)
+    with mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj", causal=False)}):
+        layer(alike)
+
+    doubled = made(Grouped(returned=2.0))
+    with pytest.warns(UnreadWarning, match="up to the output projection"), mha.capture(doubled):
+        doubled(drawn(4, 2, 10), drawn(6, 2, 7))
+    with pytest.raises(SpecError, match="up to the output projection"), mha.capture(doubled, strict=True):
+        doubled(drawn(4, 2, 10), drawn(6, 2, 7))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"query": "q"}, "has no projection 'q' .*it has: 'qkv', 'proj'"),
+        ({"num_heads": 5}, "5 does not divide|num_heads=5"),
+        ({"mask": "padding"}, "no argument 'padding' .*it has: x"),
+        ({"num_heads": True}, "num_heads must be a positive integer. Got True"),
+        ({"order": "qk"}, "order must be the letters"),
+        ({"causal": "yes"}, "causal must be True, False or None"),
+        ({"scale": -1.0}, "scale must be a positive number"),
+    ],
+)
+def test_what_is_said_wrongly_is_refused(said: dict[str, Any], words: str) -> None:
+    layer = made(Timm(12, 4))
+    names = {"query": "qkv", "key": "qkv", "value": "qkv", "output": "proj"}
+    with pytest.raises(SpecError, match=words), mha.capture(layer, layers={"": mha.Projections(**{**names, **said})}):
+        layer(drawn(2, 5, 12))
+
+
+def test_an_unlisted_class_is_refused_with_the_way_to_record_it() -> None:
+    layer = nn.Sequential()
+    layer.attention = nn.ModuleDict({name: nn.Linear(6, 6) for name in "abcd"})
+    with (
+        pytest.raises(SpecError, match=r"layers=\{'.*': mha\.Projections\(query=.*docs/recordings\.md"),
+        mha.capture(layer),
+    ):
+        pass

@@ -1,0 +1,133 @@
+"""Capture by projections in Keras, Flax nnx and Gluon; and layers whose queries and keys turn with the position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mha
+from mha.recipes import recipe_for_config
+from mha.recordings.replay import judge_recording
+from mha_core import SpecError
+
+
+def drawn(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def check(seen: Any, heads: int, *, causal: bool) -> None:
+    recording = seen.recording
+    assert [result.status for result in judge_recording(recording)] == ["equal"]
+    assert recording.layers[0].config.num_heads == heads
+    assert recording.calls[0].inputs.mask.causal is causal
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+def test_keras(einsum: bool) -> None:
+    keras = pytest.importorskip("keras")
+    import tensorflow as tf
+
+    class Block(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 3
+
+            def part() -> Any:
+                if einsum:
+                    return keras.layers.EinsumDense("abc,cde->abde", (None, 3, 4), bias_axes="de")
+                return keras.layers.Dense(12)
+
+            self.query_dense, self.key_dense, self.value_dense = part(), part(), part()
+            self.combine_heads = keras.layers.Dense(10)
+
+        def call(self, x: Any) -> Any:
+            parts = (self.query_dense, self.key_dense, self.value_dense)
+            q, k, v = (tf.transpose(tf.reshape(part(x), (2, 5, 3, 4)), (0, 2, 1, 3)) for part in parts)
+            weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / 2.0)
+            heads = tf.transpose(tf.matmul(weights, v), (0, 2, 1, 3))
+            return self.combine_heads(tf.reshape(heads, (2, 5, 12)))
+
+    keras.utils.set_random_seed(3)
+    layer, x = Block(), tf.constant(drawn(2, 5, 10))
+    layer(x)
+    with mha.capture(layer) as seen:
+        layer(x)
+    check(seen, 3, causal=False)
+
+
+def test_nnx() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    import jax
+    import jax.numpy as jnp
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.qkv, self.proj = nnx.Linear(10, 36, rngs=rngs), nnx.Linear(12, 10, rngs=rngs)
+            self.num_heads = 3
+
+        def __call__(self, x: Any) -> Any:
+            q, k, v = jnp.moveaxis(self.qkv(x).reshape(*x.shape[:2], 3, 3, 4), 2, 0)
+            heads = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            return self.proj(heads.reshape(*x.shape[:2], 12))
+
+    layer = Block(nnx.Rngs(0))
+    with mha.capture(layer) as seen:
+        layer(jnp.asarray(drawn(2, 5, 10)))
+    check(seen, 3, causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # by MXNet, as it is imported
+def test_gluon() -> None:
+    from backends.mxnet.ops.framework import mx
+
+    class Block(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 3
+            with self.name_scope():
+                for name, width in (("q_proj", 12), ("k_proj", 12), ("v_proj", 12), ("out_proj", 10)):
+                    setattr(self, name, mx.gluon.nn.Dense(width, flatten=False))
+
+        def forward(self, x: Any) -> Any:
+            parts = (self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (part(x).reshape((2, 5, 3, 4)).transpose((0, 2, 1, 3)).reshape((6, 5, 4)) for part in parts)
+            weights = mx.nd.softmax(mx.nd.batch_dot(q, k, transpose_b=True) / 2.0)
+            heads = mx.nd.batch_dot(weights, v).reshape((2, 3, 5, 4)).transpose((0, 2, 1, 3)).reshape((2, 5, 12))
+            return self.out_proj(heads)
+
+    mx.random.seed(3)
+    layer, x = Block(), mx.nd.array(drawn(2, 5, 10))
+    layer.initialize(mx.init.Normal(0.4))
+    layer(x)
+    with mha.capture(layer) as seen:
+        layer(x)
+    check(seen, 3, causal=False)
+
+
+def test_layers_with_rotary_positions_are_refused_at_once() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 30}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=20, num_key_value_heads=2)
+    model = transformers.LlamaModel(config)
+    words = (
+        r"LlamaAttention at layers\.0\.self_attn turns queries and keys with their positions \(rotary positions: rope"
+    )
+    said = {"layers.*.self_attn": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj", num_heads=4)}
+    for layers in (["*"], said):
+        with pytest.raises(SpecError, match=words), mha.capture(model, layers=layers):
+            pytest.fail("the model is called")
+
+    class Rotary(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    own = torch.nn.Module()
+    own.attn = torch.nn.ModuleDict({name: torch.nn.Linear(6, 6) for name in ("q_proj", "k_proj", "v_proj", "o_proj")})
+    own.rotary_emb = Rotary()
+    with pytest.raises(SpecError, match=r"ModuleDict at attn turns .*rotary_emb"), mha.capture(own):
+        pytest.fail("the model is called")
+    with pytest.raises(SpecError, match=r"'mistral' turns queries and keys .*rope_theta"):
+        recipe_for_config({"model_type": "mistral", "rope_theta": 1e6})
