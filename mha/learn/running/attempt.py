@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.subjects.ask import SubjectFailed, as_array
+from conformance.subjects.answers import SubjectFailed, as_array
 from conformance.subjects.handout import Handout
 from conformance.workers.wire import sendable
 from mha.learn.running.dialects import given, taken
