@@ -25,6 +25,10 @@ FILES = {"mha.toml": ("python",), "pyproject.toml": ("tool", "mha", "python")}
 """File in the current folder -> its table that says which interpreter runs what. The first file with one counts."""
 
 
+LEARNERS = "learn-"
+"""The beginning of the names of homes in which learners' files run."""
+
+
 @dataclass(frozen=True)
 class Home:
     """A kind of worker process: everything of one home may share a process, and nothing else is imported there.
@@ -41,6 +45,11 @@ class Home:
     def is_ours(self) -> bool:
         """Whether no framework and nobody's module is imported there: what it computes can be trusted."""
         return self.name == NUMPY
+
+    @property
+    def keeps_processes(self) -> bool:
+        """Whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
+        return not self.name.startswith(LEARNERS)
 
 
 OURS = Home(NUMPY, OUR_SECONDS)

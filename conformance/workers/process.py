@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from conformance.subjects.quiet import pass_on
+from conformance.workers.guard import END_SECONDS, descendants
 from conformance.workers.interpreters import Home, same_program
 from conformance.workers.protocol import (
     ASK,
@@ -55,6 +56,8 @@ LONGEST_HELLO = 4096
 PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop()) or sys.path
+from conformance.workers.guard import stand_guard
+stand_guard()
 from conformance.workers.worker import main
 main()
 """
@@ -79,7 +82,7 @@ class WorkerProcess:
         hello: what it said.
         is_ready: whether it has said it.
         unit: what it does, or did last, or is asked for.
-        is_spent: whether a thread of the last request is still at work in it.
+        is_spent: whether a thread of the last request is still at work in it, or a process that may not stay.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -107,7 +110,7 @@ class WorkerProcess:
             try:
                 self._process = subprocess.Popen(
                     [interpreter or sys.executable, "-P", "-c", PROGRAM, *given],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # closed when this process ends, which the guard sees
                     stdout=stderr,  # what a subject prints is no part of a report, and is said hundreds of times
                     stderr=words,  # until it has started: why it did not is one line of ours
                     pass_fds=[theirs.fileno(), stderr.fileno()],
@@ -126,7 +129,12 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.poll() is None and not self._channel.is_closed
+
+    @property
+    def has_left_processes(self) -> bool:
+        """Whether processes run that the worker started; looked at on Linux alone."""
+        return sys.platform == "linux" and len(descendants(self._process.pid)) > 1  # the worker is one
 
     @property
     def where(self) -> str:
@@ -226,7 +234,7 @@ class WorkerProcess:
                 pass
             kind, content = frame
             if kind == END:
-                self.is_spent = content == LEFT
+                self.is_spent = content == LEFT or (not self.home.keeps_processes and self.has_left_processes)
                 return
             yield kind, content
 
@@ -280,6 +288,11 @@ class WorkerProcess:
 
     def end(self) -> None:
         """End the process and what it started. It may have ended already."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if sys.platform == "linux":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS + GRACE_SECONDS)
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()

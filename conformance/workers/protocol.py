@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import socket
 import struct
 import threading
@@ -114,6 +115,14 @@ class Channel:
         self._patience = patience
         self._lock = threading.Lock()
         connection.settimeout(None if patience is None else POLL_SECONDS)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other side has closed it, and nothing that it sent is left."""
+        try:
+            return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):  # closed here
+            return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
         """Raises OSError if the other side is gone, and what `patience` raises."""

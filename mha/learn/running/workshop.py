@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.workers.described import asked
 from conformance.workers.execute import end_idle
-from conformance.workers.interpreters import Home, Settings
+from conformance.workers.interpreters import LEARNERS, Home, Settings
 from conformance.workers.protocol import WorkerDied
 from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import prepare
@@ -45,7 +45,7 @@ def end_process(dialect: str) -> None:
 
 def home(dialect: str) -> Home:
     """The process in which files of a framework run."""
-    return Home(f"learn-{dialect}")
+    return Home(f"{LEARNERS}{dialect}")
 
 
 @cache

@@ -165,3 +165,53 @@ def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
             command, _, expected = text.partition("\n")
             assert learn(*command.removeprefix("$ mha learn ").split()).output == expected, command
     end_idle()
+
+
+LEAVES = '''
+import os, subprocess, sys, time
+MARK = {mark!r}
+SLEEP = "import sys, time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", SLEEP, MARK])
+subprocess.Popen([sys.executable, "-c", SLEEP, MARK], start_new_session=True)
+TWICE = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
+subprocess.run([sys.executable, "-c", TWICE, SLEEP, MARK], start_new_session=True)
+'''
+"""A file that starts three processes, two of which leave the group, and one its parent."""
+
+KILLED = "from mha.learn.judge import judge; from mha.learn.exercises import exercise; import pathlib, sys\n"
+KILLED += "judge(exercise('softmax'), pathlib.Path(sys.argv[1]), time_limit=500)"
+
+
+def marked(mark, at_least=0, at_most=99):
+    """How many processes have this word among their arguments, as soon as the number is within limits, or after 20 s."""
+    for _ in range(400):
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.is_dir()]
+        count = sum(mark.encode() in line.split(b"\0") for line in lines)
+        if at_least <= count <= at_most:
+            break
+        time.sleep(0.05)
+    return count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper (docs/learn.md)")
+def test_every_process_that_a_file_starts_ends_with_the_call_and_with_the_program(tmp_path, folder):
+    mark = f"mha-{os.getpid()}-{tmp_path.name}"
+    file = folder / "write" / "softmax.py"
+    leaves = LEAVES.format(mark=mark)
+    for text, status in (
+        (leaves + RIGHT, 0),
+        (leaves + WRONG, 1),
+        (leaves + "os._exit(3)\n", 2),
+        (leaves + "import signal\nos.kill(os.getpid(), signal.SIGKILL)\n", 2),
+        (leaves + "time.sleep(600)\n", 2),
+    ):
+        file.write_text(text)
+        result = learn("check", "softmax", "--folder", folder, "--time-limit", 3)
+        assert result.exit_code == status, result.output
+        assert marked(mark, at_most=0) == 0, f"left by {text.splitlines()[-1]}"
+    file.write_text(leaves + "while True: pass\n")
+    program = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], cwd=ROOT)
+    assert marked(mark, at_least=3) == 3
+    program.kill()
+    program.wait()
+    assert marked(mark, at_most=0) == 0, "left when the program was killed"

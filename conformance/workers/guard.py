@@ -1,0 +1,108 @@
+"""The process around a worker: when the worker ends, or whoever started it, it ends every process that is left.
+
+On Linux alone: a process that leaves its group or its parent (setsid, a double fork) becomes a child of the guard
+there. Elsewhere a worker is ended with its process group, and what has left the group stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Numbers of prctl, from linux/prctl.h."""
+
+END_SECONDS = 3.0
+"""Time to end processes that start others meanwhile."""
+
+
+def stand_guard() -> None:
+    """Go on in a child, and guard it here; elsewhere than on Linux, do nothing.
+
+    Standard input is a pipe that whoever started this holds open. Call it before there are threads.
+    """
+    if sys.platform != "linux":
+        return
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    guard = os.getpid()
+    worker = os.fork()
+    if worker:
+        _guard(worker)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != guard:  # it ended before it could be watched
+        os._exit(1)
+    os.setpgid(0, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _guard(worker: int) -> NoReturn:
+    """Wait for the end of the worker, end what it left, and end as it did."""
+    os.closerange(3, 1 << 20)  # so that the end of its connection can be seen
+    threading.Thread(target=_end_with_starter, args=(worker,), daemon=True).start()
+    status = None
+    while status is None:
+        ended, found = os.wait()
+        status = found if ended == worker else None
+    end_descendants(os.getpid())
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's is enough
+        with suppress(OSError):  # SIGKILL always does what it does
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _end_with_starter(worker: int) -> None:
+    """End the worker when the pipe at standard input is closed: whoever started it has ended, or wants that."""
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+
+
+def end_descendants(process: int) -> None:
+    """End every process that `process` started, and those that they started; on Linux alone."""
+    until = time.monotonic() + END_SECONDS
+    while (found := descendants(process)) and time.monotonic() < until:
+        for number in found:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended; or it is another user's, by sudo
+                os.kill(number, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.001)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that `process` started and those that they started, but for ended ones; on Linux alone."""
+    children = defaultdict(list)
+    for number, parent in _parents():
+        children[parent].append(number)
+    found, new = [], [process]
+    while new:
+        new = [child for parent in new for child in children[parent]]
+        found += new
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """(process, its parent) of every process that has not ended."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                yield int(folder.name), int(parent)
