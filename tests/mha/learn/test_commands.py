@@ -167,7 +167,7 @@ def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
     end_idle()
 
 
-LEAVES = '''
+LEAVES = """
 import os, subprocess, sys, time
 MARK = {mark!r}
 SLEEP = "import sys, time; time.sleep(600)"
@@ -175,7 +175,7 @@ subprocess.Popen([sys.executable, "-c", SLEEP, MARK])
 subprocess.Popen([sys.executable, "-c", SLEEP, MARK], start_new_session=True)
 TWICE = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
 subprocess.run([sys.executable, "-c", TWICE, SLEEP, MARK], start_new_session=True)
-'''
+"""
 """A file that starts three processes, two of which leave the group, and one its parent."""
 
 KILLED = "from mha.learn.judge import judge; from mha.learn.exercises import exercise; import pathlib, sys\n"
@@ -183,7 +183,7 @@ KILLED += "judge(exercise('softmax'), pathlib.Path(sys.argv[1]), time_limit=500)
 
 
 def marked(mark, at_least=0, at_most=99):
-    """How many processes have this word among their arguments, as soon as the number is within limits, or after 20 s."""
+    """How many processes have this word among their arguments, as soon as that is within limits, or after 20 s."""
     for _ in range(400):
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.is_dir()]
         count = sum(mark.encode() in line.split(b"\0") for line in lines)
