@@ -67,7 +67,7 @@ def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: Att
     """A hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
     arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if name != "cotangent"}
-    for name, value in {**weights, **arrays, **vars(inputs.mask)}.items():
+    for name, value in sorted({**weights, **arrays, **vars(inputs.mask)}.items()):
         if hasattr(value, "dtype"):
             array = np.asarray(value)
             whole.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
