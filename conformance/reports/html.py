@@ -61,6 +61,7 @@ def render(report: Mapping[str, Any]) -> str:
     return template("conformance.reports", "report.html.j2", "report.js").render(
         environment=report["environment"],
         verdict=_verdict(results),
+        looked_at=(report.get("looked_at") or {}).get("line", ""),
         counts=_counts(results),
         results=results,
         groups=groups,

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from conformance.deviations.known import Deviations
 from conformance.judging.result import Result
+from conformance.reports.looked_at import LookedAt
 from mha_core import STAGES
 from mha_core.stages import is_gradient
 
@@ -21,8 +22,8 @@ SCHEMA_VERSION = 1
 """Version of the JSON report; a change that readers would notice raises it."""
 
 
-def print_results(console: Console, results: Sequence[Result]) -> None:
-    """The parity table, the comparison with trained recordings, every failure, and a last line."""
+def print_results(console: Console, results: Sequence[Result], looked_at: LookedAt | None = None) -> None:
+    """The parity table, the comparison with trained recordings, every failure, what was looked at, and a last line."""
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
@@ -41,6 +42,8 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         *unsupported_lines(results),
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if looked_at is not None:
+        console.print(looked_at.line, markup=False, highlight=False, soft_wrap=True)
     console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -104,6 +107,8 @@ def failure_text(result: Result) -> str:
         what = "not as listed" if result.stale else since
         lines = [f"{head} {what}"]
         lines += [f"  {mismatch.message}" for mismatch in result.mismatches]
+    lines += [f"  {result.kept}"] if result.kept else []
+    lines += [f"  left out: {', '.join(words)} ({why})" for why, words in result.left_out.items()]
     return "\n".join([*lines, f"  rerun: {result.rerun}"])
 
 
@@ -179,6 +184,7 @@ def to_json(
     versions: dict[str, dict[str, str]],
     known: Deviations | None = None,
     could_not_run: Sequence[str] = (),
+    looked_at: LookedAt | None = None,
 ) -> dict[str, Any]:
     """The report as JSON can hold it.
 
@@ -187,6 +193,7 @@ def to_json(
         versions: backend -> package -> version.
         known: the table that the results were judged with; the report holds the entries that they name.
         could_not_run: a line for each subject or backend that could not be used.
+        looked_at: what the calls of the results were; None if none had an answer.
     """
     found = list(results)
     named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}
@@ -202,6 +209,7 @@ def to_json(
         "results": [result.to_dict() for result in found],
         "deviations": [entry.to_dict() for entry in entries if entry.id in named],
         "could_not_run": list(could_not_run),
+        "looked_at": None if looked_at is None else looked_at.to_dict(),
     }
 
 

@@ -99,6 +99,7 @@ def check(asked: CheckOptions) -> None:
 
     from conformance.deviations import known as deviations
     from conformance.reports import text as report
+    from conformance.reports.looked_at import looked_at
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
@@ -127,10 +128,12 @@ def check(asked: CheckOptions) -> None:
         sys.exit(COULD_NOT_RUN)
     runs = [(case, subject) for subject in subjects for case in cases]
     results, interrupted = _judged(errors, runs, apart, settings, known)
-    report.print_results(console, results)
+    looked = looked_at(cases, results, subjects)
+    report.print_results(console, results, looked)
     if interrupted:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
-    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}, known, broken))
+    versions = {backend.name: backend.versions() for backend in backends}
+    _write(asked, report.to_json(results, versions, known, broken, looked))
     if not interrupted:
         _explain(console, errors, own, cases, results, known, settings)
         if asked.count is not None:
@@ -183,6 +186,7 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
     """Run ONNX's vectors, and end the process with the exit status."""
     from conformance.onnx import suite as onnx_suite
     from conformance.reports import text as report
+    from conformance.reports.looked_at import looked_at
     from mha_core import BackendError, SpecError
 
     apart = asked.apart
@@ -199,8 +203,10 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
     judged, interrupted = _judged(errors, runs, apart, settings, None, whole=True)
     # What ONNX recorded has a row of its own.
     results = [replace(result, recorded={}) for result in judged]
-    report.print_results(console, results)
-    _write(asked, report.to_json(results, {backend.name: backend.versions() for backend in backends}))
+    looked = looked_at([case for case, _ in runs], results, [subject for _, subject in runs])
+    report.print_results(console, results, looked)
+    versions = {backend.name: backend.versions() for backend in backends}
+    _write(asked, report.to_json(results, versions, looked_at=looked))
     sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
 
 

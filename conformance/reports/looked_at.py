@@ -1,0 +1,147 @@
+"""What a run looked at: the largest sizes, the dtypes and the kinds of its calls, and the kinds that no call was.
+
+"Equal" is said of the calls that were made. So what they were stands beside it, found in the calls themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
+from conformance.cases.sequence import Asked
+from conformance.judging.result import Result
+from mha_core.dtypes import DTYPES
+from mha_core.features import FEATURES
+
+SIZES = {"batches": "B", "queries": "Lq", "keys": "Lk", "heads": "H", "head_dim": "d"}
+"""Words -> the symbol of a size, of which the largest is said."""
+
+Met = Callable[[Problem], bool]
+
+
+def _lengths_of(dtype: str) -> Met:
+    return lambda problem: getattr(problem.inputs.mask.valid_lens, "dtype", None) == dtype
+
+
+def _is_contiguous(problem: Problem) -> bool:
+    inputs = problem.inputs
+    return all(array.flags.c_contiguous for array in (inputs.queries, inputs.keys, inputs.values))
+
+
+KINDS: dict[str, Met] = {
+    "no mask": lambda problem: bool(problem.allowed().all()) and problem.inputs.mask.bias is None,
+    "int64 lengths": _lengths_of("int64"),
+    "int32 lengths": _lengths_of("int32"),
+    "a mask of allowed keys": lambda problem: problem.inputs.mask.allowed is not None,
+    "a causal mask": lambda problem: problem.inputs.mask.causal,
+    "a window": lambda problem: problem.inputs.mask.window is not None,
+    "a query offset": lambda problem: bool(np.any(problem.inputs.mask.query_offset)),
+    "rows without a key": lambda problem: not problem.allowed().any(axis=-1).all(),
+    "arrays that are not contiguous": lambda problem: not _is_contiguous(problem),
+    "one array for queries, keys and values": lambda problem: (
+        problem.inputs.queries is problem.inputs.keys is problem.inputs.values
+    ),
+    "NaN or infinity": lambda problem: not all(np.isfinite(a).all() for a in problem.inputs.leaves().values()),
+    "gradients": lambda problem: problem.inputs.cotangent is not None,
+    **{
+        feature.words: lambda problem, present=feature.present: present(problem.config, problem.inputs)  # type: ignore[misc]
+        for feature in FEATURES
+        if feature.words
+    },
+}
+"""Words -> whether a call is of this kind."""
+
+SEQUENCES = "a second call of another shape, mask or thread"
+"""What only sequences of calls are."""
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """What the calls of a run were.
+
+    Attributes:
+        sizes: words -> the largest size of any call.
+        dtypes, devices, paths: those that were run; a path is one of a backend's.
+        kinds: those of KINDS, and SEQUENCES, that some call was.
+        never: the dtypes, devices, paths and kinds that none was.
+    """
+
+    sizes: dict[str, int]
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    paths: tuple[str, ...]
+    kinds: tuple[str, ...]
+    never: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, but for the kinds that were met.
+
+        >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
+        'Looked at: keys to 1,100; float32; cpu; the path eager. Never: float64, a GPU.'
+        """
+        sizes = ", ".join(f"{words} to {size:,}" for words, size in self.sizes.items())
+        paths = f"the path{'s' * (len(self.paths) > 1)} {', '.join(self.paths)}" if self.paths else ""
+        said = "; ".join(filter(None, [sizes, ", ".join(self.dtypes), ", ".join(self.devices), paths]))
+        never = f" Never: {', '.join(self.never)}." if self.never else ""
+        return f"Looked at: {said}.{never}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, with the line."""
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "line": self.line}
+
+
+def looked_at(asked: Iterable[Asked], results: Sequence[Result], subjects: Iterable[Any]) -> LookedAt | None:
+    """What the calls of these results were; None if there was no answer.
+
+    Args:
+        asked: the cases and sequences.
+        results: those that had no answer do not count.
+        subjects: whom they were asked; backends among them say which paths they have.
+    """
+    answered = [result for result in results if result.status not in ("unsupported", "failed")]
+    if not answered:
+        return None
+    names = {result.case for result in answered}
+    there = [one for one in asked if one.id in names]
+    sizes: dict[str, int] = dict.fromkeys(SIZES, 0)
+    kinds: set[str] = set() if all(isinstance(one, Case) for one in there) else {SEQUENCES}
+    for case in _calls(there):
+        own = case.sizes()
+        sizes = {words: max(size, own[SIZES[words]]) for words, size in sizes.items()}
+        problem = case.build()
+        kinds |= {words for words, met in KINDS.items() if words not in kinds and met(problem)}
+    paths, all_paths = _paths(subjects)
+    dtypes = tuple(dict.fromkeys(result.dtype for result in answered))
+    devices = tuple(dict.fromkeys(result.device for result in answered))
+    never = [dtype for dtype in DTYPES if dtype not in dtypes]
+    never += ["a GPU"] if devices == ("cpu",) else []
+    never += [f"the path {path}" for path in all_paths if path not in paths]
+    never += [words for words in (*KINDS, SEQUENCES) if words not in kinds]
+    met = tuple(words for words in (*KINDS, SEQUENCES) if words in kinds)
+    return LookedAt(sizes, dtypes, devices, tuple(paths), met, tuple(never))
+
+
+def _calls(asked: Iterable[Asked]) -> Iterator[Case]:
+    for one in asked:
+        if isinstance(one, Case):
+            yield one
+        else:
+            yield from (step.case for step in one.steps())
+
+
+def _paths(subjects: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """The paths of backends that were run, and all that these backends have."""
+    run: dict[str, None] = {}
+    there: dict[str, None] = {}
+    for subject in subjects:
+        backend = getattr(subject, "backend", None)
+        if backend is not None:
+            there |= dict.fromkeys(backend.paths())
+            run |= dict.fromkeys([subject.path or backend.paths()[0]])
+    return list(run), list(there)
