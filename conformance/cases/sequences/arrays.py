@@ -1,0 +1,246 @@
+"""Sequences of calls whose arrays lie otherwise in memory, have other shapes or dtypes, or hold plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.sequence import DROPOUT, SMALL, Base, CallSequence, PreparedLayer, Step
+from mha_core import AttentionInputs, AttentionMask
+
+Change = Callable[[AttentionInputs], AttentionInputs]
+
+
+def sequences() -> list[CallSequence]:
+    """The sequences of this module, in the order of `mha cases`."""
+    return [
+        CallSequence("sequence-layouts", "an array that is read as if it were contiguous", SMALL, _layouts),
+        CallSequence(
+            "sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another", SMALL, _shapes
+        ),
+        CallSequence("sequence-plain-numbers", "numbers that a fast path takes for others", SMALL, _numbers),
+    ]
+
+
+def turned(array: NDArray) -> NDArray:
+    """The same numbers with the axes in the opposite order in memory."""
+    return np.asfortranarray(array)
+
+
+def backwards(array: NDArray) -> NDArray:
+    """The same numbers, last to first in memory along axis -2."""
+    return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+
+
+def cut(array: NDArray) -> NDArray:
+    """The same numbers, as the beginning of a longer array along axis -2."""
+    return np.concatenate([array, array + 1.0], axis=-2)[..., : array.shape[-2], :]
+
+
+def spread(array: NDArray) -> NDArray:
+    """Those of item 0 for all items, with a stride of 0."""
+    return np.broadcast_to(array[:1], array.shape)
+
+
+def _layouts(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    batch, queries, keys = base.sizes
+    heads, width = base.config.num_heads, base.config.head_dim
+    id = "sequence-layouts"
+    layer, trained = base.layer(id), base.layer(id, 1, dropout=DROPOUT)
+    packed = PreparedLayer(id, base.config, 2, gradients=few_shapes)
+    packed.weights = {
+        name: turned(array) if name.endswith("weight") else array for name, array in packed.weights.items()
+    }
+    packed.weights = {**packed.weights, "v_proj.weight": packed.weights["k_proj.weight"]}
+    rng = np.random.default_rng(17)
+    allowed = rng.random((batch, heads, queries, keys)) < 0.67
+    bias = rng.normal(size=allowed.shape)
+    keep = np.broadcast_to(rng.random((1, 1, queries, keys)) >= DROPOUT, allowed.shape)
+    past = tuple(layer.drawn(f"past {name}", "a", batch, heads, queries, width) for name in ("keys", "values"))
+    lens = base.lens.valid_lens
+    assert lens is not None
+    by_query = np.asfortranarray(np.minimum(lens[:, None], np.arange(queries) + 2))
+
+    def call(words: str, mask: AttentionMask | None = None, **how: Any) -> Step:
+        return how.pop("of", layer).call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
+
+    def of_past(words: str, change: Callable[[NDArray], NDArray], contents: str) -> Step:
+        held = (change(past[0]), change(past[1]))
+        return layer.call(words, batch, queries, queries, past=held, contents=contents, gradients=False)
+
+    def with_cotangent(change: Callable[[NDArray], NDArray]) -> Change:
+        return lambda given: replace(given, cotangent=None if given.cotangent is None else change(given.cotangent))
+
+    def overlapping(given: AttentionInputs) -> AttentionInputs:
+        both = np.concatenate([given.queries, given.keys[:, 1:]], axis=1)
+        return replace(given, queries=both[:, :queries], keys=both[:, 1 : keys + 1])
+
+    return [
+        call("`allowed` laid out the other way", AttentionMask(allowed=turned(allowed))),
+        call("`allowed` with a negative stride", AttentionMask(allowed=backwards(allowed))),
+        call("`allowed` with a stride of 0", AttentionMask(allowed=spread(allowed))),
+        call("a bias laid out the other way", AttentionMask(bias=turned(bias))),
+        call("a bias with a stride of 0", AttentionMask(bias=spread(bias))),
+        call("lengths with a stride of 0", AttentionMask(valid_lens=np.broadcast_to(lens[:1], lens.shape))),
+        call("lengths by query, laid out the other way", AttentionMask(valid_lens=by_query)),
+        call("keys that begin within the queries' memory", change=overlapping),
+        call("keys that are the values, and other queries", change=lambda given: replace(given, values=given.keys)),
+        of_past("a past with a negative stride", backwards, "abb"),
+        of_past("a past cut from a longer cache", cut, "bab"),
+        of_past("a past that all items share", spread, "bba"),
+        call("a cotangent laid out the other way", gradients=True, change=with_cotangent(turned)),
+        call("a cotangent with a stride of 0", gradients=True, change=with_cotangent(spread), contents="bbb"),
+        call(
+            "a keep-mask with a stride of 0",
+            base.lens,
+            of=trained,
+            gradients=True,
+            change=lambda given: replace(given, dropout_keep=keep),
+        ),
+        call(
+            "a keep-mask that keeps everything",
+            of=trained,
+            gradients=True,
+            change=lambda given: replace(given, dropout_keep=np.ones_like(keep)),
+        ),
+        call("weights laid out the other way, two of which are one array", base.lens, of=packed, contents="aba"),
+    ]
+
+
+def _shapes(few_shapes: bool) -> list[Step]:
+    base = Base(few_shapes)
+    batch, queries, keys = base.sizes
+    heads = base.config.num_heads
+    layer = base.layer("sequence-mask-shapes")
+    rng = np.random.default_rng(19)
+    shapes = {
+        "(B, 1, Lq, 1)": (batch, 1, queries, 1),
+        "(B, H, 1, 1)": (batch, heads, 1, 1),
+        "(B, 1, 1, 1)": (batch, 1, 1, 1),
+        "(1, H, 1, 1)": (1, heads, 1, 1),
+        "(H, Lq, Lk)": (heads, queries, keys),
+        "(Lq, Lk)": (queries, keys),
+        "(Lq, 1)": (queries, 1),
+        "()": (),
+    }
+
+    def call(words: str, **mask: Any) -> Step:
+        return layer.call(words, *base.sizes, AttentionMask(**mask), gradients=False)
+
+    def drawn(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        array = np.asarray(rng.random(shape) < 0.6)
+        array.reshape(-1)[:1] = True
+        return array
+
+    lens = base.lens.valid_lens
+    assert lens is not None
+    padding = np.arange(keys) >= lens[:, None, None, None]
+    positions = np.arange(batch)
+    steps = [call(f"`allowed` of the shape {words}", allowed=drawn(shape)) for words, shape in shapes.items()]
+    return [
+        *steps,
+        call("`allowed` that allows everything", allowed=np.ones((1, 1, queries, keys), bool)),
+        call("a bias of the shape (1, H, 1, 1)", bias=rng.normal(size=(1, heads, 1, 1))),
+        call("lengths", valid_lens=lens),
+        call("a bias that excludes what the lengths do", bias=np.where(padding, -np.inf, 0.0), valid_lens=lens),
+        call("lengths that are all 1", valid_lens=np.ones(batch, np.int64)),
+        call(
+            "lengths by query in 32 bits, which are a causal mask",
+            valid_lens=np.tile(np.minimum(np.arange(1, queries + 1, dtype=np.int32), keys), (batch, 1)),
+        ),
+        call(
+            "lengths in 32 bits and offsets in 8",
+            valid_lens=lens.astype(np.int32),
+            causal=True,
+            query_offset=positions.astype(np.int8),
+        ),
+        call("offsets that have no sign", causal=True, query_offset=positions.astype(np.uint16)),
+        call("an offset near the largest of 32 bits", causal=True, window=(2**31 - 3, None), query_offset=2**31 - 5),
+        call("a window as wide as 32 bits hold", causal=True, window=(2**31 - 1, 2**31 - 1)),
+        call("`allowed` and a window", allowed=drawn((queries, keys)), window=(2, 1)),
+        call(
+            "a window that reaches less far than the lengths, from an offset",
+            valid_lens=lens,
+            window=(0, None),
+            query_offset=3,
+        ),
+        call("rows that two sources empty together", valid_lens=np.full(batch, 2), allowed=np.arange(keys) >= 2),
+        call(
+            "`allowed` in blocks, as of packed documents",
+            allowed=np.arange(queries)[:, None] // 2 == np.arange(keys) // 2,
+        ),
+        call("no mask"),
+        call("causal, after no mask", causal=True),
+        call("`allowed`, after causal", allowed=drawn((queries, keys))),
+        call("no mask, after `allowed`"),
+        call("a bias", bias=rng.normal(size=(queries, keys))),
+        call("causal, after a bias", causal=True),
+    ]
+
+
+def _numbers(few_shapes: bool) -> list[Step]:
+    id, base = "sequence-plain-numbers", Base(few_shapes)
+    batch, queries, keys = base.sizes
+    layer, silent, plain = base.layer(id), base.layer(id, 1), base.layer(id, 2, bias=False)
+    loud = base.layer(id, 3, seed=1)
+    silent.weights = {**silent.weights, "out_proj.weight": np.zeros_like(silent.weights["out_proj.weight"])}
+    loud.weights = {**loud.weights, "v_proj.weight": 40.0 * loud.weights["v_proj.weight"]}
+    no_first = AttentionMask(allowed=np.arange(queries)[:, None] >= np.ones(keys, int))
+    width = base.config.value_dim
+
+    def call(words: str, mask: AttentionMask = base.lens, of: PreparedLayer = layer, **how: Any) -> Step:
+        return of.call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
+
+    def with_(**arrays: Callable[[NDArray], NDArray]) -> Change:
+        """Some arrays of the call changed, each as is said."""
+
+        def change(given: AttentionInputs) -> AttentionInputs:
+            made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
+            return replace(given, **made)
+
+        return change
+
+    def first_item(array: NDArray) -> NDArray:
+        return array[[0] * batch]
+
+    def first_key(array: NDArray) -> NDArray:
+        return array[:, [0] * keys]
+
+    def times(factor: float, *place: int) -> Callable[[NDArray], NDArray]:
+        def change(array: NDArray) -> NDArray:
+            factors = np.ones_like(array)
+            factors[place] = factor
+            return array * factors
+
+        return change
+
+    def unit(array: NDArray) -> NDArray:
+        return np.stack([np.eye(width)[np.arange(keys) % width]] * batch)
+
+    def one_place(array: NDArray) -> NDArray:
+        return np.asarray(np.arange(array.size).reshape(array.shape) == 3, array.dtype)
+
+    alike = with_(queries=first_item, keys=first_item, values=first_item)
+    nothing = with_(queries=times(0.0, 0), keys=times(0.0, 0), values=times(0.0, 0))
+    return [
+        call("keys and values that all items share", change=with_(keys=first_item, values=first_item)),
+        call("items that are all alike", change=alike),
+        call("one item of 0", change=nothing),
+        call("an item a thousand times larger", change=with_(queries=times(1000.0, 0))),
+        call("keys of an item that are all alike", change=with_(keys=first_key)),
+        call("values of an item that are all alike", change=with_(values=first_key)),
+        call("values that are unit vectors", change=with_(values=unit)),
+        call("a value far larger than the others", change=with_(values=times(300.0, 0, 1))),
+        call("whole numbers", change=with_(queries=np.rint, keys=np.rint)),
+        call("scores below a millionth", of=plain, change=with_(queries=lambda array: array * 1e-8)),
+        call("NaN in a query that may not attend", no_first, change=with_(queries=times(np.nan, 0, 0))),
+        call("a cotangent of 0", gradients=True, change=with_(cotangent=np.zeros_like)),
+        call("a cotangent of 0 but for one place", gradients=True, change=with_(cotangent=one_place)),
+        call("a projection of 0", of=silent),
+        call("weights above 10", of=loud),
+    ]
