@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from conformance.cases.sequence import DROPOUT, SMALL, Base, CallSequence, PreparedLayer, Step
 from mha_core import AttentionInputs, AttentionMask
 
+FINFO_MIN = -float(np.finfo(np.float32).max)
+
 Change = Callable[[AttentionInputs], AttentionInputs]
 
 
@@ -76,6 +78,19 @@ def _layouts(few_shapes: bool) -> list[Step]:
     def with_cotangent(change: Callable[[NDArray], NDArray]) -> Change:
         return lambda given: replace(given, cotangent=None if given.cotangent is None else change(given.cotangent))
 
+    def by_position(array: NDArray) -> NDArray:
+        return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
+
+    def every_other(given: AttentionInputs) -> AttentionInputs:
+        return replace(given, keys=given.keys.repeat(2, 1)[:, ::2], values=given.values.repeat(2, 2)[..., ::2])
+
+    def shared(given: AttentionInputs) -> AttentionInputs:
+        return replace(given, queries=spread(given.queries), values=spread(given.values))
+
+    def packed_inputs(given: AttentionInputs) -> AttentionInputs:
+        parts = np.split(np.concatenate([given.queries, given.keys, given.values], axis=-1), 3, axis=-1)
+        return replace(given, queries=parts[0], keys=parts[1], values=parts[2])
+
     def overlapping(given: AttentionInputs) -> AttentionInputs:
         both = np.concatenate([given.queries, given.keys[:, 1:]], axis=1)
         return replace(given, queries=both[:, :queries], keys=both[:, 1 : keys + 1])
@@ -88,12 +103,30 @@ def _layouts(few_shapes: bool) -> list[Step]:
         call("a bias with a stride of 0", AttentionMask(bias=spread(bias))),
         call("lengths with a stride of 0", AttentionMask(valid_lens=np.broadcast_to(lens[:1], lens.shape))),
         call("lengths by query, laid out the other way", AttentionMask(valid_lens=by_query)),
+        call("a bias with a negative stride", AttentionMask(bias=backwards(bias))),
+        call("a bias cut from a larger table", AttentionMask(bias=cut(bias))),
+        call(
+            "queries whose second axis is the batch",
+            change=lambda given: replace(given, queries=by_position(given.queries)),
+        ),
+        call("keys that are every other row, values of every other channel", change=every_other),
+        call("queries and values that all items share", change=shared),
+        call("one packed array", change=packed_inputs),
         call("keys that begin within the queries' memory", change=overlapping),
         call("keys that are the values, and other queries", change=lambda given: replace(given, values=given.keys)),
         of_past("a past with a negative stride", backwards, "abb"),
         of_past("a past cut from a longer cache", cut, "bab"),
         of_past("a past that all items share", spread, "bba"),
+        layer.call(
+            "past keys and values in different layouts",
+            batch,
+            queries,
+            queries,
+            past=(turned(past[0]), backwards(past[1])),
+            gradients=False,
+        ),
         call("a cotangent laid out the other way", gradients=True, change=with_cotangent(turned)),
+        call("a cotangent with a negative stride", gradients=True, change=with_cotangent(backwards)),
         call("a cotangent with a stride of 0", gradients=True, change=with_cotangent(spread), contents="bbb"),
         call(
             "a keep-mask with a stride of 0",
@@ -107,6 +140,19 @@ def _layouts(few_shapes: bool) -> list[Step]:
             of=trained,
             gradients=True,
             change=lambda given: replace(given, dropout_keep=np.ones_like(keep)),
+        ),
+        *(
+            call(
+                words,
+                base.lens,
+                of=trained,
+                gradients=True,
+                change=lambda given, kept=kept: replace(given, dropout_keep=kept),
+            )
+            for words, kept in {
+                "a keep-mask that keeps nothing": np.zeros_like(keep),
+                "a keep-mask that drops one row": keep & (np.arange(queries) != 1)[:, None],
+            }.items()
         ),
         call("weights laid out the other way, two of which are one array", base.lens, of=packed, contents="aba"),
     ]
@@ -140,7 +186,8 @@ def _shapes(few_shapes: bool) -> list[Step]:
     lens = base.lens.valid_lens
     assert lens is not None
     padding = np.arange(keys) >= lens[:, None, None, None]
-    positions = np.arange(batch)
+    positions, positions_of_keys = np.arange(batch), np.arange(keys)
+    slopes = (2.0 ** -np.arange(1, heads + 1))[:, None, None]
     steps = [call(f"`allowed` of the shape {words}", allowed=drawn(shape)) for words, shape in shapes.items()]
     return [
         *steps,
@@ -174,7 +221,38 @@ def _shapes(few_shapes: bool) -> list[Step]:
             "`allowed` in blocks, as of packed documents",
             allowed=np.arange(queries)[:, None] // 2 == np.arange(keys) // 2,
         ),
+        call("a bias that is one number", bias=np.float64(0.7)),
+        call(
+            "a bias of -1e4 or less throughout a row",
+            bias=np.where(np.arange(queries)[:, None] == 1, -1e4 - positions_of_keys, 0.0),
+        ),
+        call("a bias of finfo.min throughout a row", bias=np.where(np.arange(queries)[:, None] == 1, FINFO_MIN, 0.0)),
+        call(
+            "a bias that falls with the distance", bias=slopes * -abs(np.arange(queries)[:, None] - positions_of_keys)
+        ),
+        call("`allowed` of the shape (1, H, 1, Lk)", allowed=drawn((1, heads, 1, keys))),
+        call("lengths that are all full", valid_lens=np.full(batch, keys, np.int16)),
+        call("lengths in uint16, shorter than before", valid_lens=lens.astype(np.uint16)),
+        call("lengths in uint32", valid_lens=lens.astype(np.uint32)),
+        call("lengths by query without a sign", valid_lens=np.tile(lens[:, None], (1, queries)).astype(np.uint8)),
+        call("an offset that nothing asks for", query_offset=2),
+        call(
+            "offsets in 32 bits, every other of an array",
+            causal=True,
+            query_offset=np.arange(2 * batch, dtype=np.int32)[::2],
+        ),
+        call("offsets without a sign, below the window", window=(4, 0), query_offset=positions.astype(np.uint8)),
+        call("offsets of 8 bits, whose positions need more", causal=True, query_offset=np.full(batch, 126, np.int8)),
+        call("a window of the own position alone", window=(0, 0)),
         call("no mask"),
+        call("a window to the right alone, after no mask", window=(None, 1)),
+        call("causal, after a window", causal=True),
+        call("no mask, after causal"),
+        call("`allowed`, after no mask", allowed=drawn((queries, keys))),
+        call("a bias, after `allowed`", bias=rng.normal(size=(heads, queries, keys))),
+        call("`allowed`, after a bias", allowed=drawn((queries, keys))),
+        call("a window", window=(1, 1)),
+        call("no mask, after a window"),
         call("causal, after no mask", causal=True),
         call("`allowed`, after causal", allowed=drawn((queries, keys))),
         call("no mask, after `allowed`"),
@@ -190,6 +268,10 @@ def _numbers(few_shapes: bool) -> list[Step]:
     loud = base.layer(id, 3, seed=1)
     silent.weights = {**silent.weights, "out_proj.weight": np.zeros_like(silent.weights["out_proj.weight"])}
     loud.weights = {**loud.weights, "v_proj.weight": 40.0 * loud.weights["v_proj.weight"]}
+    identity = base.layer(id, 4, seed=2)
+    identity.weights = {**identity.weights, "k_proj.weight": np.eye(base.config.key_dim)}
+    last_out = AttentionMask(bias=np.where(np.arange(keys) == keys - 1, -np.inf, 0.5))
+    channel = np.where(np.arange(base.config.key_dim) == 2, 300.0, 1.0)
     no_first = AttentionMask(allowed=np.arange(queries)[:, None] >= np.ones(keys, int))
     width = base.config.value_dim
 
@@ -219,6 +301,9 @@ def _numbers(few_shapes: bool) -> list[Step]:
 
         return change
 
+    def far(array: NDArray) -> NDArray:
+        return array + 20.0
+
     def unit(array: NDArray) -> NDArray:
         return np.stack([np.eye(width)[np.arange(keys) % width]] * batch)
 
@@ -241,6 +326,16 @@ def _numbers(few_shapes: bool) -> list[Step]:
         call("NaN in a query that may not attend", no_first, change=with_(queries=times(np.nan, 0, 0))),
         call("a cotangent of 0", gradients=True, change=with_(cotangent=np.zeros_like)),
         call("a cotangent of 0 but for one place", gradients=True, change=with_(cotangent=one_place)),
+        call("a cotangent below a millionth", gradients=True, change=with_(cotangent=lambda array: array * 1e-8)),
+        call("a cotangent above 1e4", gradients=True, change=with_(cotangent=lambda array: array * 1e5)),
+        call("a key far larger than the others", change=with_(keys=times(300.0, 0, 1))),
+        call("a channel far larger than the others", change=with_(keys=lambda array: array * channel)),
+        call("values above a million", change=with_(values=lambda array: array * 1e7)),
+        call("inputs far from 0", change=with_(queries=far, keys=far, values=far)),
+        call("scores above a million", change=with_(queries=lambda array: array * 1e6)),
+        call("inputs that are all 1", change=with_(queries=np.ones_like, keys=np.ones_like, values=np.ones_like)),
+        call("NaN in a key that a bias of -inf excludes", last_out, change=with_(keys=times(np.nan, 0, keys - 1))),
+        call("a projection that is the identity", of=identity),
         call("a projection of 0", of=silent),
         call("weights above 10", of=loud),
     ]

@@ -25,6 +25,9 @@ def _sizes(few_shapes: bool) -> list[Step]:
     grouped = PreparedLayer(id, AttentionConfig(128, 8, num_kv_heads=2, value_dim=1, bias=QUERIES_ALONE), 1)
     wide = PreparedLayer(id, AttentionConfig(192, 2, query_dim=512, value_head_dim=1, bias=ALL_BUT_QUERIES), 2)
     widest = PreparedLayer(id, AttentionConfig(144, 1), 3)
+    many = PreparedLayer(
+        id, AttentionConfig(64, 32, value_head_dim=3, output_dim=1, bias={"out_proj": True}, scale=-0.4), 6
+    )
     usual, again = base.layer(id, 4), base.layer(id, 5)
     short = AttentionMask(valid_lens=np.array([201], np.uint8))
     unsigned = AttentionMask(valid_lens=np.array([100], np.uint64))
@@ -42,6 +45,7 @@ def _sizes(few_shapes: bool) -> list[Step]:
         grouped.call("4 query heads to a key head, inputs 1 wide", 2, 3, 5, causal),
         wide.call("inputs 512 wide, value heads 1 wide", 2, 3, 5),
         widest.call("a head 144 wide", 2, 3, 5),
+        many.call("32 heads 2 wide, an output 1 wide, a negative scale", 2, 3, 5),
     ]
     if few_shapes:  # each shape costs such a subject a compilation
         return [*trained, *far, *heads]
@@ -55,6 +59,14 @@ def _sizes(few_shapes: bool) -> list[Step]:
         layer.call("127 keys, lengths without a sign", 1, 3, 127, unsigned),
         layer.call("8 queries and 128 keys", 1, 8, 128),
         layer.call("256 keys, lengths of 8 bits", 1, 2, 256, short),
+        layer.call("128 queries", 1, 128, 3),
+        layer.call("64 queries and 63 keys", 1, 64, 63),
+        layer.call("256 queries and 129 keys", 1, 256, 129, causal),
+        layer.call("257 of both", 1, 257, 257, causal),
+        layer.call("65 keys", 1, 2, 65),
+        layer.call("3 items, heads, queries and keys", 3, 3, 3),
+        layer.call("neither queries nor keys", 2, 0, 0),
+        *(layer.call("one key less", 2, 4, length, causal) for length in (9, 8, 7, 6, 5)),
         layer.call("up to 64 of both", 1, 12, 12),
         layer.call("more than 64 of both", 1, 70, 130, causal),
         *heads,
@@ -78,8 +90,8 @@ def _decoding(few_shapes: bool) -> list[Step]:
         lengths = (5, 5)
         return [step("a step", "a", lengths[0]), step("another sentence", "b", lengths[1])]
     return [
-        *(step("a step", "a", length) for length in range(6)),
-        step("several new keys", "a", 6, 3),
+        *(step("a step", "a", length) for length in range(11)),
+        step("several new keys", "a", 11, 3),
         *(step(f"{letter} in turn", letter, length) for length in (4, 5, 6) for letter in "bc"),
         step("a new sentence", "d", 2),
     ]
