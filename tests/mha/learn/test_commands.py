@@ -167,7 +167,7 @@ def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
     end_idle()
 
 
-LEAVES = '''
+LEAVES = """
 import os, subprocess, sys, time
 MARK = {mark!r}
 SLEEP = "import sys, time; time.sleep(600)"
@@ -175,7 +175,7 @@ subprocess.Popen([sys.executable, "-c", SLEEP, MARK])
 subprocess.Popen([sys.executable, "-c", SLEEP, MARK], start_new_session=True)
 TWICE = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
 subprocess.run([sys.executable, "-c", TWICE, SLEEP, MARK], start_new_session=True)
-'''
+"""
 """A file that starts three processes, two of which leave the group, and one its parent."""
 
 KILLED = "from mha.learn.judge import judge; from mha.learn.exercises import exercise; import pathlib, sys\n"
