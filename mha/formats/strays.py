@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import ne
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
@@ -16,6 +17,7 @@ from mha_core.errors import shown
 from mha_core.layouts import get
 
 NUMBER = re.compile(r"\d+")
+SEPARATOR = re.compile(r"[./]")
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,19 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
     if not lacking:
         return []
     by_trace: dict[int, str] = {}
+    by_form: dict[tuple[str | int, ...], list[str]] = {}
     for name in lacking:
+        by_form.setdefault(_form(name), []).append(name)
         for trace in _traces(name):
             by_trace.setdefault(trace, name)
     found = []
     for name in (*checkpoint.entries, *checkpoint.others):
         if name not in read:
-            meant = next((by_trace[trace] for trace in _traces(name) if trace in by_trace), None)
-            if meant is not None and is_near(name, meant):
-                found.append(Stray(lacking[meant], name, meant))
+            traced = (by_trace[trace] for trace in _traces(name) if trace in by_trace)
+            for meant in (*traced, *by_form.get(_form(name), ())):
+                if is_near(name, meant):
+                    found.append(Stray(lacking[meant], name, meant))
+                    break
     return found
 
 
@@ -113,15 +119,28 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
 
 def is_near(one: str, other: str) -> bool:
-    """Whether two names differ in one letter that is changed, missing or surplus, or in two exchanged neighbours.
+    """Whether one name may be a slip for the other.
+
+    They differ in one letter that is changed, missing or surplus; in two exchanged neighbours; or in several changed
+    letters, fewer than half of those of each word between two dots: so "norm" is no slip for "proj".
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)
+    >>> is_near("q_proj.bias", "q_prxj.bibs"), is_near("q_proj.bias", "q_norm.bias")
+    (True, False)
     """
+    words = list(zip(SEPARATOR.split(one), SEPARATOR.split(other), strict=False))
+    if _form(one) == _form(other) and all(2 * sum(map(ne, a, b)) < len(a) for a, b in words):
+        return True
     start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     one, other = one[start:], other[start:]
     exchanged = one[:2] == other[:2][::-1] and one[2:] == other[2:]
     return exchanged or one[1:] == other[1:] or one[1:] == other or one == other[1:]
+
+
+def _form(name: str) -> tuple[str | int, ...]:
+    """The lengths of the words of a name, and its numbers as they are."""
+    return tuple(word if word.isdecimal() else len(word) for word in SEPARATOR.split(name))
 
 
 def _traces(name: str) -> Iterator[int]:

@@ -8,6 +8,7 @@ variables themselves.
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 import zipfile
@@ -58,7 +59,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
     """Write a file that keras.saving.load_weights and Model.load_weights read, array by array."""
-    with h5py.File(path, "w") as file:
+    whole = io.BytesIO()  # HDF5 crashes where the disk is full
+    with h5py.File(whole, "w") as file:
 
         def add(name: str, array: NDArray) -> None:
             where = path_of(name, layout)
@@ -69,6 +71,7 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
                 file.create_dataset(where, data=array)
 
         yield add
+    path.write_bytes(whole.getbuffer())
 
 
 def path_of(name: str, layout: str) -> str:

@@ -104,7 +104,9 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
             tensors[name] = torch.from_numpy(array)
 
     yield add
-    torch.save(tensors, path)
+    whole = io.BytesIO()  # what torch says of a full disk names neither the file nor the disk
+    torch.save(tensors, whole)
+    path.write_bytes(whole.getbuffer())
 
 
 def _zipped(archive: zipfile.ZipFile) -> Content:

@@ -5,6 +5,8 @@ that of a layer with a prefix under "mha_config:PREFIX".
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
@@ -28,6 +30,9 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 KEPT_OPEN = 256 << 20
 """Bytes that are read before the file is closed and opened again."""
+
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Where the package says what the system answered, such as that the disk is full."""
 
 
 @contextmanager
@@ -61,7 +66,12 @@ def create(
 
     yield add
     texts = {config_key(prefix): json.dumps(config.to_dict()) for prefix, config in configs.items()}
-    save_file(arrays, path, metadata={**texts, **metadata, SEAL: UNSEALED})
+    try:
+        save_file(arrays, path, metadata={**texts, **metadata, SEAL: UNSEALED})
+    except SafetensorError as error:
+        if (found := OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
     seal_file(path)
 
 

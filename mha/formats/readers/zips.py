@@ -18,7 +18,8 @@ LONGEST_TAIL = 24
 """Most bytes that a record of sizes may take after a member."""
 
 LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-ENCRYPTED = 1
+ENCRYPTED, UTF_8 = 1, 0x800
+"""Flags of a member."""
 
 
 class NotWhole(ValueError):
@@ -45,7 +46,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise NotWhole(f"the member {shown(repr(member.filename))} is encrypted or packed in an unusual way")
             if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
                 raise NotWhole(f"the member {shown(repr(member.filename))} has two sizes")
-        _check_no_gaps(path, archive)
+        _check_local_headers(path, archive)
         check_growth(path, sum(member.file_size for member in members), "its members")
         yield archive
 
@@ -67,18 +68,27 @@ def check_sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
             pass
 
 
-def _check_no_gaps(path: Path, archive: zipfile.ZipFile) -> None:
-    """Raise NotWhole unless the members fill the file up to the table of contents: else the table has lost one."""
+def _check_local_headers(path: Path, archive: zipfile.ZipFile) -> None:
+    """Compare the table of contents with what stands before each member.
+
+    Raises:
+        NotWhole: an entry and its member have different names, or the members do not fill the file up to the table:
+            then the table has lost one.
+    """
     end = 0
     with path.open("rb") as file:
         for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+            what = f"the member {shown(repr(member.filename))}"
             if not end <= member.header_offset <= end + LONGEST_TAIL:
-                raise NotWhole(f"before the member {shown(repr(member.filename))} stands what no entry names")
+                raise NotWhole(f"before {what} stands what no entry names")
             file.seek(member.header_offset)
             raw = file.read(LOCAL_HEADER.size)
             if len(raw) < LOCAL_HEADER.size:
-                raise NotWhole(f"the member {shown(repr(member.filename))} goes beyond the file")
-            *_, name_length, extra_length = LOCAL_HEADER.unpack(raw)
+                raise NotWhole(f"{what} goes beyond the file")
+            _, _, flags, method, *_, name_length, extra_length = LOCAL_HEADER.unpack(raw)
+            name = file.read(name_length).decode("utf-8" if flags & UTF_8 else "cp437", errors="replace")
+            if name != member.orig_filename or (flags, method) != (member.flag_bits, member.compress_type):
+                raise NotWhole(f"{what} does not fit its entry in the table of contents: it says {shown(repr(name))}")
             end = member.header_offset + LOCAL_HEADER.size + name_length + extra_length + member.compress_size
     if not end <= archive.start_dir <= end + LONGEST_TAIL:
         raise NotWhole("its table of contents does not follow its last member")

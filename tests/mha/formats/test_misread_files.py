@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
 
@@ -23,6 +25,7 @@ from mha.infer import Observed
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.reference import pipeline as reference
+from mha_core.weights import save_weights
 from tests.mha.convert.weight_files import arrays_of, weights_of, write
 from tests.mha.formats.refused_files import refusal
 
@@ -71,7 +74,11 @@ def test_a_sparse_tensor_and_a_program_are_refused_in_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["attn.q_prpj.bias", "attn.q_proj.bais", "atn.q_proj.bias", "attn.qq_proj.bias", "attn.v_projbias"]
+    "name",
+    [
+        *("attn.q_prpj.bias", "attn.q_proj.bais", "atn.q_proj.bias", "attn.qq_proj.bias", "attn.v_projbias"),
+        *("attn.q_prxj.bias", "attn.q_prxj.bibs", "attn.v_pqxj.bias", "aktn.v_prxj.bixs"),
+    ],
 )
 def test_a_misspelt_bias_is_no_missing_one(name, tmp_path):
     config = AttentionConfig(12, 3, bias={"q_proj": True, "v_proj": True, "out_proj": True})
@@ -182,3 +189,58 @@ def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True)
     with console.status("") as status:
         says(status)("what a[/red] would have shown")
+
+
+def test_an_array_whose_entry_is_damaged_is_not_passed_over_in_an_archive(tmp_path):
+    rng = np.random.default_rng(3)
+    record = {
+        "queries": rng.normal(size=(2, 3, 4)),
+        "output": rng.normal(size=(2, 3, 5)),
+        "valid_lens": np.array([2, 3]),
+    }
+    layer = {"q_proj.weight": rng.normal(size=(4, 4)), "q_proj.bias": rng.normal(size=4)}
+    for arrays, lost, read in (
+        (record, b"valid_lens.npy", Observed.load),
+        (layer, b"q_proj.bias.npy", lambda path: open_checkpoint(path).__enter__()),
+    ):
+        path = tmp_path / "a.npz"
+        np.savez(path, **arrays)
+        read(path)
+        data = path.read_bytes()
+        start = data.rindex(lost)
+        for name in (lost[:-3] + b"jpy", lost[:-4] + b"-npy"):
+            path.write_bytes(data[:start] + name + data[start + len(lost) :])
+            with pytest.raises(SpecError, match="does not fit its entry in the table of contents"):
+                read(path)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from click.testing import CliRunner
+import mha.cli.main as program
+import torch, h5py, flax.serialization
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+for name, layout in (("a.safetensors", "torch"), ("a.pt", "torch"), ("a.weights.h5", "keras"), ("a.msgpack", "linen"),
+                     ("a.npz", "torch"), ("a.params", "d2l-mxnet")):
+    out = Path(sys.argv[1]).with_name(name)
+    ran = CliRunner().invoke(program.main, ["convert", sys.argv[1], "--out", str(out), "--to", layout])
+    print(name, ran.exit_code, ran.output.strip().replace(str(out), "OUT"), out.exists(), sep="|")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of a file's size")
+def test_a_full_disk_is_one_line_that_names_the_file_in_every_format(tmp_path):
+    for package in ("torch", "h5py", "flax"):
+        pytest.importorskip(package)
+    config = AttentionConfig(embed_dim=48, num_heads=4)
+    save_weights(tmp_path / "in.safetensors", config, init_weights(config, seed=0))
+    program = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "in.safetensors")], capture_output=True, text=True, timeout=300
+    )
+    lines = [line.split("|") for line in program.stdout.splitlines()]
+    assert len(lines) == 6, program.stderr[-2000:]
+    for name, status, said, is_there in lines:
+        assert (status, "File too large" in said and "OUT" in said, is_there) == ("2", True, "False"), (name, said)
+        assert "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"], "a part of a file was left"
