@@ -38,6 +38,26 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
     return rounded
 
 
+def check_held(name: str, array: NDArray, dtype: str) -> None:
+    """Raise SpecError unless every number of `array`, whatever its own dtype, is one of `dtype`.
+
+    What says that it was computed in a dtype with wider bounds is held to this, so that numbers of a narrower bound are
+    not judged by a wider one.
+
+    >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
+    >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: output must hold numbers of bfloat16, its dtype. Got 1.01, which is not one.
+    """
+    array = np.asarray(array)
+    if array.dtype.kind != "f" or (dtype != "bfloat16" and array.dtype.itemsize <= storage_dtype(dtype).itemsize):
+        return
+    others = array[(round_to(array, dtype) != array) & ~np.isnan(array)]
+    if others.size:
+        raise SpecError(f"{name} must hold numbers of {dtype}, its dtype. Got {others[0]!s}, which is not one.")
+
+
 def _drop_16_bits(array: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32 to the nearest bfloat16 (ties to even): bfloat16 is the upper half of a float32."""
     bits = array.view(np.uint32)

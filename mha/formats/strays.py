@@ -75,11 +75,11 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
     found = []
     for name in (*checkpoint.entries, *checkpoint.others):
         if name not in read:
-            traced = (by_trace[trace] for trace in _traces(name) if trace in by_trace)
-            for meant in (*traced, *by_form.get(_form(name), ())):
-                if is_near(name, meant):
-                    found.append(Stray(lacking[meant], name, meant))
-                    break
+            traced = [by_trace[trace] for trace in _traces(name) if trace in by_trace]
+            alike = sorted(by_form.get(_form(name), ()), key=lambda meant: sum(map(ne, name, meant)))
+            meant = next((one for one in (*traced, *alike) if is_near(name, one)), None)
+            if meant is not None:
+                found.append(Stray(lacking[meant], name, meant))
     return found
 
 

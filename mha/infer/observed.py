@@ -16,7 +16,7 @@ from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_valid_lens
-from mha_core.dtypes import DTYPES, check_dtype, round_to
+from mha_core.dtypes import DTYPES, check_dtype, check_held, round_to
 from mha_core.errors import shown
 from mha_core.files.tensorfile import read_tensors
 
@@ -47,10 +47,11 @@ class Observed:
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
         """From arrays by the names of NAMES: `keys` default to `queries`, `values` to `keys`.
 
-        `dtype` (a string) is what the layer computed in; by default, that of `output`.
+        `dtype` (a string) is what the layer computed in; by default, that of `output`. The numbers of every array must
+        be numbers of that dtype, in an array of any other: those of a bfloat16 layer may stand in float32.
 
         Raises:
-            SpecError: an array is missing, unknown, or does not fit the others.
+            SpecError: an array is missing, unknown, does not fit the others, or holds numbers that `dtype` lacks.
 
         >>> x = np.ones((1, 3, 4))
         >>> list(Observed.of({"queries": x, "output": x}).masks)
@@ -112,6 +113,7 @@ def _dtype_of(name: str, array: Any) -> str:
 
 def _rounded(name: str, array: Any, dtype: str) -> NDArray:
     _dtype_of(name, array)
+    check_held(name, array, dtype)
     return round_to(np.asarray(array), dtype)
 
 

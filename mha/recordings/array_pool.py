@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import SpecError
-from mha_core.dtypes import round_to
+from mha_core.dtypes import check_held
 from mha_core.errors import shown
 from mha_core.files.tensorfile import read_tensors, to_sealed
 from mha_core.files.writing import write_whole
@@ -45,8 +45,7 @@ class ArrayPool:
         array = np.ascontiguousarray(array).reshape(np.shape(array))  # it makes a scalar one-dimensional
         reference = {}
         if dtype == "bfloat16" and array.dtype == np.float32:
-            if not np.array_equal(round_to(array, dtype), array, equal_nan=True):
-                raise SpecError(f"{name} must hold bfloat16 numbers. Got others.")
+            check_held(name, array, dtype)
             array, reference = (array.view(np.uint32) >> 16).astype(np.uint16), {"as": dtype}
         key = str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
         if key not in self._names:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
-from mha_core.dtypes import storage_dtype
+from mha_core.dtypes import check_held, storage_dtype
 from mha_core.stages import stage_shapes
 from mha_core.weights import Weights
 
@@ -58,7 +59,7 @@ class RecordedCall:
 
 
 def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
-    """Raise SpecError unless inputs and outputs of a call have the shapes and dtypes of its layer."""
+    """Raise SpecError unless inputs and outputs of a call have the shapes of its layer, and numbers of its dtype."""
     sizes = call.inputs.check(layer.config)
     storage = storage_dtype(layer.dtype)
     shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)
@@ -72,3 +73,6 @@ def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
             raise SpecError(f"call {name!r}: {stage} must have shape {shapes[stage]}. Got {array.shape}.")
         if array.dtype != storage:
             raise SpecError(f"call {name!r}: {stage} of a layer in {layer.dtype} must be {storage}. Got {array.dtype}.")
+    for what, value in {**vars(call.inputs), "bias": call.inputs.mask.bias, **call.outputs}.items():
+        if isinstance(value, np.ndarray):
+            check_held(f"call {name!r}: {what}", value, layer.dtype)

@@ -25,7 +25,7 @@ from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
 from mha.recordings.reader import described_in
 from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
-from mha_core.dtypes import check_dtype, round_to
+from mha_core.dtypes import check_dtype, check_held, round_to
 from mha_core.errors import one_line, shown
 from mha_core.files.writing import check_output
 from mha_core.weights import Weights, check_weights
@@ -75,6 +75,8 @@ class Recording:
             check_dtype(layer.dtype)
             check_dtype(layer.held_in)
             check_weights(layer.config, layer.weights)
+            for key, array in layer.weights.items():
+                check_held(f"layer {layer.name!r}: {key}", array, layer.held_in)
         for name, call in zip(self.names, self.calls, strict=True):
             check_call(name, self.layers[call.layer], call)
 

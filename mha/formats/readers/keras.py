@@ -59,8 +59,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
     """Write a file that keras.saving.load_weights and Model.load_weights read, array by array."""
-    whole = io.BytesIO()  # HDF5 crashes where the disk is full
-    with h5py.File(whole, "w") as file:
+    disk = _Disk(path, "w+b")
+    with disk, h5py.File(disk, "w") as file:
 
         def add(name: str, array: NDArray) -> None:
             where = path_of(name, layout)
@@ -69,9 +69,44 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
                 file.create_dataset(where, data=np.ascontiguousarray(array).view("V2")).attrs["dtype"] = "bfloat16"
             else:
                 file.create_dataset(where, data=array)
+            disk.check()
 
         yield add
-    path.write_bytes(whole.getbuffer())
+    disk.check()
+
+
+class _Disk(io.FileIO):
+    """A file that keeps the error of a write for `check`: HDF5 ends the process where a disk is full as it closes."""
+
+    error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what the system said of a write that failed."""
+        if self.error is not None:
+            raise self.error
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        try:
+            while self.error is None and left:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size or 0
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        read = super().readinto(view) or 0
+        if self.error is not None:  # what was not written reads as zeros, so that HDF5 can close
+            view[read:] = bytes(len(view) - read)
+        return len(view) if self.error is not None else read
 
 
 def path_of(name: str, layout: str) -> str:

@@ -144,12 +144,11 @@ def test_bfloat16_takes_half_the_room_of_float32(tmp_path):
     assert sizes["bfloat16"] * 2 == sizes["float32"]
 
 
-def test_numbers_that_are_not_bfloat16_are_refused(tmp_path):
+def test_numbers_that_are_not_bfloat16_are_refused():
     layer = layer_of("float32")
-    recording = Recording((replace(layer, dtype="bfloat16"),), (call_of(layer),))
-    with pytest.raises(SpecError, match="must hold bfloat16 numbers"):
-        recording.save(tmp_path / "calls.safetensors")
-    assert not list(tmp_path.iterdir())
+    for parameters in (None, "float32"):
+        with pytest.raises(SpecError, match="must hold numbers of bfloat16"):
+            Recording((replace(layer, dtype="bfloat16", parameters=parameters),), (call_of(layer),))
 
 
 def test_calls_are_named_after_their_layers():
