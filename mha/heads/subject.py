@@ -14,6 +14,7 @@ from conformance.cases.problem import Problem
 from mha.port.encoder import Encoder
 from mha.recipes import Site, record, survey
 from mha.recordings.recording import Recording
+from mha.recordings.replay import check_reproduced
 from mha_core import AttentionConfig, SpecError
 from mha_core.weights import Weights
 
@@ -137,8 +138,9 @@ def of_recording(name: str, recording: Recording) -> Subject:
     """The layers of a recording, with the calls that it holds.
 
     Raises:
-        SpecError: a layer has no weights.
+        SpecError: a layer has no weights, or what was recorded of it is not what its weights give.
     """
+    check_reproduced(recording, name)
     layers = tuple(Layer(one.name or "layer", one.config, one.weights, one.dtype) for one in recording.layers)
     calls: list[list[Call]] = [[] for _ in layers]
     for call, problem in zip(recording.calls, recording.problems, strict=True):

@@ -17,7 +17,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
-from mha.recordings.replay import RecordedSubject, judge_recording, selected
+from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import round_to
 from mha_core.weights import Weights, load_weights
@@ -129,9 +129,12 @@ def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tupl
 def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:
     """Read a file that describes the original layers: a Recording, or the config and weights of one layer.
 
-    Raises SpecError if it is neither, and FileNotFoundError if there is no such file.
+    Raises:
+        SpecError: it is neither, or holds outputs that are not those of its weights.
+        FileNotFoundError: there is no such file.
     """
     try:
-        return Recording.load(path)
+        recording = Recording.load(path)
     except SpecError:
         return load_weights(path)
+    return check_reproduced(recording, path)

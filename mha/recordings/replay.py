@@ -179,6 +179,22 @@ def judge_recording(recording: Recording, names: Collection[str] | None = None) 
                 yield run_case(case, subject)
 
 
+def check_reproduced(recording: Recording, source: object) -> Recording:
+    """Return the recording if what was recorded is what its weights give; `source` is its file, for the message.
+
+    Raises:
+        SpecError: the reference gives another output of a call's weights, inputs and mask, beyond its bound.
+    """
+    for result in judge_recording(recording):
+        if result.status != "equal":
+            reason = next((one.message for one in result.mismatches), result.message)
+            raise SpecError(
+                f"{source} holds outputs that are not those of its weights, first in the call {result.case!r}: "
+                f"{reason}. mha diagnose {source} says more"
+            )
+    return recording
+
+
 def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
     """The names of the calls that match one of the patterns."""
     for pattern in patterns:

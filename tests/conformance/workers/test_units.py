@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest

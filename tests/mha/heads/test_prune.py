@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,14 @@ def test_cut_is_masked_in_every_backend(backend_name, dtype):
     assert proof.failed == ""
     assert proof.equal
     assert 0.0 < proof.worst <= 1.0
+
+
+def test_a_recording_whose_outputs_are_not_those_of_its_weights_is_refused():
+    right = recording_of(CONFIG, GROUPED)
+    call = right.calls[1]
+    wrong = replace(right, calls=(right.calls[0], replace(call, outputs={"output": 1.01 * call.outputs["output"]})))
+    with pytest.raises(SpecError, match="small holds outputs that are not those of its weights, .* 'layer.1': output"):
+        of_recording("small", wrong)
 
 
 def test_proof_sees_a_wrong_cut(monkeypatch):

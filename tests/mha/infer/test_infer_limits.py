@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mha.infer import describe, infer, inference, search, to_dict
+from mha.infer import Observed, describe, infer, inference, search, to_dict
 from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.dtypes import round_to
 from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.mha.infer.recorded_layers import BARE, CONFIG, assert_is, call, drawn, names_of, norms, scrambled
@@ -134,3 +135,13 @@ def test_numbers_that_are_off_by_more_than_the_bound_do_not_fit():
     found = infer(scrambled(weights), record, num_heads=3)
     assert found.verdict == "none"
     assert found.closest.error < 2e-9
+
+
+def test_numbers_that_the_stated_dtype_lacks_are_refused():
+    """Else a layer that is off by 2 % would be one in bfloat16."""
+    x = np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)
+    for dtype in ("bfloat16", "float16"):
+        with pytest.raises(SpecError, match=f"queries must hold numbers of {dtype}, its dtype"):
+            Observed.of({"queries": x, "output": x, "dtype": dtype})
+        rounded = round_to(x, dtype).astype(np.float64)
+        assert Observed.of({"queries": rounded, "output": rounded, "dtype": dtype}).dtype == dtype

@@ -154,6 +154,11 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
     assert lines == [f"layer_0 holds the weights of {path}.", f"layer_1 holds the weights of {path}."]
     with pytest.raises(SpecError, match="must have the layers that were recorded, or as many. It has 'a', 'b'"):
         intended(recording_of(layer_of()), path)
+    path.unlink()
+    port = recording_of(replace(layer_of(), weights=wrongly_ported(layer_of())))
+    replace(port, layers=(layer_of(),)).save(path)
+    with pytest.raises(SpecError, match="holds outputs that are not those of its weights"):
+        intended(recording_of(layer_of()), path)
     save_weights(path, CONFIG, layer_of().weights)
     with pytest.raises(SpecError, match="holds one layer, and 2 were recorded: a, b"):
         intended(two_layers(("a", "b")), path)
