@@ -24,7 +24,7 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 CASES = [case for case in all_cases() if not case.expensive]
 
 
-FEW = CASES[::4]
+FEW = [case for case in CASES if case.key_len < 64][::4]
 """Enough of them where the search is long."""
 
 
@@ -301,7 +301,7 @@ def test_what_cannot_be_run_is_left_out_with_its_reason(runs):
 
     found = diagnose(Partial(FORWARD_BUGS[0]), CASES, runs=runs)
     assert found.left_out["additive"] == "NotImplementedError: additive scores are not for us"
-    assert "additive, additive-half-precision: NotImplementedError" in describe(found)
+    assert "additive, additive-half-precision, additive-in-training: NotImplementedError" in describe(found)
 
 
 def test_nothing_to_go_by_is_an_error():

@@ -127,6 +127,7 @@ def test_a_worker_whose_parent_is_gone_ends():
     process = take(Home("numpy", 30.0), Settings())
     process._channel.close()
     process._process.wait(10)
+    process.end()
 
 
 def test_a_thread_goes_on_with_its_home_and_the_first_begins_with_the_most_expensive():
