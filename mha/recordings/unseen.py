@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
-from conformance.judging.expected import Expected, answer
-from conformance.zoo.bug import Bug, pipelines, rounded
+from conformance.judging.expected import answer
+from conformance.zoo.bug import Bug, pipelines
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.rerun import rerun
-from mha.recordings.asked import asked_by, is_of_gradients, need_of, signature
+from mha.recordings.asked import Looked, asked_by, beyond, is_of_gradients, need_of, signature
 from mha.recordings.explain import items_of
 from mha.recordings.recording import RecordedCall, Recording
-from mha_core import STAGES, Trace
+from mha_core import STAGES
 from mha_core.reference import pipeline as reference
 from mha_core.reference.state import State
 
@@ -66,6 +65,7 @@ class Unseen:
         never_asked: requirement that no call meets, in words -> the bugs that need it.
         impossible: those that can't be made in these layers: a bias forgotten where there is none.
         untried: those that there was no time for.
+        beyond: settings that no array shows, and these calls neither, in words.
     """
 
     calls: int
@@ -77,6 +77,7 @@ class Unseen:
     never_asked: Mapping[str, tuple[str, ...]]
     impossible: tuple[str, ...]
     untried: tuple[str, ...]
+    beyond: tuple[str, ...]
 
     @property
     def missed(self) -> int:
@@ -92,7 +93,7 @@ class Unseen:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of JSON values."""
-        lists = ("tried", "parts", "seen", "within", "idle", "impossible", "untried")
+        lists = ("tried", "parts", "seen", "within", "idle", "impossible", "untried", "beyond")
         never = {words: list(bugs) for words, bugs in self.never_asked.items()}
         found = {name: list(getattr(self, name)) for name in lists}
         return {"calls": self.calls, "missed": self.missed, **found, "never_asked": never}
@@ -113,7 +114,8 @@ class Unseen:
             lines.append(f"  never asked: {_some([f'{words} ({len(bugs)})' for words, bugs in by_count])}")
         if self.untried:
             lines.append(f"  not tried, for want of time: {len(self.untried)}")
-        return "\n".join(lines) if self.missed or self.untried else f"{calls} would have shown all {total} bugs."
+        lines = lines if self.missed or self.untried else [f"{calls} would have shown all {total} bugs."]
+        return "\n".join([*lines, f"  nor a setting that no array shows: {'; '.join(self.beyond)}"])
 
 
 def _some(names: Sequence[str]) -> str:
@@ -163,6 +165,7 @@ def unseen(
     problems = [call.problem for call in calls]
     verdicts = {bug.id: _Verdict() for bug in zoo}
     left = [bug for bug in zoo if not is_of_gradients(bug)]
+    looked: list[Looked] = []
     tried: dict[str, bool] = {}  # name -> whether it was only cut
     for call, cut in _in_order(calls):
         if not left or (tried and time.monotonic() > deadline):
@@ -170,6 +173,7 @@ def unseen(
         progress(f"what {call.name} would have shown")
         tried[call.name] = cut
         runner = _BugRunner(call, cut)
+        looked.append(runner.looked)
         for bug in left:
             limit = deadline if verdicts[bug.id].tried else deadline + (HARD_LIMIT - 1) * seconds
             if time.monotonic() > limit:
@@ -181,7 +185,7 @@ def unseen(
             if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
                 verdicts[bug.id].add(found)
         left = [bug for bug in left if not verdicts[bug.id].seen]
-    return _sorted_out(zoo, verdicts, problems, tried)
+    return _sorted_out(zoo, verdicts, problems, tried, looked)
 
 
 @dataclass
@@ -203,7 +207,11 @@ class _Verdict:
 
 
 def _sorted_out(
-    zoo: Sequence[Bug], verdicts: Mapping[str, _Verdict], problems: Sequence[Problem], tried: Mapping[str, bool]
+    zoo: Sequence[Bug],
+    verdicts: Mapping[str, _Verdict],
+    problems: Sequence[Problem],
+    tried: Mapping[str, bool],
+    looked: Sequence[Looked],
 ) -> Unseen:
     never: dict[str, list[str]] = {}
     lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
@@ -226,9 +234,9 @@ def _sorted_out(
     lists["idle"].sort(key=lambda name: name.startswith(LAST))
     found = {name: tuple(names) for name, names in lists.items()}
     parts = tuple(name for name, cut in tried.items() if cut)
-    return Unseen(
-        len(problems), tuple(tried), parts, never_asked={words: tuple(bugs) for words, bugs in never.items()}, **found
-    )
+    never_asked = {words: tuple(bugs) for words, bugs in never.items()}
+    settings = beyond(problems, looked)
+    return Unseen(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,9 +270,9 @@ class _BugRunner:
 
     def __init__(self, call: _Call, cut: bool) -> None:
         problem = _cut(call) if cut else call.problem
-        self.dtype, self.recorded = call.dtype, tuple(problem.recorded)
-        self.wanted: Expected = answer(replace(problem, recorded={}), Precision.of(call.dtype))
-        given = self.wanted.problem
+        wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
+        self.looked = Looked(wanted, tuple(problem.recorded), call.dtype)
+        given = wanted.problem
         self.right: State = reference.run_state(given.config, given.weights, given.inputs)
 
     def run(self, bug: Bug) -> tuple[bool, float] | None:
@@ -276,10 +284,7 @@ class _BugRunner:
             return None
         if not changed:
             return False, 0.0
-        trace = rounded(Trace(**{name: state[name] for name in self.recorded}), self.dtype)
-        try:
-            compare(trace, self.wanted.trace, self.wanted.allowed_error, self.wanted.where, self.dtype)
-        except ParityError:
+        if self.looked.shows(state):
             return True, 1.0
         return False, max((_change(self.right[name], state[name]) for name in STAGES), default=0.0)
 

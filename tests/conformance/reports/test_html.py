@@ -89,6 +89,8 @@ def one_result(**changes) -> dict:
         "rerun": "mha check",
         "deviations": [],
         "gone": [],
+        "kept": "",
+        "left_out": {},
     }
     return {**report.to_json([], {}), "results": [{**result, **changes}]}
 
