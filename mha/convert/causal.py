@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mha.convert.recorded import OriginalLayer
+from mha.convert.proof import Proof
 from mha_core import AttentionInputs
 from mha_core.layouts import Layout
 
@@ -43,18 +43,9 @@ def causal_call(layout: Layout) -> str:
     return CALLS.get(layout.name, OTHERWISE)
 
 
-def calls_are_causal(layer: OriginalLayer, masks: str) -> bool:
-    """Whether in every recorded call no query may attend to a later key.
-
-    Args:
-        layer: the recorded calls.
-        masks: the names of the masks that fit, where the record does not say which it was.
-    """
-    chosen = (
-        [inputs for mask, inputs in call.inputs.items() if len(call.inputs) == 1 or mask in masks.split(" and ")]
-        for call in layer.calls
-    )
-    return all(found and all(map(_is_causal, found)) for found in chosen)
+def calls_are_causal(proof: Proof) -> bool:
+    """Whether in every recorded call no query may attend to a later key."""
+    return all(_is_causal(call.inputs) for call in proof.calls)
 
 
 def _is_causal(inputs: AttentionInputs) -> bool:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from mha.convert.causal import causal_call
 from mha.convert.job import Job, command_of, settle
-from mha.convert.recorded import load_recorded, pair
+from mha.convert.original import load_recorded, pair
+from mha.convert.proof import recording_of
 from mha.convert.verify import SideResult, verify_sides
 from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
@@ -27,6 +28,8 @@ from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_la
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.survey import Survey, survey
 from mha.models.standing import MOVED, About, Standing, metadata_of
+from mha.recordings.unseen import Unseen
+from mha.recordings.unseen import unseen as find_unseen
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
 from mha_core.errors import shown
@@ -73,6 +76,7 @@ class Conversion:
         size: bytes of the file that was written.
         seconds: duration of the conversion.
         survey: everything in `source` that looks like attention, converted or not.
+        unseen: what the recorded calls that prove layers would not have shown; None if none is proved, or nobody asked.
     """
 
     source: Path
@@ -82,6 +86,7 @@ class Conversion:
     size: int
     seconds: float
     survey: Survey
+    unseen: Unseen | None = None
 
 
 def list_layers(source: str | Path) -> list[FoundLayer]:
@@ -106,10 +111,11 @@ def convert(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
     to_prefix: str | None = None,
-    recorded: str | Path | None = None,
+    recorded: str | Path | Sequence[str | Path] = (),
     moved: bool = False,
     leave: Sequence[str] = (),
     force: bool = False,
+    unseen: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Conversion:
     """Convert attention layers of one file into another, verified before the file is there.
@@ -134,13 +140,13 @@ def convert(
             layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
             "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
             prefix if `every`, else the top level.
-        recorded: a file of recorded calls of the original: what `mha.capture` wrote, or one call as `mha.infer`
-            takes it.
+        recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
         moved: convert what is neither proved nor known as well.
         leave: patterns of names that are to stay behind: of arrays below a layer's prefix that are no part of its
             layout (it is no longer known then), and of arrays elsewhere that have no place in a model of the type
             that config.json names (which no attention layer reads, at your word).
         force: replace a file that is there.
+        unseen: whether to find out what the recorded calls would not have shown.
         progress: called with what is done, the number of layers done, and of all.
 
     Raises:
@@ -162,7 +168,8 @@ def convert(
             found = [layer for layer in found if from_layout in layer.layouts] or found
         chosen = choose(found, str(source), prefix, every=every)
         about = About(checkpoint, found, leave)
-        calls = {} if recorded is None else pair(load_recorded(recorded), [layer.prefix for layer in chosen])
+        files = (recorded,) if isinstance(recorded, (str, Path)) else recorded
+        calls = pair(load_recorded(*files), [layer.prefix for layer in chosen]) if files else {}
         jobs = []
         for layer in chosen:
             layouts = settle_layout(layer, from_layout or about.layout_of(layer) or None, framework_of(checkpoint.path))
@@ -175,7 +182,7 @@ def convert(
         options = {"prefix": prefix, "all": every, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dtype": dtype}
         more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}
         command = command_of(source, to_layout, out, **options, **more)
-        standings = settle(jobs, source, moved=moved, command=command)
+        standings, proofs = settle(jobs, source, moved=moved, command=command)
         about.check_leave()
         with written_whole(out) as temporary:
             _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
@@ -184,7 +191,9 @@ def convert(
                 for index, job in enumerate(jobs):
                     layers.append(_verify(job, written, target, standings[job.to_prefix]))
                     progress("verified", index + 1, len(jobs))
-    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, time.perf_counter() - start, seen)
+    missed = find_unseen(recording_of(proofs)) if unseen and proofs else None
+    seconds = time.perf_counter() - start
+    return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, seconds, seen, missed)
 
 
 # Writing ------------------------------------------------------------------------------------------------

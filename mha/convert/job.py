@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mha.convert.causal import calls_are_causal
-from mha.convert.recorded import OriginalLayer, as_recorded, prove
+from mha.convert.original import OriginalLayer, as_recorded
+from mha.convert.proof import Proof, prove
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.formats.layer import read_layer
@@ -86,8 +87,8 @@ class Job:
                     raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
         raise AssertionError("a found layer has a layout")
 
-    def settle(self) -> Standing:
-        """Its Standing: proved, known, or else moved, with the reason why it is neither.
+    def settle(self) -> tuple[Standing, Proof | None]:
+        """Its Standing: proved, known, or else moved, with the reason why it is neither; and the proof, or None.
 
         Raises:
             VerificationFailed: it does not give the recorded outputs of the original.
@@ -96,15 +97,12 @@ class Job:
         if self.recorded is not None:
             _, config, weights, _ = self.read(dtype="float64")  # holds the numbers of every dtype
             proof = prove(self.recorded, config, weights, self.prefix or "the layer")
-            calls = "1 recorded call" if proof.calls == 1 else f"{proof.calls} recorded calls"
+            calls = "1 recorded call" if len(proof.calls) == 1 else f"{len(proof.calls)} recorded calls"
             mask = f" with the mask {proof.mask!r}" if proof.mask else ""
-            return Standing(
-                PROVED,
-                f"{calls} in {proof.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed",
-                calls_are_causal(self.recorded, proof.mask) or self.facts.causal,
-            )
+            why = f"{calls} in {proof.layer.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed"
+            return Standing(PROVED, why, calls_are_causal(proof) or self.facts.causal), proof
         word, why = (KNOWN, self.facts.known) if self.facts.known else (MOVED, self.facts.unknown)
-        return Standing(word, why, self.facts.causal)
+        return Standing(word, why, self.facts.causal), None
 
     def _heads(self) -> int | None:
         recorded = self.recorded.config if self.recorded is not None else None
@@ -119,8 +117,8 @@ class Job:
         return config if self.recorded is None else as_recorded(config, self.recorded)
 
 
-def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> dict[str, Standing]:
-    """The Standing of every layer, by its prefix in the target.
+def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
+    """The Standing of every layer, by its prefix in the target; and the proofs of those that are proved.
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
@@ -134,7 +132,9 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> d
             raise refusal(source, unsettled, command)
     for job in jobs:
         refuse_unknown(job.facts.strays, job.prefix)
-    return {job.to_prefix: job.settle() for job in jobs}
+    settled = {job.to_prefix: job.settle() for job in jobs}
+    proofs = [proof for _, proof in settled.values() if proof is not None]
+    return {prefix: standing for prefix, (standing, _) in settled.items()}, proofs
 
 
 def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:

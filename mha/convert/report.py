@@ -68,6 +68,8 @@ def lines(done: Conversion) -> list[str]:
         f"{done.seconds:.1f} s; every array reads back the same to the bit"
     )
     found.append(done.survey.line([layer.prefix for layer in done.layers]))
+    if done.unseen is not None:
+        found.append(done.unseen.text())
     return found
 
 
@@ -85,6 +87,7 @@ def to_dict(done: Conversion) -> dict[str, Any]:
         "size": done.size,
         "seconds": done.seconds,
         "standing": words.pop() if len(words) == 1 else "mixed",
+        "unseen": None if done.unseen is None else done.unseen.to_dict(),
         "attention_in_source": {
             "read": len(done.layers),
             "of": len(done.survey.order) + len(done.survey.unseen),

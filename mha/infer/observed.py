@@ -88,10 +88,10 @@ class Observed:
         Raises:
             SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
         """
-        return cls.of(_loaded(Path(path)))
+        return cls.of(load_arrays(Path(path)))
 
 
-def _loaded(file: Path) -> dict[str, NDArray]:
+def load_arrays(file: Path) -> dict[str, NDArray]:
     """Every array of the file; Python objects in it are never executed."""
     if not file.is_file():
         raise SpecError(f"there is no file {file}")

@@ -53,7 +53,8 @@ class ConvertOptions:
     dtype: str | None
     to_prefix: str | None
     inferred: bool
-    recorded: Path | None
+    recorded: tuple[Path, ...]
+    unseen: bool
     moved: bool
     leave: tuple[str, ...]
     json_path: Path | None
@@ -83,9 +84,12 @@ class ConvertOptions:
 @click.option("--infer", "inferred", is_flag=True, help="Names mean nothing: find the weights as `mha infer` does.")
 @click.option(
     "--recorded",
+    multiple=True,
     type=click.Path(path_type=Path),
-    help="Calls of the original that must be reproduced: what mha.capture wrote, or one call as `mha infer` takes it.",
+    help="Calls of the original that must be reproduced (repeatable): what mha.capture wrote; one call as `mha infer` "
+    "takes it; or calls of several layers, as arrays layer/call/queries, layer/call/output, ...",
 )
+@click.option("--unseen/--no-unseen", default=True, help="Whether to say what recorded calls would not have shown.")
 @click.option("--moved", is_flag=True, help="Also move the bits of layers that are neither proved nor known.")
 @click.option(
     "--leave",
@@ -128,8 +132,8 @@ def convert(context: click.Context, asked: ConvertOptions) -> None:
     from mha_core.files.writing import write_whole
 
     console, errors = Console(), Console(stderr=True)
-    if asked.inferred and asked.recorded is None:
-        raise CouldNotRun("--infer needs --recorded FILE, a call of the layer")
+    if asked.inferred and len(asked.recorded) != 1:
+        raise CouldNotRun("--infer needs --recorded FILE, a call of the layer, and one alone")
     on_stdout = asked.json_path is not None and str(asked.json_path) == "-"
     layer_options = asked.from_layout or asked.prefix is not None or asked.every or asked.num_kv_heads
     if asked.inferred and (asked.only_list or layer_options):
@@ -137,10 +141,9 @@ def convert(context: click.Context, asked: ConvertOptions) -> None:
     folder = context.with_resource(tempfile.TemporaryDirectory())
     try:
         if asked.inferred:
-            assert asked.recorded is not None
             refuse_existing(asked.out, asked.force)
             found_weights = Path(folder) / "inferred.safetensors"
-            if not _infer(console, errors, asked.source, asked.recorded, asked.num_heads, found_weights):
+            if not _infer(console, errors, asked.source, asked.recorded[0], asked.num_heads, found_weights):
                 context.exit(DIFFERENT)
             if asked.out is None:
                 return
@@ -167,6 +170,7 @@ def convert(context: click.Context, asked: ConvertOptions) -> None:
                 moved=asked.moved,
                 leave=asked.leave,
                 force=asked.force,
+                unseen=asked.unseen,
                 progress=lambda what, count, total: status.update(f"{what} {count} of {total}"),
             )
     except VerificationFailed as error:

@@ -1,0 +1,186 @@
+"""The proof that layers read from a file reproduce recorded calls of the original.
+
+A layer is proved if the reference, with the weights that were read, gives the recorded outputs within the computed
+bounds, and does not give them with scores or projections of half the size: a call whose outputs hardly depend on these
+could not tell one layer from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from mha.convert.original import OriginalCall, OriginalLayer
+from mha.convert.verify import VerificationFailed
+from mha.infer.evidence import AT_ONCE, EXP_ULPS, KEYS_PER_BLOCK
+from mha.recipes.judge import Judgement, judge_original
+from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.call.masks import allowed_keys
+from mha_core.dtypes import round_to
+from mha_core.weights import Weights
+
+OTHER_SCALE = 0.5
+"""Factor on the scores and on each projection; calls that prove a layer must show each of these changes."""
+
+CAUSALITY = ("", "causal", "aligned at the last key")
+"""Ends of the names of possible masks, where a record does not say which it was."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """The result of `prove`: the layer reproduces the recorded calls.
+
+    Attributes:
+        layer: as it was read, in the dtype in which the original computed.
+        calls: the calls, each with the mask that fits.
+        ratio: the worst error / allowed error.
+        mask: the masks that fit, where the record does not say which they were; else "".
+    """
+
+    layer: RecordedLayer
+    calls: tuple[RecordedCall, ...]
+    ratio: float
+    mask: str = ""
+
+
+def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
+    """Prove that these weights give the recorded outputs, call by call.
+
+    Args:
+        layer: the recorded calls.
+        config, weights: as they were read from the file, in any dtype that holds them.
+        where: the layer's name for messages.
+
+    Raises:
+        VerificationFailed: they give something else; the message has the first difference.
+        SpecError: a call does not fit the layer, or the calls can't tell the layer from others.
+    """
+    precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
+
+    @cache
+    def judged(index: int, mask: str) -> Judgement:
+        return _judged(layer.calls[index], mask, config, weights, precision)
+
+    def worst(masks: Sequence[str]) -> float:
+        return max(judged(index, mask).worst for index, mask in enumerate(masks))
+
+    masks = min(_readings(layer.calls), key=worst)
+    for index, mask in enumerate(masks):
+        found = judged(index, mask)
+        if not found.equal:
+            raise VerificationFailed(
+                f"{where} does not give what was recorded of {layer.calls[index].name or 'it'}: "
+                f"{found.mismatches[0].message}" + _other_weights(layer, weights)
+            )
+    untold = dict(_others(config, weights))
+    for call, mask in zip(layer.calls, masks, strict=True):
+        for what, (other, changed) in list(untold.items()):
+            if _shows(call, mask, other, changed, precision):
+                del untold[what]
+    if untold:
+        raise SpecError(
+            f"what was recorded of {where} proves nothing: {next(iter(untold))} of half the size would give the "
+            f"same within the bound of {layer.dtype}. Record a call of several tokens, with "
+            "numbers that are not all alike"
+            + ("" if layer.dtype in ("float64", "float32") else ", in float32: those weights in float32 are the same")
+        )
+    held = {name: round_to(array, layer.dtype) for name, array in weights.items()}
+    chosen = zip(layer.calls, masks, strict=True)
+    return Proof(
+        RecordedLayer(where, "", layer.dtype, config, held),
+        tuple(RecordedCall(0, call.inputs[mask], call.outputs) for call, mask in chosen),
+        worst(masks),
+        " and ".join(dict.fromkeys(filter(None, masks))),
+    )
+
+
+def recording_of(proofs: Sequence[Proof]) -> Recording:
+    """The calls of all proofs as one recording."""
+    calls = (replace(call, layer=index) for index, proof in enumerate(proofs) for call in proof.calls)
+    return Recording(tuple(proof.layer for proof in proofs), tuple(calls))
+
+
+def _readings(calls: Sequence[OriginalCall]) -> list[tuple[str, ...]]:
+    """Each choice of a mask for every call: calls that do not say whether they are causal are so alike."""
+
+    def chosen(call: OriginalCall, causality: int) -> str:
+        by_end = {max(end for end, text in enumerate(CAUSALITY) if mask.endswith(text)): mask for mask in call.inputs}
+        return next(by_end[end] for end in (*range(causality, -1, -1), 1, 2) if end in by_end)
+
+    return list(dict.fromkeys(tuple(chosen(call, end) for call in calls) for end in range(len(CAUSALITY))))
+
+
+def _judged(
+    call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision
+) -> Judgement:
+    problem = Problem(config, weights, call.inputs[mask], call.outputs)
+    problem.inputs.check(config)
+    return max((judge_original(piece, precision) for piece in _pieces(problem)), key=lambda judgement: judgement.worst)
+
+
+def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tuple[AttentionConfig, Weights]]]:
+    """Layers that the calls must tell from this one: name of what has half the size -> config and weights.
+
+    Scores may show through biases alone, in a call whose inputs are so small that no matrix does.
+    """
+    if config.score == "scaled_dot":
+        scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        yield "scores", (replace(config, scale=scale * OTHER_SCALE), weights)
+    for name in weights:
+        if name.endswith("_proj.weight"):
+            yield name, (config, {**weights, name: weights[name] * weights[name].dtype.type(OTHER_SCALE)})
+
+
+def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision) -> bool:
+    """Whether this config and these weights give another output than the one recorded in this call."""
+    problem = Problem(config, weights, call.inputs[mask], call.outputs)
+    return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
+
+
+def _pieces(problem: Problem) -> Iterator[Problem]:
+    """The problem in parts of some batch items and queries, so that the bounds of each fit into memory."""
+    inputs, config = problem.inputs, problem.config
+    sizes = inputs.check(config)
+    row = max(1, sizes.key_len * config.num_heads * config.value_head_dim)
+    plain = not inputs.is_split and inputs.dropout_keep is None and inputs.past_keys is None
+    if sizes.batch * sizes.query_len * row <= AT_ONCE or not plain:
+        yield problem
+        return
+    # Piece by piece, every source of the mask but the bias becomes one array.
+    allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
+    bias = None if inputs.mask.bias is None else np.broadcast_to(inputs.mask.bias, allowed.shape)
+    rows = max(1, AT_ONCE // row)
+    for b, start in product(range(sizes.batch), range(0, sizes.query_len, rows)):
+        item, i = slice(b, b + 1), slice(start, start + rows)
+        mask = AttentionMask(allowed=allowed[item, :, i], bias=None if bias is None else bias[item, :, i])
+        piece = AttentionInputs(inputs.queries[item, i], inputs.keys[item], inputs.values[item], mask)
+        outputs = {
+            name: array[item, i] if name == "output" else array[item, :, i]
+            for name, array in problem.recorded.items()
+            if name in ("output", "weights", "heads")
+        }
+        yield Problem(config, problem.weights, piece, outputs)
+
+
+def _other_weights(layer: OriginalLayer, weights: Weights) -> str:
+    """The weights that differ from the recorded ones, in words; "" where none were recorded or all agree."""
+    if layer.weights is None:
+        return ""
+    other = []
+    for name in {**layer.weights, **weights}:
+        one, two = layer.weights.get(name), weights.get(name)
+        if (
+            one is None
+            or two is None
+            or one.shape != two.shape
+            or not np.array_equal(round_to(one, layer.dtype), round_to(two, layer.dtype))
+        ):
+            other.append(name)
+    return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""
