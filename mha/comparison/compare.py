@@ -39,7 +39,7 @@ from mha.comparison.text import findings, other_dtypes
 from mha.comparison.weights import WeightIndex, layer_differences
 from mha.recordings.explain import items_of
 from mha.recordings.recording import RecordedCall, Recording
-from mha.recordings.unseen import unseen as find_unseen
+from mha.unseen.unseen import unseen as find_unseen
 from mha_core import SpecError
 
 MOST_ITEMS = 64

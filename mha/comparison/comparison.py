@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mha.comparison.arrays import PARTS, Difference
-from mha.recordings.unseen import Unseen
+from mha.unseen.unseen import Unseen
 
 SCHEMA_VERSION = 1
 """Version of the JSON report's format."""

@@ -28,8 +28,8 @@ from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_la
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.survey import Survey, survey
 from mha.models.standing import MOVED, About, Standing, metadata_of
-from mha.recordings.unseen import Unseen
-from mha.recordings.unseen import unseen as find_unseen
+from mha.unseen.unseen import Unseen
+from mha.unseen.unseen import unseen as find_unseen
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
 from mha_core.errors import shown

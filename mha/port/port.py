@@ -31,8 +31,8 @@ from mha.port.moved import allowed_move
 from mha.recipes import Site, record, replaced, survey
 from mha.recipes.judge import Judgement, judge_original, judge_trace
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha.recordings.unseen import Unseen
-from mha.recordings.unseen import unseen as find_unseen
+from mha.unseen.unseen import Unseen
+from mha.unseen.unseen import unseen as find_unseen
 from mha_core import SpecError
 from mha_core.backend import Backend, Run
 from mha_core.errors import one_line

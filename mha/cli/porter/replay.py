@@ -77,7 +77,7 @@ def replay(asked: ReplayOptions) -> None:
     from mha.recordings.recording import Recording
     from mha.recordings.replay import replay as run
     from mha.recordings.replay import selected
-    from mha.recordings.unseen import unseen as find_unseen
+    from mha.unseen.unseen import unseen as find_unseen
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
     from mha_core.files.writing import write_json

@@ -200,7 +200,7 @@ def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
     """Which bugs the calls in FILE would not have shown, in words."""
     from mha.recordings.recording import Recording
     from mha.recordings.replay import selected
-    from mha.recordings.unseen import unseen
+    from mha.unseen.unseen import unseen
 
     recording = Recording.load(file)
     return unseen(recording, selected(recording, patterns or ("*",))).text()

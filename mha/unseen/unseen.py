@@ -21,9 +21,10 @@ from conformance.judging.expected import answer
 from conformance.zoo.bug import Bug, pipelines
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.rerun import rerun
-from mha.recordings.asked import Looked, asked_by, beyond, is_of_gradients, need_of, signature
 from mha.recordings.explain import items_of
 from mha.recordings.recording import RecordedCall, Recording
+from mha.unseen.needs import asked_by, is_of_gradients, need_of, signature
+from mha.unseen.settings import Looked, beyond
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
 from mha_core.reference.state import State

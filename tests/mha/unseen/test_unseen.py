@@ -15,11 +15,11 @@ from conformance.zoo.registry import all_bugs, select
 from mha.cli.porter.compare import compare
 from mha.cli.porter.replay import replay
 from mha.cli.suite.diagnose import diagnose
-from mha.recordings import unseen as module
-from mha.recordings.asked import NEEDS, is_of_gradients, need_of
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.replay import judge_recording
-from mha.recordings.unseen import unseen
+from mha.unseen import unseen as module
+from mha.unseen.needs import NEEDS, is_of_gradients, need_of
+from mha.unseen.unseen import unseen
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference

@@ -1,21 +1,16 @@
-"""Which masks, sizes and settings a call must have for a bug of the zoo, or a setting of the layer, to be visible."""
+"""Which masks, sizes and settings a call must have for a bug of the zoo to be visible in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
-from conformance.judging.expected import Expected
 from conformance.zoo.blocked import queries as blocks
-from conformance.zoo.bug import GRADIENTS, Bug, rounded
-from mha_core import AttentionMask, Trace
-from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
+from conformance.zoo.bug import GRADIENTS, Bug
+from mha_core import AttentionMask
 
 Asks = Callable[[Problem], bool]
 
@@ -170,64 +165,3 @@ def signature(problem: Problem) -> tuple[object, ...]:
 def is_of_gradients(bug: Bug) -> bool:
     """Whether the bug changes gradients alone, so that no output shows it."""
     return bug.stage == GRADIENTS
-
-
-SOFTCAPS = (1000.0, 300.0, 100.0, 50.0, 30.0, 20.0, 10.0, 5.0, 2.0, 1.0)
-"""Softcaps that are tried, the largest first, which shows least; 50 and 30 are those of public models."""
-
-MOST_TRIED = 8
-"""Most calls that they are tried on."""
-
-
-@dataclass(frozen=True)
-class Looked:
-    """A call, or a part of it, with what is known of it.
-
-    Args:
-        wanted: the right result with its bounds.
-        outputs: the names of the stages that were recorded.
-        dtype: what the layer computed in.
-    """
-
-    wanted: Expected
-    outputs: Collection[str]
-    dtype: str
-
-    def shows(self, state: State) -> bool:
-        """Whether another result than the right one leaves its bound in one of the recorded outputs."""
-        trace = rounded(Trace(**{name: state[name] for name in self.outputs}), self.dtype)
-        wanted = self.wanted
-        try:
-            compare(trace, wanted.trace, wanted.allowed_error, wanted.where, self.dtype)
-        except ParityError:
-            return True
-        return False
-
-
-def beyond(problems: Sequence[Problem], looked: Sequence[Looked]) -> tuple[str, ...]:
-    """Settings that a layer may have, that no array of it shows, and that the calls could not have shown; in words.
-
-    Args:
-        problems: every call.
-        looked: those that settings are tried on.
-    """
-    found = []
-    hidden = _hidden_softcap([one for one in looked if one.wanted.problem.config.softcap is None][:MOST_TRIED])
-    if hidden is not None:
-        found.append(f"a softcap of {hidden:g} or more")
-    lengths = {problem.inputs.check(problem.config).key_len for problem in problems}
-    if len(lengths) == 1:
-        found.append(f"a scale that depends on the number of keys (here always {max(lengths)})")
-    return (*found, f"a window, a chunk or positions beyond {max(lengths)} keys")
-
-
-def _hidden_softcap(looked: Sequence[Looked]) -> float | None:
-    """The least of SOFTCAPS from which on none shows; None if all do, or no call is without a softcap."""
-    hidden = None
-    for softcap in SOFTCAPS if looked else ():
-        for one in looked:
-            given = one.wanted.problem
-            if one.shows(reference.run_state(replace(given.config, softcap=softcap), given.weights, given.inputs)):
-                return hidden
-        hidden = softcap
-    return hidden

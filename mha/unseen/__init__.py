@@ -1,0 +1,1 @@
+"""Which bugs and settings recorded calls could not have shown."""
