@@ -32,6 +32,7 @@ from mha.comparison.call import (
     with_moves,
 )
 from mha.comparison.comparison import Comparison, Pair
+from mha.comparison.ends import check_also, compare_ends, unjudged
 from mha.comparison.live import answered
 from mha.comparison.masks import FINITE
 from mha.comparison.pairs import pair_calls, unpaired_lines
@@ -52,6 +53,7 @@ def compare(
     *,
     by: str | None = None,
     patterns: Sequence[str] = ("*",),
+    also: Sequence[str] = (),
     unseen: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
@@ -63,11 +65,12 @@ def compare(
             config, weights and inputs (its own weights, if it has `own_weights`: see docs/compare.md).
         by: how calls are paired: "name" or "order". Default: by name if the layers have common ones.
         patterns: names of calls of either side; wildcards work. The others are not reported.
+        also: names of modules of which both recordings must hold what they gave (see `mha.capture`).
         unseen: whether to find out which bugs of the zoo the port's calls would not have shown.
         progress: is told what is being done.
 
     Raises:
-        SpecError: a file is no recording, no call has such a name, or pairing is impossible.
+        SpecError: a file is no recording, no call has such a name, pairing is impossible, or what `also` names lacks.
         FileNotFoundError: there is no such file.
 
     >>> from mha.recordings.recording import RecordedLayer
@@ -90,6 +93,7 @@ def compare(
     failed: dict[str, str] = {}
     if isinstance(port, (Recording, str, os.PathLike)):
         second = _loaded(port)
+        check_also((first, second), also)
         chosen = _chosen((*first.names, *second.names), patterns)
     else:
         chosen = _chosen(first.names, patterns)
@@ -101,11 +105,13 @@ def compare(
         by = "name"
     pairing = pair_calls(first, second, by)
     walk = _Walk(first, second)
+    is_live = not isinstance(port, (Recording, str, os.PathLike))
     pairs = []
     for position, partner in pairing.pairs:
         progress(f"comparing {first.names[position]}")
         pairs.append(walk.compare(position, partner))
     pairs = [pair for pair in pairs if {pair.original, pair.port} & chosen]
+    ends = compare_ends(first, second, walk.carried, parted=walk.parted, order=walk.order, rows=walk.rows)
     left = tuple(i for i in pairing.left if first.names[i] in chosen - failed.keys())
     right = tuple(i for i in pairing.right if second.names[i] in chosen)
     return Comparison(
@@ -115,6 +121,8 @@ def compare(
         notes=(*_read(first, second), *pairing.notes, *other_dtypes(pairs), *walk.notes),
         findings=tuple(findings(pairs)),
         failed=failed,
+        ends=tuple(ends),
+        unjudged=() if is_live else tuple(unjudged(first, second, ends)),
         unseen=find_unseen(second, {pair.port for pair in pairs}, progress=progress) if unseen and pairs else None,
     )
 
@@ -146,6 +154,7 @@ class _Walk:
         carried: the largest relative difference so far, of inputs and outputs that agree.
         parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
         order: the order of the port's batch items, where it is not the original's.
+        rows: bool (B, L), the queries of the last pair that are no padding.
     """
 
     original: Recording
@@ -153,6 +162,7 @@ class _Walk:
     carried: float = 0.0
     parted: bool = False
     order: NDArray[np.intp] | None = None
+    rows: NDArray[np.bool_] | None = None
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -172,7 +182,7 @@ class _Walk:
                 b = self._side(self.port, partner, order)
                 self.order, found = order, calls_part(a, b, allowance)
                 self.notes.append(f"The port's batch has another order: its items {order.tolist()} are the original's.")
-        self.begun = True
+        self.begun, self.rows = True, found.rows
         if FINITE in found.notes:
             a, b = _with_one_mask(a, b)
         layer, layer_notes = self.layers(self.original.calls[position].layer, self.port.calls[partner].layer)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mha.comparison.arrays import PARTS, Difference
+from mha.comparison.ends import EndPair
 from mha.unseen.unseen import Unseen
 
 SCHEMA_VERSION = 1
@@ -76,6 +77,8 @@ class Comparison:
         findings: the differences in words, the earliest first.
         failed: call -> why a live subject gave no answer, or one of another form.
         unseen: which bugs the port's calls would not have shown; None if they were not looked for.
+        ends: what the models gave, and modules of them, in the order of the original's.
+        unjudged: sentences on what of that was not compared.
     """
 
     by: str
@@ -85,16 +88,18 @@ class Comparison:
     findings: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
     unseen: Unseen | None = None
+    ends: tuple[EndPair, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """Whether every call has a partner, and no pair has a difference."""
-        return not (self.unpaired or self.failed) and not any(pair.differences for pair in self.pairs)
+        """Whether every call has a partner, and neither a pair of calls nor one of ends has a difference."""
+        return not (self.different or self.failed)
 
     @property
     def different(self) -> bool:
         """Whether a difference was found; a subject that gave no answer is neither equal nor different."""
-        return bool(self.unpaired) or any(pair.differences for pair in self.pairs)
+        return bool(self.unpaired) or any(pair.differences for pair in self.pairs) or any(e.message for e in self.ends)
 
     @property
     def first(self) -> tuple[Pair, Difference] | None:
@@ -117,5 +122,7 @@ class Comparison:
             "unpaired": list(self.unpaired),
             "failed": dict(self.failed),
             "pairs": [pair.to_dict() for pair in self.pairs],
+            "ends": [end.to_dict() for end in self.ends],
+            "unjudged": list(self.unjudged),
             "unseen": None if self.unseen is None else self.unseen.to_dict(),
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mha.comparison.arrays import Difference, number
 from mha.comparison.comparison import Comparison, Pair
+from mha.comparison.ends import EndPair
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -122,6 +123,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
     more = len(comparison.findings) - MOST_FINDINGS
     if more > 0:
         yield f"- and {more} more"
+    yield from (f"- {_end(end)}" for end in comparison.ends if end.message)
     yield from (f"- {line}" for line in comparison.unpaired)
     yield from (f"- {name}: no answer that can be compared: {reason}" for name, reason in comparison.failed.items())
     noted: dict[str, list[str]] = {}
@@ -130,9 +132,19 @@ def lines(comparison: Comparison) -> Iterator[str]:
             noted.setdefault(note, []).append(pair.original)
     for note, names in noted.items():
         yield f"Note: {_some(names)}: {note}."
+    yield from comparison.unjudged
     yield verdict(comparison)
     if comparison.unseen is not None:
         yield comparison.unseen.text()
+
+
+def _end(end: EndPair) -> str:
+    if end.follows:
+        return f"{end.name} gives something else, as must be after that."
+    behind = f"{end.after}'s outputs agree: look behind it" if end.after else "no attention layer stands before it"
+    return (
+        f"what {end.name} gives parts, {behind} (feed-forward layers, normalisation, a pooler, a head): {end.message}."
+    )
 
 
 def verdict(comparison: Comparison) -> str:
@@ -142,8 +154,13 @@ def verdict(comparison: Comparison) -> str:
         pair, difference = comparison.first
         name = f" ({difference.name})" if difference.name else ""
         return f"Different: {pair.original} is the first of {pairs} to part, in {difference.part}{name}."
+    parted = next((end for end in comparison.ends if end.message), None)
+    if parted is not None:
+        return f"Different: {pairs} agree, and what {parted.name} gives parts."
     if comparison.unpaired:
         return f"Different: {pairs} agree, and there are calls without a partner."
+    judged = [end for end in comparison.ends if end.arrays]
     if comparison.failed:
         return f"Could not be run: {len(comparison.failed)} of {len(comparison.failed) + len(comparison.pairs)} calls."
-    return f"Equal: {pairs}, in inputs, masks, settings, weights and outputs."
+    ends = f"; and what {' and '.join(dict.fromkeys(end.name for end in judged))} gives" if judged else ""
+    return f"Equal: {pairs}, in inputs, masks, settings, weights and outputs{ends}."

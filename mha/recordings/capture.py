@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
@@ -26,6 +26,7 @@ from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.projections.layer import Part, Parts, ProjectedLayer
 from mha.projections.said import Projections
 from mha.projections.unlisted import Unlisted
+from mha.recordings.ends import Ends
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
 from mha_core import SpecError
@@ -75,7 +76,7 @@ class Hooks(Parts, Protocol):
         """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
 
     def watch(
-        self, target: Any, choose: Callable[[str, Any], Adapter | None], seen: Callable[..., None]
+        self, target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]
     ) -> AbstractContextManager[None]:
         """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer."""
 
@@ -103,10 +104,11 @@ def unregister(adapter: Adapter) -> None:
 class Capture:
     """A recording in progress: the `calls` so far, a `recording` of them, and the `coverage` of the model."""
 
-    def __init__(self, versions: Mapping[str, str], survey: Survey, tokens: Tokens | None = None) -> None:
+    def __init__(self, hooks: Hooks, survey: Survey, tokens: Tokens | None = None, also: Sequence[str] = ()) -> None:
         self.layers: list[RecordedLayer] = []
         self.calls: list[RecordedCall] = []
-        self.versions = dict(versions)
+        self.ends = Ends(hooks.as_array, also, lambda: len(self.calls)) if hasattr(hooks, "as_array") else None
+        self.versions = hooks.versions()
         self.survey = survey
         self.tokens = tokens
 
@@ -123,7 +125,9 @@ class Capture:
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
                 "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
             )
-        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens)
+        own = {layer.name for layer in self.layers}
+        ends = None if self.ends is None else tuple(end for end in self.ends.found if end.name not in own)
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens, ends)
 
     def see(
         self, name: str, adapter: Adapter | ProjectedLayer, layer: Any, arguments: Mapping[str, Any], output: Any
@@ -160,6 +164,7 @@ def capture(
     path: str | os.PathLike[str] | None = None,
     *,
     layers: Sequence[str] | Mapping[str, Projections] = ("*",),
+    also: Sequence[str] = (),
     overwrite: bool = False,
     strict: bool = False,
     probe: bool = True,
@@ -177,6 +182,8 @@ def capture(
         path: the file. None: only `Capture.recording`, in memory.
         layers: names of the layers to record; wildcards work. For layers of a class that is not listed, by these names
             where their projections are (see `mha.Projections`); each call is compared with the reference at once.
+        also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. Those of the target
+            itself always are: `mha compare` judges by them what stands behind the last attention layer.
         overwrite: whether a file that is there may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
@@ -188,7 +195,7 @@ def capture(
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
             no recording can hold or, unless probe=False, computes something else than its weights say; at a
             call, if that is so for the call; at the end, if there was none; with `strict`, as soon as it is
-            known that a module is not recorded, and then nothing is written.
+            known that a module is not recorded, and then nothing is written; at the end, if `also` names none.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()
@@ -249,7 +256,7 @@ def capture(
 
     said = layers if isinstance(layers, Mapping) else {}
     survey = Survey(hooks.parts_of)
-    recorder = Capture(hooks.versions(), survey, named)
+    recorder = Capture(hooks, survey, named, also)
     unlisted = Unlisted(hooks, target, lambda module: known(module) is not None, said, _judged)
 
     def reasons() -> str:
@@ -260,12 +267,17 @@ def capture(
             stack.enter_context(hooks.watch(target, choose, see))
         except NoneFoundError as error:
             raise SpecError(f"{error}. {reasons()}") from error
+        if recorder.ends is not None:
+            with suppress(NoneFoundError):  # a target that can't be watched itself
+                stack.enter_context(hooks.watch(target, recorder.ends.choose, recorder.ends.see))
         if strict:
             survey.coverage().check()
         yield recorder
     if not recorder.calls and unlisted.refused:
         raise SpecError(f"nothing to record: {reasons()}")
     recording = recorder.recording
+    if recorder.ends is not None:
+        recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
     lines = [*unlisted.refused.values(), *unlisted.turning.values(), unlisted.beyond]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mha.coverage import Unread, unread_of
 from mha.recordings.array_pool import array_of
+from mha.recordings.ends import RecordedEnd
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer
 from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
@@ -32,6 +33,7 @@ class Described(NamedTuple):
     versions: dict[str, str]
     unread: tuple[Unread, ...] | None
     tokens: Tokens | None
+    ends: tuple[RecordedEnd, ...] | None
 
 
 def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
@@ -60,7 +62,10 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
         _text("the name of a module", one.name)
         _text("the class of a module", one.kind)
     tokens = None if description.get("tokens") is None else Tokens.of(description["tokens"])
-    return Described(layers, calls, versions, unread, tokens)
+    ends = (
+        None if description.get("ends") is None else tuple(_end(end, len(calls), find) for end in description["ends"])
+    )
+    return Described(layers, calls, versions, unread, tokens, ends)
 
 
 def _finder(arrays: Mapping[str, NDArray]) -> Find:
@@ -92,6 +97,15 @@ def _call(call: Mapping[str, Any], layers: int, find: Find) -> RecordedCall:
     mask = _made(AttentionMask, call["mask"], find)
     inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
     return RecordedCall(position, inputs, {name: find(value) for name, value in call["outputs"].items()})
+
+
+def _end(end: Mapping[str, Any], calls: int, find: Find) -> RecordedEnd:
+    if type(end["after"]) is not int or not 0 <= end["after"] <= calls:
+        raise SpecError(f"an end must stand after 0 to {calls} calls. Got {shown(repr(end['after']))}.")
+    names = {_text("the place of an array", place): find(value) for place, value in end["arrays"].items()}
+    dtypes = {place: _text("a dtype", dtype) for place, dtype in end["dtypes"].items()}
+    name, kind = _text("the name of a module", end["name"]), _text("the class of a module", end["kind"])
+    return RecordedEnd(name, kind, end["after"], names, dtypes)
 
 
 def _made(cls: type, values: Mapping[str, Any], find: Find, **more: Any) -> Any:

@@ -21,6 +21,7 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha.coverage import Coverage, Unread
 from mha.recordings.array_pool import ArrayPool, read
+from mha.recordings.ends import RecordedEnd
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
 from mha.recordings.reader import described_in
 from mha.recordings.tokens import Tokens
@@ -45,6 +46,7 @@ class Recording:
         unread: the modules of the model that look like attention and are not among the layers; None if nobody
             looked, as for a file of an older release.
         tokens: what stands at each position, for `mha view`; None if nobody said.
+        ends: what the model gave, and other modules; None if nobody looked, as for a file of an older release.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -67,6 +69,7 @@ class Recording:
     versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[Unread, ...] | None = None
     tokens: Tokens | None = None
+    ends: tuple[RecordedEnd, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.calls:
@@ -105,6 +108,14 @@ class Recording:
         if self.coverage is None:
             raise SpecError("the recording does not say which modules were left out; it is of an older release")
         self.coverage.check()
+
+    def check_ends(self) -> None:
+        """Raise SpecError if the recording does not hold what the model gave."""
+        if not any(end.arrays for end in self.ends or () if not end.name):
+            raise SpecError(
+                "the recording does not hold what the model gave, so what stands behind its last attention layer can't "
+                "be judged: record a call of the model itself (mha.capture(model, file); model(...))"
+            )
 
     @property
     def made_with(self) -> str:
@@ -171,6 +182,8 @@ class Recording:
         }
         if self.unread is not None:
             description["unread"] = [asdict(one) for one in self.unread]
+        if self.ends is not None:
+            description["ends"] = [_describe_end(pool, f"ends.{i}", end) for i, end in enumerate(self.ends)]
         if self.tokens is not None:
             description["tokens"] = self.tokens.to_dict()
         pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
@@ -228,6 +241,14 @@ def _describe_call(
         "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
         "outputs": {name: add(name, value) for name, value in call.outputs.items()},
     }
+
+
+def _describe_end(pool: ArrayPool, prefix: str, end: RecordedEnd) -> dict[str, Any]:
+    arrays = {
+        place: pool.add(".".join(filter(None, (prefix, place))), array, end.dtypes[place])
+        for place, array in end.arrays.items()
+    }
+    return {"name": end.name, "kind": end.kind, "after": end.after, "arrays": arrays, "dtypes": dict(end.dtypes)}
 
 
 def _given(instance: Any) -> dict[str, Any]:

@@ -115,11 +115,12 @@ def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Cal
         adapter = None if skip else choose(name, module)
         if adapter is None:
             return call(*args, **kwargs)
-        inside += 1
+        closed = not getattr(adapter, "open", False)
+        inside += closed
         try:
             output = call(*args, **kwargs)
         finally:
-            inside -= 1
+            inside -= closed
         seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
         return output
 

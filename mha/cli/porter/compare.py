@@ -33,6 +33,7 @@ class CompareOptions:
     time_limit: float
     json_path: Path | None
     unseen: bool
+    also: tuple[str, ...]
 
 
 @click.command()
@@ -45,18 +46,22 @@ class CompareOptions:
     "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
 )
 @click.option(
-    "--strict", is_flag=True, help="Refuse recordings of models with modules that look like attention and are not read."
+    "--strict",
+    is_flag=True,
+    help="Refuse recordings that left out modules which look like attention, or lack what the model gave.",
 )
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
 @click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
+@click.option("--also", multiple=True, help="A module whose outputs both must hold: mha.capture(..., also=[NAME]).")
 @as_one(CompareOptions)
 def compare(asked: CompareOptions) -> None:
     """Find the first thing in which PORT parts from ORIGINAL: inputs, mask, settings, weights or outputs.
 
     Both are files that mha.capture wrote, of the same calls. With --subject, a live port is given the original's
     settings, weights and inputs instead. What parts outside attention is said as such: the inputs of one layer
-    differ, and the outputs of the layer before agree.
+    differ, and the outputs of the layer before agree. What stands behind the last attention layer is judged by what
+    the models gave, and by other modules that were recorded (--also).
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
@@ -79,10 +84,19 @@ def compare(asked: CompareOptions) -> None:
         for recording in (first, second):
             if asked.strict and recording is not None:
                 recording.check_coverage()
+                recording.check_ends()
         other = second or subject_in(str(asked.spec), asked.dtype and check_dtype(asked.dtype), asked.time_limit)
         patterns = asked.patterns or ("*",)
         with Console(stderr=True).status("") as status:
-            found = run(first, other, by=asked.by, patterns=patterns, unseen=asked.unseen, progress=says(status))
+            found = run(
+                first,
+                other,
+                by=asked.by,
+                patterns=patterns,
+                also=asked.also,
+                unseen=asked.unseen,
+                progress=says(status),
+            )
     except (SpecError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     show(console, found)

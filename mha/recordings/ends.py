@@ -1,0 +1,115 @@
+"""Ends: what a recorded model gave, and modules of it that are no attention layers.
+
+Attention layers are judged by themselves. What stands behind the last of them, such as a feed-forward layer, a pooler
+or a head, shows in what the model gave: `mha compare` holds two such ends against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mha.coverage import kind_of
+from mha_core import SpecError
+from mha_core.dtypes import DTYPES, check_dtype, check_held
+
+DEEPEST = 4
+"""How deep arrays may stand in what a module gave."""
+
+AsArray = Callable[[Any], tuple[NDArray, str] | None]
+"""A copy in NumPy and the dtype by name; None for what is no array."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedEnd:
+    """What one call of a module gave.
+
+    Args:
+        name: where it stands in the model; "" for the model itself.
+        kind: its class.
+        after: how many recorded calls of attention layers were made before it ended.
+        arrays: the floating-point arrays by their place: "last_hidden_state", "0", "hidden_states.1"; "" for one alone.
+        dtypes: their dtypes by name; bfloat16 numbers are held in float32 arrays.
+
+    Raises:
+        SpecError: an array has no dtype, or holds numbers that its dtype lacks.
+    """
+
+    name: str
+    kind: str
+    after: int
+    arrays: Mapping[str, NDArray]
+    dtypes: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if self.arrays.keys() != self.dtypes.keys():
+            raise SpecError(f"what {self.words} gave must have a dtype for each array. Got {', '.join(self.dtypes)}.")
+        for place, array in self.arrays.items():
+            check_held(f"{place or 'what'} of {self.words}", array, check_dtype(self.dtypes[place]))
+
+    @property
+    def words(self) -> str:
+        """The module in words."""
+        return self.name or "the model"
+
+
+class Ends:
+    """Notes what the model gives in each call, and modules of it by their names.
+
+    Args:
+        as_array: the framework's function for its arrays.
+        also: names of the modules; wildcards work.
+        called: how many calls of attention layers were recorded so far.
+    """
+
+    open = True
+    """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
+
+    def __init__(self, as_array: AsArray, also: Sequence[str], called: Callable[[], int]) -> None:
+        self.found: list[RecordedEnd] = []
+        self._as_array, self._also, self._called = as_array, also, called
+        self._met: set[str] = set()
+
+    def choose(self, name: str, module: Any) -> Ends | None:
+        """Itself for the model and the modules of these names."""
+        matching = [pattern for pattern in self._also if fnmatchcase(name, pattern)]
+        self._met.update(matching)
+        return self if matching or not name else None
+
+    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        """Note one call."""
+        found = dict(_arrays(output, self._as_array))
+        arrays = {place: array for place, (array, _) in found.items()}
+        dtypes = {place: dtype for place, (_, dtype) in found.items()}
+        self.found.append(RecordedEnd(name, kind_of(module), self._called(), arrays, dtypes))
+
+    def check_met(self) -> None:
+        """Raise SpecError for a name that no module had."""
+        for pattern in self._also:
+            if pattern not in self._met:
+                raise SpecError(f"also names {pattern!r}, and no module that was called has such a name")
+
+
+def _arrays(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
+    """The floating-point arrays in what a module gave, by their places."""
+    if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        parts = list(value.items())
+    elif isinstance(value, list | tuple):
+        names = getattr(value, "_fields", range(len(value)))  # of a named tuple
+        parts = list(zip(names, value, strict=True))
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [(own.name, getattr(value, own.name)) for own in fields(value)]
+    else:
+        found = as_array(value)
+        if found is not None and found[1] in DTYPES:
+            yield "", found
+        return
+    for key, part in parts:
+        for place, array in _arrays(part, as_array, depth + 1):
+            yield ".".join(filter(None, (str(key), place))), array
