@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases.table import all_cases
+from conformance.cases.table import all_cases, all_sequences
 from mha_core import STAGES, AttentionConfig, weight_shapes
 
 ROOT = Path(__file__).parent.parent
@@ -71,8 +71,8 @@ def test_the_tables_name_every_stage_and_weight():
 
 
 def test_the_shown_run_is_one_of_the_present_cases():
-    """Four backends, their usual path and the fast one, two dtypes, every case."""
-    assert f"All {4 * 2 * 2 * len(all_cases())} results are equal to the reference." in README
+    """Four backends, their usual path and the fast one, two dtypes, every case and every sequence of calls."""
+    assert f"All {4 * 2 * 2 * (len(all_cases()) + len(all_sequences()))} results are equal to the reference." in README
 
 
 def test_every_link_leads_somewhere():

@@ -39,6 +39,8 @@ class Unlisted:
         for pattern, one in said.items():
             if not isinstance(one, Projections):
                 raise SpecError(f"layers[{pattern!r}] must be mha.Projections(...). Got {one!r}.")
+            if not hasattr(hooks, "modules_in"):
+                raise SpecError(f"layers of {type(target).__qualname__} can't be read by their projections")
         self._hooks, self._is_known, self._said, self._judge = hooks, is_known, said, judge
         self._parts: dict[int, Part] = {}
         self._layers: list[ProjectedLayer] = []
@@ -58,7 +60,7 @@ class Unlisted:
             SpecError: somebody said how, and it can't be.
         """
         said = next((one for pattern, one in self._said.items() if fnmatchcase(name, pattern)), None)
-        inside = list(self._hooks.modules_in(module))
+        inside = _inside(self._hooks, module)
         found = said or found_by_name([own for own, part in inside if self._hooks.projects(part)])
         if found is None or (said is None and any(self._is_known(part) for _, part in inside)):
             return None
@@ -104,7 +106,12 @@ class Unlisted:
         )
 
 
+def _inside(hooks: Parts, module: Any) -> list[tuple[str, Any]]:
+    """All modules inside; none for a framework whose hooks read listed classes alone."""
+    return list(hooks.modules_in(module)) if hasattr(hooks, "modules_in") else []
+
+
 def _rotary_in(hooks: Parts, target: Any) -> list[tuple[str, str]]:
     """Name in the model, and last part of it, of each module whose class is called rotary."""
-    found = [name for name, part in hooks.modules_in(target) if rotary.is_rotary(part)]
+    found = [name for name, part in _inside(hooks, target) if rotary.is_rotary(part)]
     return [(name, name.replace("/", ".").rpartition(".")[2]) for name in found]

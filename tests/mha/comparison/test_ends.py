@@ -237,12 +237,11 @@ def test_the_other_frameworks_record_what_the_model_gave(backend_names, tmp_path
         found["linen"], found["nnx"] = seen.recording, recorded(Nnx(), x)
     if "mxnet" in backend_names:
         from backends.mxnet.layers import MultiHeadAttention, mx
-        from mha_core import AttentionConfig
 
         class Gluon(mx.gluon.Block):
             def __init__(self):
                 super().__init__()
-                self.attention = MultiHeadAttention(AttentionConfig(12, 3))
+                self.attention = MultiHeadAttention(12, 3)
                 self.out = mx.gluon.nn.Dense(7, flatten=False)
 
             def forward(self, x):
