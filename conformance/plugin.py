@@ -138,9 +138,11 @@ class SubjectCollector(pytest.Collector):
         self.suite = suite
 
     def collect(self) -> Iterator[CaseItem]:
+        from conformance.runner import asked_of
+
         for subject in self.subjects:
             series = uuid4().hex
-            for case in self.suite.cases:
+            for case in asked_of(subject, self.suite.cases, self.subjects):
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
                 nodeid = f"{self.nodeid}::{name}"

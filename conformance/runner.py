@@ -157,20 +157,29 @@ class CaseRunner:
         yield from question.mismatches(trace, first, self.subject.dtype)
 
 
+def asked_of(subject: Subject, cases: Sequence[Asked], subjects: Sequence[Subject]) -> list[Asked]:
+    """The cases that a subject is asked, and the sequences, unless the same layer is asked them in another dtype.
+
+    What a layer keeps from call to call does not depend on its dtype, and a sequence is dozens of calls.
+    """
+    first = next(one for one in subjects if (one.name, one.device) == (subject.name, subject.device))
+    return [case for case in cases if isinstance(case, Case) or subject.dtype == first.dtype]
+
+
 def run_all(
     cases: Sequence[Asked],
     subjects: Sequence[Subject],
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject; `progress` is called with each Result.
+    """Every case on every subject, subject by subject (see `asked_of`); `progress` is called with each Result.
 
     The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
     judges in a process of its own.
     """
     for subject in subjects:
         runner = CaseRunner(subject, known)
-        for case in cases:
+        for case in asked_of(subject, cases, subjects):
             outcome = runner.run(case)
             progress(outcome)
             yield outcome

@@ -70,7 +70,7 @@ def _backend(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         BackendSubject(backend, dtype, "cpu", path) for dtype in dtypes for path in paths_to_check(backend, None)
     ]
     for subject in subjects:
-        yield from _results(subject, f"{subject.selector} --dtype {subject.dtype}", task)
+        yield from _results(subject, subjects, f"{subject.selector} --dtype {subject.dtype}", task)
 
 
 def _natives(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -91,16 +91,16 @@ def _natives(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"event": "absent", "spec": spec, "message": str(error)}
             continue
         for subject in subjects:
-            yield from _results(subject, spec, task)
+            yield from _results(subject, subjects, spec, task)
         if "jax" in sys.modules:
             sys.modules["jax"].clear_caches()  # each layer compiles programs of its own, a gigabyte of them
 
 
-def _results(subject: Any, spec: str, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _results(subject: Any, beside: Sequence[Any], spec: str, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     from conformance.cases.table import select_asked
-    from conformance.runner import run_all
+    from conformance.runner import asked_of, run_all
 
-    cases: Sequence[Any] = select_asked(tuple(task["cases"]))
+    cases = asked_of(subject, select_asked(tuple(task["cases"])), beside)
     for result in run_all(cases, [subject]):
         # The ratios of what is equal fill files, and say nothing here.
         found = {name: value for name, value in result.to_dict().items() if name not in ("ratios", "recorded", "rerun")}

@@ -100,6 +100,7 @@ def check(asked: CheckOptions) -> None:
     from conformance.deviations import known as deviations
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
+    from conformance.runner import asked_of
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
@@ -126,7 +127,7 @@ def check(asked: CheckOptions) -> None:
     if not subjects:
         _write(asked, report.to_json([], {}, known, broken))
         sys.exit(COULD_NOT_RUN)
-    runs = [(case, subject) for subject in subjects for case in cases]
+    runs = [(case, subject) for subject in subjects for case in asked_of(subject, cases, subjects)]
     results, interrupted = _judged(errors, runs, apart, settings, known)
     looked = looked_at(cases, results, subjects)
     report.print_results(console, results, looked)
