@@ -90,7 +90,7 @@ def of_other_file(source: Path) -> str:
     """Why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
 
     It belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the whole file,
-    or where there is none, the index and the shards that it names. Where none of these is there, it belongs to the
+    or where there is none, the index with all the shards that it names. Where none of these is there, it belongs to the
     only file of weights in the folder, whatever its name.
 
     >>> import tempfile
@@ -102,8 +102,11 @@ def of_other_file(source: Path) -> str:
     """
     there = _weights(source.parent)
     own, shards = _own(source.parent)
-    if source.name in own or source.name in shards:
+    if source.name in own or shards == {source.name}:
         return ""
+    if source.name in shards:
+        index = next(name for name in own if source.name in _shards_of(source.parent / name))
+        return f"{source} is a part of a model in several files: give the index, {index}"
     if not own and set(there) - _shards_of(source) == {source.name}:
         return ""
     named = " or ".join(own) if own else f"one of {', '.join(MODEL_FILES)}"

@@ -217,8 +217,11 @@ class About:
         }
         if self._changed:
             return LayerFacts("", self._changed, **said), _none
-        rows, inputs = _sizes(layer)
+        (rows, inputs), *others = _sizes(layer)
         found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)
+        fewer = next((other for other, _ in others if other != rows), None)
+        if isinstance(found, KnownLayer) and fewer is not None:
+            found = f"a projection has {fewer} rows, that of the queries {rows}, and such models have no grouped heads"
         if not isinstance(found, KnownLayer):
             return LayerFacts("", found, **said), _none
         family, own = found.family, set(self._strange)
@@ -316,14 +319,15 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
     )
 
 
-def _sizes(layer: FoundLayer) -> tuple[int, int]:
-    """(rows, inputs) of the query projection, from the shapes; (0, 0) where these do not tell."""
+def _sizes(layer: FoundLayer) -> list[tuple[int, int]]:
+    """(rows, inputs) of each projection, that of the queries first, from the shapes; (0, 0) where these do not tell."""
     layout = get(layer.layouts[0])
-    shape = layer.shapes[layout.required[0]]
-    if len(shape) != 2:
-        return 0, 0
-    if getattr(layout, "transposed", False):
-        shape = shape[::-1]
     packs = getattr(layout, "packs", {})
-    count = len(packs.get(layout.required[0], ("q_proj",)))
-    return shape[0] // count, shape[1]
+    found = []
+    for name in layout.required:
+        shape = layer.shapes[name]
+        if name.endswith("bias"):
+            continue
+        shape = shape[::-1] if getattr(layout, "transposed", False) else shape
+        found.append((shape[0] // len(packs.get(name, "q")), shape[1]) if len(shape) == 2 else (0, 0))
+    return found

@@ -86,7 +86,9 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, varia
 
 def _linen(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
     inputs = [given[name] for name in ("queries", "keys", "values") if given[name] is not None]
-    return layer.apply(variables, *inputs, mask=given["mask"], deterministic=True)
+    # It may be said to the layer or in the call, and not in both.
+    told = {"deterministic": True} if layer.deterministic is None else {}
+    return layer.apply(variables, *inputs, mask=given["mask"], **told)
 
 
 def _nnx(graph: Any, state: Any, given: Mapping[str, Any]) -> Any:

@@ -34,7 +34,7 @@ def _sizes(few_shapes: bool) -> list[Step]:
     causal = AttentionMask(causal=True)
     trained = [
         usual.call("20 calls of one shape and 1 more", *base.sizes, base.lens, times=21),
-        again.call("gradients 4 times", *base.sizes, base.lens, gradients=True, times=4),
+        again.call("gradients 10 times", *base.sizes, base.lens, gradients=True, times=10),
     ]
     far = [
         layer.call("1 query and 1 key", 1, 1, 1),

@@ -63,11 +63,11 @@ def _capped() -> list[Case]:
         Case(
             "bare-capped",
             "heads that come as they are beside a softcap, a bias by head, a wide window and dropout",
-            AttentionConfig(15, 3, value_head_dim=7, projections=False, softcap=2.0, dropout=0.3),
+            AttentionConfig(30, 5, value_head_dim=7, projections=False, softcap=2.0, dropout=0.3),
             batch=2,
             query_len=4,
             key_len=8,
-            mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 3, 1, 1)), window=(8, 8)),
+            mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 5, 1, 1)), window=(8, 8)),
             dropout=True,
             same_sizes="without projections the inputs have the widths of the heads",
             trivial_mask="a window wider than all keys excludes none",

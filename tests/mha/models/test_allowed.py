@@ -193,6 +193,17 @@ def test_leave_names_what_no_attention_layer_reads(tmp_path):
     assert "leave 'linear.*' fits no array" in found
 
 
+def test_grouped_heads_are_not_those_of_a_family_that_has_none(tmp_path):
+    opt = {"model_type": "opt", "num_attention_heads": 3, "hidden_size": 12, "num_hidden_layers": 1}
+    at = "decoder.layers.0.self_attn"
+    arrays = arrays_of("canonical", AttentionConfig(12, 3, bias=True), at)
+    folder = folder_of(tmp_path / "m", config=opt, layout="canonical", at=at)
+    assert standing_of(folder, tmp_path) == "known"
+    grouped = {name: array[:4] if ".k_" in name or ".v_" in name else array for name, array in arrays.items()}
+    save_file(grouped, folder / "model.safetensors")
+    assert "a projection has 4 rows, that of the queries 12" in standing_of(folder, tmp_path)
+
+
 # Files --------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +231,12 @@ def test_the_config_speaks_for_the_shards_that_its_index_names(tmp_path):
     index.write_text(json.dumps({"weight_map": names}))
     assert standing_of(folder, tmp_path) == "known"
     assert standing_of(folder / "model-00001-of-00002.safetensors", tmp_path) == "known"
+    more = {f"{PREFIX}.self.layer_norm_q.weight": "model-00002-of-00002.safetensors"}
+    save_file({name: np.ones(4, "float32") for name in more}, folder / "model-00002-of-00002.safetensors")
+    index.write_text(json.dumps({"weight_map": {**names, **more}}))  # what the layer has too, in the other part
+    found = standing_of(folder / "model-00001-of-00002.safetensors", tmp_path)
+    assert "is a part of a model in several files: give the index, model.safetensors.index.json" in found
+    index.write_text(json.dumps({"weight_map": names}))
     found = standing_of(folder / "model-00009-of-00009.safetensors", tmp_path)
     assert "belongs to model.safetensors.index.json, and not to it" in found
     (folder / "ema.safetensors.index.json").write_text(index.read_text())

@@ -1,0 +1,90 @@
+"""Of conditions that a user's call could well be in, nearly all are met by some call of the suite.
+
+The conditions were written from the documentation alone, by somebody who had not read the cases. A spy notes each call
+that it is asked, and which conditions that call is the first to meet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from conformance.bounds.precision import Precision
+from conformance.cases.table import select_asked
+from conformance.runner import run_all
+from mha_core.dtypes import DTYPES, round_to
+from mha_core.reference import pipeline as reference
+from tests.conformance.conditions import dtypes, features, masks, memory, numbers, orders, sizes
+from tests.conformance.conditions.words import Call
+
+CONDITIONS = [one for module in (sizes, dtypes, memory, masks, features, numbers, orders) for one in module.CONDITIONS]
+
+A_COPY = "a subject is given writable arrays that are its own"
+NOT_MET = {
+    **dict.fromkeys(("weights_readonly", "queries_readonly", "past_readonly", "allowed_readonly"), A_COPY),
+    **dict.fromkeys(("keys_overlap_queries", "past_keys_and_values_in_one"), f"{A_COPY}, each in memory of its own"),
+}
+"""Condition that no call meets -> the reason."""
+
+
+class Spy:
+    """A subject that gives the reference's answers, and notes the conditions that its calls meet."""
+
+    name, device = "spy", "cpu"
+
+    def __init__(self, dtype: str, left: list, number: Callable[[], int]) -> None:
+        self.dtype, self.left, self.number = dtype, left, number
+        self.precision = Precision.of(dtype)
+        self.lock = threading.RLock()
+
+    def prepare(self, config, weights):
+        spy, mine, earlier = self, self.number(), []
+
+        class Run:
+            held = weights
+
+            def set_weights(self, other):
+                self.held = other
+
+            def __call__(self, inputs):
+                with spy.lock:
+                    spy.note(config, self.held, inputs, mine, earlier)
+                trace = reference.run(config, self.held, inputs)
+                arrays = {name: round_to(array, spy.dtype) for name, array in trace.stages()}
+                gradients = trace.gradients and {name: round_to(a, spy.dtype) for name, a in trace.gradients.items()}
+                return replace(trace, **arrays, gradients=gradients)
+
+        return Run()
+
+    def note(self, config, weights, inputs, mine, earlier):
+        own = threading.current_thread() is threading.main_thread()
+        thread = 0 if own else threading.get_ident()
+        given = inputs.dropout_keep is not None, inputs.cotangent is not None
+        call = Call(config, weights, inputs, self.dtype, mine, thread, *given)
+        self.left[:] = [one for one in self.left if not holds(one, call, earlier)]
+        earlier.append(call)
+        call.kept.clear()
+
+
+def holds(condition, call, earlier):
+    try:
+        return bool(condition.holds(call, earlier))
+    except (TypeError, ValueError, IndexError, AttributeError):  # the call has none of what it is about
+        return False
+
+
+@pytest.mark.same_on_newest  # no framework takes part
+@pytest.mark.timeout(300)
+def test_the_suite_meets_what_users_calls_could_be_in():
+    assert len({one.name for one in CONDITIONS}) == len(CONDITIONS) >= 250
+    left, number = list(CONDITIONS), count()
+    subjects = [Spy(dtype, left, lambda: next(number)) for dtype in DTYPES]
+    statuses = {result.status for result in run_all(select_asked(()), subjects)}
+    assert statuses == {"equal"}
+    assert {one.name: one.words for one in left if one.name not in NOT_MET} == {}
+    assert NOT_MET.keys() == {one.name for one in left}, "what is met now needs no reason"
+    assert len(left) <= 0.05 * len(CONDITIONS)
