@@ -231,18 +231,27 @@ def test_the_config_speaks_for_the_shards_that_its_index_names(tmp_path):
     index.write_text(json.dumps({"weight_map": names}))
     assert standing_of(folder, tmp_path) == "known"
     assert standing_of(folder / "model-00001-of-00002.safetensors", tmp_path) == "known"
-    more = {f"{PREFIX}.self.layer_norm_q.weight": "model-00002-of-00002.safetensors"}
-    save_file({name: np.ones(4, "float32") for name in more}, folder / "model-00002-of-00002.safetensors")
-    index.write_text(json.dumps({"weight_map": {**names, **more}}))  # what the layer has too, in the other part
-    found = standing_of(folder / "model-00001-of-00002.safetensors", tmp_path)
-    assert "is a part of a model in several files: give the index, model.safetensors.index.json" in found
-    index.write_text(json.dumps({"weight_map": names}))
     found = standing_of(folder / "model-00009-of-00009.safetensors", tmp_path)
     assert "belongs to model.safetensors.index.json, and not to it" in found
     (folder / "ema.safetensors.index.json").write_text(index.read_text())
     assert "belongs to model.safetensors.index.json" in standing_of(folder / "ema.safetensors.index.json", tmp_path)
     save_file(arrays_of("bert", prefix=PREFIX, seed=2), folder / "model.safetensors")  # transformers takes this one
     assert "belongs to model.safetensors, and not to it" in standing_of(index, tmp_path)
+
+
+def test_one_part_of_a_model_in_several_files_is_not_known(tmp_path):
+    """What would change its layers may stand in the others."""
+    parts = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    folder = folder_of(tmp_path / "m", name=parts[0])
+    names = dict.fromkeys(arrays_of("bert", prefix=PREFIX), parts[0])
+    more = {f"{PREFIX}.self.layer_norm_q.weight": np.ones(4, "float32")}
+    save_file(more, folder / parts[1])
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {**names, **dict.fromkeys(more, parts[1])}})
+    )
+    said = standing_of(folder / parts[0], tmp_path)
+    assert "is a part of a model in several files: give the index, model.safetensors.index.json" in said
+    assert "layer_norm_q" in standing_of(folder, tmp_path)
 
 
 BESIDE = {
