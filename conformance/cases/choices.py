@@ -32,6 +32,14 @@ ARRAYS = ("queries", "keys", "values", "cotangent", "past_keys", "past_values")
 """What numbers are drawn for, besides weights and mask."""
 
 _SIZES = tuple(range(1, 10))
+
+LARGE: Mapping[str, tuple[int, ...]] = {
+    "d": (16, 32, 64, 65, 80, 128),
+    "Lq": (16, 31, 64, 65, 100, 128, 129, 300),
+    "Lk": (16, 31, 64, 65, 100, 128, 129, 200, 256, 257, 300),
+}
+"""Sizes that models have; one random case in ten is drawn from these too, see `conformance.cases.random`."""
+
 _AXES = (None, None, "K", "QK", "BK", "HK", "BQK", "HQK", "BHQK")
 _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
@@ -44,7 +52,7 @@ def lengths_up_to_all(made: Made) -> Sequence[int]:
 SMALL: Space = {
     "G": (1, 2, 3),
     "H/G": (1, 2, 3),
-    "d": _SIZES,
+    "d": (*_SIZES, *LARGE["d"]),
     "score": ("scaled_dot", "scaled_dot", "dot", "additive"),
     "projections": (True,),
     **dict.fromkeys(("dv", "Dq", "Dk", "Dv", "Do", "S"), _SIZES),
@@ -55,8 +63,8 @@ SMALL: Space = {
     "split": (False,),
     "lengths": ("short",),
     "B": (*(1, 2, 3, 4, 5) * 3, 0),
-    "Lq": (*_SIZES * 2, 0),
-    "Lk": (*_SIZES * 2, 0),
+    "Lq": (*_SIZES * 2, 0, *LARGE["Lq"]),
+    "Lk": (*_SIZES * 2, 0, *LARGE["Lk"]),
     "past": (False, False, True),
     "Lp": lambda made: range(made["Lk"] + 1),
     "masked": (True,),
@@ -88,7 +96,7 @@ SMALL: Space = {
     "style of *": ("normal",),
     "seed": range(1000),
 }
-"""Small sizes and every feature, with Gaussian numbers: what random cases are chosen from."""
+"""Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,18 @@ from typing import Any
 
 from conformance.cases.assemble import problem_of
 from conformance.cases.case import Case
-from conformance.cases.choices import SMALL, Choose, Description, describe
+from conformance.cases.choices import LARGE, SMALL, Choose, Description, describe
 from conformance.cases.problem import Problem
 from mha_core import SpecError
 from mha_core.files.outside import parse_json_object
 
 NUMBERED = re.compile(r"random-(\d{1,18})-(\d{1,18})")
 DESCRIBED = "random:"
+
+TENTH = 10
+"""One in so many numbered cases has sizes that models have, with at most `MOST_ITEMS` items."""
+
+MOST_ITEMS = 2
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
@@ -57,11 +62,12 @@ def case_from_text(text: str) -> Case:
     >>> case_from_text('random:{"Lk": 70}')
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: random case: Lk must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 0. Got 70.
+    mha_core.errors.SpecError: random case: Lk must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 16, 31, 64, 65, 100, 128, 129, 200, 256, 257, 300. Got 70.
     """
     numbered = NUMBERED.fullmatch(text)
     if numbered:
-        return _case(text, *_choices_of(_from_generator(Random(f"{int(numbered[1])}/{int(numbered[2])}"))))
+        seed, index = map(int, numbered.groups())
+        return _case(text, *_choices_of(_from_generator(Random(f"{seed}/{index}"), large=index % TENTH == TENTH - 1)))
     if not text.startswith(DESCRIBED):
         raise SpecError(f"a random case is random-SEED-INDEX or {DESCRIBED}{{...}}. Got {text!r}.")
     chosen = parse_json_object(text.removeprefix(DESCRIBED), what=f"random case: what follows {DESCRIBED!r}")
@@ -183,9 +189,17 @@ def _case(id: str, choices: Choices, description: Description) -> Case:
     )
 
 
-def _from_generator(rng: Random) -> Choose:
-    # random() alone is promised to stay the same in every version of Python.
-    return lambda name, options: options[int(rng.random() * len(options))]
+def _from_generator(rng: Random, *, large: bool) -> Choose:
+    def choose(name: str, options: Sequence[Any]) -> Any:
+        if large and name == "B":  # so that a problem of the largest sizes takes seconds
+            options = [option for option in options if option <= MOST_ITEMS]
+        elif name in LARGE:
+            small = [option for option in options if option not in LARGE[name]]
+            options = [*dict.fromkeys(small), *LARGE[name]] if large else small
+        # random() alone is promised to stay the same in every version of Python.
+        return options[int(rng.random() * len(options))]
+
+    return choose
 
 
 def _from_mapping(chosen: Mapping[str, Any]) -> Choose:
