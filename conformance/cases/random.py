@@ -59,10 +59,10 @@ def case_from_text(text: str) -> Case:
 
     >>> case_from_text('random:{"Lk": 2, "causal": true}').build().inputs.keys.shape
     (1, 2, 1)
-    >>> case_from_text('random:{"Lk": 70}')
+    >>> case_from_text('random:{"d": 70}')
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: random case: Lk must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 16, 31, 64, 65, 100, 128, 129, 200, 256, 257, 300. Got 70.
+    mha_core.errors.SpecError: random case: d must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32, 64, 65, 80, 128. Got 70.
     """
     numbered = NUMBERED.fullmatch(text)
     if numbered:

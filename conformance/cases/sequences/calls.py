@@ -47,6 +47,12 @@ def sequences() -> list[CallSequence]:
             SMALL,
             _same_arrays,
         ),
+        CallSequence(
+            "sequence-second-calls",
+            "what the first call of a layer decides for all later ones",
+            SMALL,
+            _second_calls,
+        ),
     ]
 
 
@@ -114,6 +120,41 @@ def _masks(few_shapes: bool) -> list[Step]:
         call("another bias of each item, which excludes", bias=excluding),
         call("lengths of each query", valid_lens=rng.integers(1, keys + 1, size=(batch, queries))),
         again(lens, "lengths again"),
+    ]
+
+
+def _second_calls(few_shapes: bool) -> list[Step]:
+    """Two or three calls each of layers that have not been asked before."""
+    id, base = "sequence-second-calls", Base(few_shapes)
+    batch, queries, keys = base.sizes
+    full, padded, open_, linked, tainted, shaped = (base.layer(id, number) for number in range(6))
+
+    def lens(*lengths: int, causal: bool = False) -> AttentionMask:
+        return AttentionMask(valid_lens=np.resize(lengths, batch), causal=causal)
+
+    def of_one_item(inputs: AttentionInputs) -> AttentionInputs:
+        keys, values = (np.repeat(array[:1], batch, axis=0) for array in (inputs.keys, inputs.values))
+        return replace(inputs, keys=keys, values=values)
+
+    def with_nan(inputs: AttentionInputs) -> AttentionInputs:
+        inputs.values[0, -1] = np.nan
+        return inputs
+
+    lens_of_both = lens(2, keys - 2)
+    return [
+        full.call("lengths of all keys", *base.sizes, lens(keys)),
+        full.call("shorter lengths, after those of all keys", *base.sizes, lens(3, 2)),
+        padded.call("lengths", *base.sizes, lens(2, 4)),
+        padded.call("1 query and other lengths", batch, 1, keys, lens(4, 1)),
+        open_.call("causal with lengths", *base.sizes, lens(2, 1, causal=True)),
+        open_.call("causal with longer lengths", *base.sizes, lens(keys, 4, causal=True)),
+        linked.call("items with the same keys and values", *base.sizes, change=of_one_item),
+        linked.call("items with other keys and values", *base.sizes),
+        tainted.call("NaN in the last value", *base.sizes, change=with_nan),
+        tainted.call("fewer keys, after NaN", batch, queries, keys - 2),
+        shaped.call("lengths, again", *base.sizes, lens(keys - 1, 3)),
+        shaped.call("fewer keys, other lengths", batch, queries, keys - 2, lens_of_both),
+        shaped.call("the first shape, the lengths of the second", *base.sizes, lens_of_both),
     ]
 
 
