@@ -18,6 +18,7 @@ from conformance.experiments.candidates.backward.inner import of_row_sums
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.fit import fit
 from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.linear import least_squares
 from conformance.experiments.measured import on_step
 from conformance.experiments.readings.backward import DICTS, Backward, Refuted, backwards
 from conformance.experiments.view import View
@@ -286,7 +287,7 @@ def _solved(x: NDArray, t: NDArray, measured: NDArray) -> tuple[float, float] | 
     basis = np.stack([x, t], axis=1)
     scale = np.abs(basis).max(axis=0)
     scale[scale == 0.0] = 1.0
-    found, _, rank, _ = np.linalg.lstsq(basis / scale, measured, rcond=1e-9)
+    found, rank = least_squares(basis / scale, measured, rcond=1e-9)
     if rank < 2:
         square = float(t @ t)
         # What is the same here says no more than a factor does.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
+from conformance.experiments.linear import least_squares
 from conformance.experiments.localise.bench import ROUNDOFFS, Bench, size_of
 from conformance.experiments.readings.weights import centred_logs, read_weights
 from mha_core.heads import repeat_kv_heads
@@ -115,7 +116,7 @@ def _are_of_other_values(bench: Bench) -> bool:
     largest = np.abs(given - wanted).max()
     for a, w in zip(wanted.reshape(shape), given.reshape(shape), strict=True):
         seen = (a > 0.0).any(axis=0)
-        exchange = np.linalg.lstsq(a[:, seen], w, rcond=None)[0]
+        exchange = least_squares(a[:, seen], w)[0]
         if np.abs(a[:, seen] @ exchange - w).max(initial=0.0) > bench.share * largest:
             return False
         others = exchange - np.where(np.flatnonzero(seen)[:, None] == np.arange(len(seen)), exchange, 0.0)
@@ -162,10 +163,7 @@ def _are_queries(bench: Bench) -> bool:
         return False
     matrix, surplus = np.concatenate(rows, axis=3), np.concatenate(wrong, axis=3)
     flat = matrix.reshape(-1, *matrix.shape[3:])
-    left = [
-        one - a @ np.linalg.lstsq(a, one, rcond=None)[0]
-        for a, one in zip(flat, surplus.reshape(len(flat), -1), strict=True)
-    ]
+    left = [one - a @ least_squares(a, one)[0] for a, one in zip(flat, surplus.reshape(len(flat), -1), strict=True)]
     return max(map(size_of, left)) <= bench.share * size_of(surplus)
 
 
@@ -192,7 +190,7 @@ def _are_keys(bench: Bench) -> bool:
                         rows.append(np.kron(centring, queries[item, head, query])[seen])
                         wrong.append(one[seen])
             matrix, values = np.concatenate(rows), np.concatenate(wrong)
-            left = values - matrix @ np.linalg.lstsq(matrix, values, rcond=None)[0]
+            left = values - matrix @ least_squares(matrix, values)[0]
             if size_of(left) > bench.share * largest:
                 return False
     return True

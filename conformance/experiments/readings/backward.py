@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.experiments.linear import least_squares
 from conformance.experiments.view import View
 from conformance.zoo.bug import DoesNotApply, pipelines
 from conformance.zoo.variants import Variants
@@ -178,7 +179,7 @@ class Backward:
         for names in _choices(reached, wrong):
             matrix = np.concatenate([columns[name] / self._size(name) for name in names])
             target = np.concatenate([(self.measured[n] - zeroed[n]).ravel() / self._size(n) for n in names])
-            found, _, rank, _ = np.linalg.lstsq(matrix, target, rcond=CONDITION)
+            found, rank = least_squares(matrix, target, rcond=CONDITION)
             if rank < expected.size and names is reached:
                 return None
             made = {n: (columns[n] @ found).reshape(zeroed[n].shape) + zeroed[n] for n in names}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
+from conformance.experiments.linear import pseudo_inverse
 from conformance.experiments.readings.values import read_heads
 from conformance.experiments.readings.weights import Answer, read_weights
 from mha_core import AttentionMask
@@ -65,5 +66,5 @@ def read_joined_keys(answer: Answer, queries: NDArray, problem: Problem) -> NDAr
     known = queries.reshape(batch, groups, rows, -1)
     if rows < known.shape[-1]:
         return None
-    keys: NDArray = np.linalg.pinv(known) @ of_group
+    keys: NDArray = pseudo_inverse(known) @ of_group
     return keys.swapaxes(-1, -2)

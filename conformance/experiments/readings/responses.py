@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.linear import least_squares
 from conformance.experiments.readings.weights import Answer, read_weights
 
 FITS = 1e-7
@@ -56,7 +57,7 @@ def read_mixture(measured: NDArray, parts: Sequence[NDArray], unit: float) -> ND
         known = np.isfinite(wanted) & np.isfinite(columns).all(axis=1)
         if known.sum() < len(parts):
             return None
-        row, _, rank, _ = np.linalg.lstsq(columns[known], wanted[known], rcond=None)
+        row, rank = least_squares(columns[known], wanted[known])
         off = np.abs(columns[known] @ row - wanted[known]).max(initial=0.0)
         if rank < len(parts) or off > max(FITS, 1e4 * unit) * max(np.abs(wanted[known]).max(initial=0.0), 1e-3):
             return None
@@ -68,6 +69,6 @@ def own_and_other(matrix: NDArray, other: NDArray, unit: float) -> tuple[float, 
     """(a, c) with matrix = a I + c other; None if there are no such numbers."""
     size = len(matrix)
     columns = np.stack([np.eye(size).ravel(), other.ravel()], axis=1)
-    (own, rest), _, rank, _ = np.linalg.lstsq(columns, matrix.ravel(), rcond=None)
+    (own, rest), rank = least_squares(columns, matrix.ravel())
     off = np.abs(columns @ np.array([own, rest]) - matrix.ravel()).max()
     return (float(own), float(rest)) if rank == 2 and off < max(FITS, 1e5 * unit) else None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, changed, generic, selector
+from conformance.experiments.linear import least_squares
 from conformance.experiments.readings.weights import Answer, takes_weights
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
@@ -146,5 +147,5 @@ def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:
         return None
     matrix = weights["out_proj.weight"]
     surplus = (output - weights.get("out_proj.bias", 0.0)).reshape(-1, len(matrix))
-    solved = np.linalg.lstsq(matrix, surplus.T, rcond=None)[0].T
+    solved = least_squares(matrix, surplus.T)[0].T
     return solved.reshape(*output.shape[:-1], -1)

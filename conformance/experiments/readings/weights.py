@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import changed
+from conformance.experiments.linear import least_squares
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
@@ -124,7 +125,7 @@ def _solved(answer: Answer, problem: Problem, weights: Weights) -> NDArray | Non
         output = answer(changed(problem, values=values))
         if output is None or without is None or output.shape != without.shape:
             return None
-        solved = np.linalg.lstsq(basis, (output - without).reshape(-1, config.output_dim).T, rcond=None)[0]
+        solved = least_squares(basis, (output - without).reshape(-1, config.output_dim).T)[0]
         found[..., key] = solved.reshape(config.num_heads, sizes.batch, sizes.query_len).swapaxes(0, 1)
     return found
 

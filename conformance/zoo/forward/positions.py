@@ -171,6 +171,12 @@ WINDOW = (
         _window(lambda left, right: (left, None)),
     ),
     _bug(
+        "window-zero-is-none",
+        "A width of 0 is taken for no bound, as `if left:` does.",
+        WINDOW_FIX,
+        _window(lambda left, right: (left or None, right or None)),
+    ),
+    _bug(
         "window-sides-exchanged",
         "The window's two sides are exchanged.",
         WINDOW_FIX,

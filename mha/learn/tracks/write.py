@@ -230,8 +230,12 @@ EXERCISES = (
         cases=(
             "window",
             "square-window",
-            window_case("window-left", "a window without a right side", window=(2, None), query_offset=1),
-            window_case("window-right", "a window without a left side", window=(None, 1), query_offset=-1),
+            window_case(
+                "window-left", "a window without a right side, 0 to the left", window=(0, None), query_offset=1
+            ),
+            window_case(
+                "window-right", "a window without a left side, 0 to the right", window=(None, 0), query_offset=-1
+            ),
             window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
         ),
         tiny=tiny(mask=fixed(window=(1, 0), query_offset=1)),

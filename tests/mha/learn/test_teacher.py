@@ -162,6 +162,27 @@ def test_both_sides_of_a_window_are_two_mistakes():
     assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset(wanted)}
 
 
+def test_a_window_of_width_0_is_not_one_without_a_bound():
+    """`if left:` takes 0 for None."""
+
+    def truthy(query_len, key_len, offsets, left, right):
+        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
+        allowed = np.ones(ahead.shape, bool)
+        if left:
+            allowed &= -left <= ahead
+        if right:
+            allowed &= ahead <= right
+        return allowed[:, None]
+
+    one = exercise("window")
+    answers = [
+        (np.broadcast_to(array, p.wanted[0].shape),)
+        for (array,), p in zip(answers_of(one, truthy), bench(one).places, strict=True)
+    ]
+    found = explained(one, answers)
+    assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset({"window-zero-is-none"})}
+
+
 @pytest.mark.parametrize(
     ("name", "pair"),
     [

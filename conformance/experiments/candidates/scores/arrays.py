@@ -36,6 +36,7 @@ from conformance.experiments.changes.sample import Change, Sample
 from conformance.experiments.changes.where import part_changes
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
+from conformance.experiments.linear import pseudo_inverse
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import AttentionConfig
@@ -100,7 +101,7 @@ def _solved(target: Target, known: NDArray, wanted: NDArray) -> NDArray | None:
     """(B, H, n, d): x with x @ known^T = wanted (B, H, n, m), or None if that leaves anything."""
     if known.shape[-2] < known.shape[-1]:
         return None
-    found: NDArray = wanted @ np.linalg.pinv(known).swapaxes(-1, -2)
+    found: NDArray = wanted @ pseudo_inverse(known).swapaxes(-1, -2)
     left = np.abs(found @ known.swapaxes(-1, -2) - wanted).max(initial=0.0)
     return found if left <= max(LEFT, 1e4 * target.view.lab.unit) * target.size else None
 

@@ -20,6 +20,7 @@ from conformance.experiments.candidates.scores.places import SCORES, SIMILARITY,
 from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.changes.expressions import expressions_of
 from conformance.experiments.changes.sample import Setting
+from conformance.experiments.linear import least_squares
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
 
@@ -93,7 +94,7 @@ def _promising(target: Target, screened: Sequence[Screened], families: Sequence[
 
 def _left(before: NDArray, changes: NDArray) -> float:
     """The part of a difference that no multiples of some changes make up."""
-    numbers, *_ = np.linalg.lstsq(changes.T, before, rcond=None)
+    numbers, _ = least_squares(changes.T, before)
     return float(np.linalg.norm(before - numbers @ changes) / np.linalg.norm(before))
 
 
@@ -187,7 +188,7 @@ def solve(target: Target, families: Sequence[Family], start: NDArray) -> NDArray
             if changed is None or changed.shape != now.shape:
                 return None
             columns.append((now - changed) / (moved[place] - numbers[place]))
-        forward, *_ = np.linalg.lstsq(np.stack(columns, axis=1), now, rcond=None)
+        forward, _ = least_squares(np.stack(columns, axis=1), now)
         size = np.linalg.norm(now)
         for shorter in (1.0, 0.5, 0.2, 0.05):
             after = off(numbers + shorter * forward)
