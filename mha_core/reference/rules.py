@@ -107,10 +107,10 @@ RULES: dict[str, Rule] = {
         Rule(
             "non-finite",
             "NaN and infinity elsewhere?",
-            "They propagate as in the equation. One in a query or a key makes the scores that it enters NaN: a row that "
-            "may attend to it is NaN in all its allowed keys, and excluded keys keep the weight 0. One in the values of "
-            "a key reaches every query of its item, even one that may not attend to that key, since 0 times NaN is NaN. "
-            "Padding (above) reaches none.",
+            "They propagate as in the equation. One in a query or a key makes the scores that it enters NaN: a row "
+            "that may attend to it is NaN in all its allowed keys, and excluded keys keep the weight 0. One in the "
+            "values of a key reaches every query of its item, even one that may not attend to that key, since 0 times "
+            "NaN is NaN. Padding (above) reaches none.",
         ),
         Rule(
             "scores",

@@ -24,7 +24,7 @@ def cases() -> list[Case]:
 
 
 def windowed_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """A window of the own place and those after it, 32-bit lengths that are all equal, and `allowed` (H, Lq, Lk), transposed."""
+    """The own place and 4 after it, 32-bit lengths that are all equal, and `allowed` (H, Lq, Lk), transposed."""
     allowed = np.asfortranarray(random_allowed(rng, case, heads=case.config.num_heads)[0])
     lens = np.full(case.batch, case.key_len - 1, np.int32)
     return AttentionMask(valid_lens=lens, allowed=allowed, window=(0, 4))

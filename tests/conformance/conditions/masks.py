@@ -101,7 +101,7 @@ CONDITIONS: list[Condition] = [
               lambda c, e: m(c).window is not None and None not in m(c).window and m(c).window[1] > m(c).window[0] and
                   not m(c).causal and ordinary(c)),
     Condition("block_diagonal", "`allowed` in blocks, as of packed documents",
-              lambda c, e: (x := arr(c, 'allowed')) is not None and ordinary(c) and z(c).lq == z(c).lk > 3 and (y :=
+              lambda c, e: arr(c, 'allowed') is not None and ordinary(c) and z(c).lq == z(c).lk > 3 and (y :=
                   full_of(c, 'allowed')[0, 0]).diagonal().all() and bool((y == y.T).all() and not y.all() and
                   np.array_equal((y @ y), y) and y.sum() > len(y))),
     Condition("allowed_with_past", "`allowed` with a past, some of which it excludes",

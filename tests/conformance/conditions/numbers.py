@@ -73,7 +73,8 @@ CONDITIONS: list[Condition] = [
               lambda c, e: logits(c).size > 1 and 0 < top(c) < 1e-6),
     Condition("nan_in_one_item", "NaN in one item, none in another",
               lambda c, e: z(c).b > 1 and any(bool(np.isnan(flat(x)).any(axis=1).any()) and not
-                  bool(np.isnan(flat(x)).any(axis=1).all()) for x in (c.inputs.queries, c.inputs.keys, c.inputs.values) if
+                  bool(np.isnan(flat(x)).any(axis=1).all())
+                  for x in (c.inputs.queries, c.inputs.keys, c.inputs.values) if
                   x.size)),
     Condition("cotangent_zero", "a cotangent of 0",
               lambda c, e: (x := arr(c, 'cotangent')) is not None and x.size > 0 and not x.any()),

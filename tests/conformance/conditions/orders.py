@@ -106,7 +106,8 @@ CONDITIONS: list[Condition] = [
     Condition("offset_other_same_shape", "another offset in the same shape",
               lambda c, e: m(c).has_positions and ordinary(c) and after(e, lambda p: m(p).has_positions and shape(p)
                   == shape(c) and set(offsets(p).tolist()) != set(offsets(c).tolist()))),
-    Condition("decode_two_sequences_in_turn", "two sequences step by step in turn: a past that goes on from the call before the last",
+    Condition("decode_two_sequences_in_turn",
+              "two sequences step by step in turn: a past that goes on from the call before the last",
               lambda c, e: has(c, 'past') and len(e) >= 2 and steps_on(e[-2], c) and has(e[-1], 'past') and not
                   steps_on(e[-1], c)),
     Condition("nan_then_ordinary", "NaN in a key or value somebody may attend to, then ordinary numbers",

@@ -32,5 +32,7 @@ def test_nothing_is_printed_of_what_is_not_finite(wrong, capfd):
 
 
 def test_finite_numbers_give_what_numpy_gives():
-    np.testing.assert_array_equal(least_squares(A, A @ [1.0, 2.0, 3.0])[0], np.linalg.lstsq(A, A @ [1.0, 2.0, 3.0])[0])
+    np.testing.assert_array_equal(
+        least_squares(A, A @ [1.0, 2.0, 3.0])[0], np.linalg.lstsq(A, A @ [1.0, 2.0, 3.0], None)[0]
+    )
     np.testing.assert_array_equal(pseudo_inverse(A), np.linalg.pinv(A))
