@@ -25,6 +25,13 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 """The filters that are part of HDF5 itself, by number."""
 
 
+FLOATS = tuple(getattr(h5py.h5t, f"IEEE_F{bits}{order}") for bits in (16, 32, 64) for order in ("LE", "BE"))
+"""The floating-point types of IEEE 754; another one is a damaged one."""
+
+STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
+"""How parts of the file that hold names and addresses begin."""
+
+
 class Refused(ValueError):
     """Something in the file that a file of weights does not need; the message names it."""
 
@@ -53,6 +60,13 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
         found[path] = item
     places.sort()
     _check_apart(places)
+    _check_one_order(found)
+    if file.driver == "sec2":
+        _check_only_numbers(
+            file.filename,
+            places,
+            [_header(item) for item in (*(file[path or "/"] for path in groups.values()), *found.values())],
+        )
     parents = {path.rpartition("/")[0] for path in (*found, *groups.values())}
     empty = any(path not in parents for path in groups.values() if path)
     if empty and not has_list and file.driver == "sec2" and not any(dataset.chunks for dataset in found.values()):
@@ -91,7 +105,8 @@ def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
     layout = plan.get_layout()
     if layout == h5py.h5d.VIRTUAL:
         raise Refused(f"{what} takes its numbers from other datasets (a virtual one), which is not read")
-    if kind.committed():
+    own_float = kind.get_class() == h5py.h5t.FLOAT and not any(kind.equal(known) for known in FLOATS)
+    if kind.committed() or own_float:
         raise Refused(f"{what} is of a type of the file's own, which no weights need")
     if dataset.shape is None:
         raise Refused(f"{what} is a dataset that holds nothing")
@@ -106,6 +121,8 @@ def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
         _check_chunks(what, dataset, plan.get_chunk(), kind.get_size(), size)
     elif claimed > dataset.id.get_storage_size():
         raise Refused(f"{what} was never written: the file has {dataset.id.get_storage_size()} of its {claimed} bytes")
+    elif claimed < dataset.id.get_storage_size():
+        raise Refused(f"{what} claims {claimed} bytes, and the file has {dataset.id.get_storage_size()} of it")
 
 
 def _check_chunks(what: str, dataset: h5py.Dataset, chunk: tuple[int, ...], itemsize: int, size: int) -> None:
@@ -121,6 +138,31 @@ def _check_apart(places: list[tuple[int, int, str]]) -> None:
     for (_, end, path), (start, _, other) in itertools.pairwise(places):
         if start < end:
             raise Refused(f"{shown(path)} and {shown(other)} stand in the same bytes")
+
+
+def _check_one_order(found: dict[str, h5py.Dataset]) -> None:
+    """Raise Refused if numbers stand in both orders of bytes: one machine wrote the file, so one of them is damaged."""
+    first: dict[str, str] = {}
+    for path, dataset in found.items():
+        if dataset.dtype.kind in "fiu":
+            first.setdefault(dataset.dtype.str[0], path)
+    if {"<", ">"} <= set(first):
+        raise Refused(f"{shown(first['>'])} is big-endian and {shown(first['<'])} is not")
+
+
+def _header(item: h5py.Group | h5py.Dataset) -> tuple[int, int]:
+    """The bytes of an object's header, or of its beginning if it goes on elsewhere."""
+    found = h5py.h5o.get_info(item.id)
+    return found.addr, found.addr + (found.hdr.space.total if found.hdr.nchunks == 1 else 1)
+
+
+def _check_only_numbers(path: str, places: list[tuple[int, int, str]], headers: list[tuple[int, int]]) -> None:
+    """Raise Refused if an array stands where the file keeps names and addresses: then its own address is damaged."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for start, end, name in places:
+            within = any(start < last and first < end for first, last in headers)
+            if within or any(data.find(mark, start, end) >= 0 for mark in STRUCTURES):
+                raise Refused(f"{shown(name)} stands where the file keeps names and addresses")
 
 
 def _check_length(path: str, size: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
+import struct
 import subprocess
 import sys
 import zipfile
@@ -110,6 +112,35 @@ def test_a_bias_that_the_config_in_the_file_does_not_have_is_refused(tmp_path):
     save_file(arrays, path, metadata={"mha_config": json.dumps(config.to_dict())})
     with pytest.raises(SpecError, match="weights hold 'q_proj.bias', which this config does not have"):
         convert(path, to_layout="canonical", out=tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize(
+    ("byte", "message"),
+    [
+        ("address", "attn/query_dense/vars/1 stands where the file keeps names and addresses"),
+        ("order", "attn/query_dense/vars/1 is big-endian and attn/key_dense/vars/0 is not"),
+        ("shape", "attn/query_dense/vars/1 claims 32 bytes, and the file has 48 of it"),
+        ("exponent", "attn/query_dense/vars/1 is of a type of the file's own"),
+    ],
+)
+def test_one_damaged_byte_beside_the_numbers_of_hdf5_gives_no_others(byte, message, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = write(tmp_path / "a.weights.h5", arrays_of("keras", AttentionConfig(12, 3, bias=True), "attn"), "keras")
+    with h5py.File(path) as file:
+        bias = file["attn/query_dense/vars/1"]
+        header, start = h5py.h5o.get_info(bias.id).addr, bias.id.get_offset()
+    data = bytearray(path.read_bytes())
+    kept = data.index(struct.pack("<QQ", start, 48), header)  # where the header keeps the address and the length
+    type_of_float32 = data.index(b"\x11\x20\x1f\x00\x04\x00\x00\x00", header)
+    place = {
+        "address": kept,
+        "order": type_of_float32 + 1,
+        "shape": data.index(struct.pack("<QQ", 3, 4), header),
+        "exponent": type_of_float32 + 16,
+    }[byte]
+    data[place] = {"address": data[kept] ^ 0x80, "order": 0x21, "shape": 2, "exponent": data[place] ^ 1}[byte]
+    path.write_bytes(data)
+    assert re.search(message, refusal(path))
 
 
 # One recorded call -----------------------------------------------------------------------------------------
