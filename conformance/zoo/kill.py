@@ -23,11 +23,9 @@ from mha_core.reference.state import State
 DTYPES = ("float64", "float32")
 
 SMALLEST_SET = (
-    "window",
     "every-source",
     "dropout-off",
     "dot",
-    "scale",
     "additive",
     "square-bias-per-head",
     "square-dropout",
@@ -37,6 +35,7 @@ SMALLEST_SET = (
     "heads-given-split",
     "blocks-of-uneven-lengths",
     "decoding-step-in-parts",
+    "softcap-windowed",
 )
 """The fewest cases that kill every bug, as `KillTable.smallest_set` found them.
 
