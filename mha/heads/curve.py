@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.heads.gates import embed
-from mha.heads.importance import ORDERS, order_of, random_order
+from mha.heads.importance import order_of
 from mha.heads.prune import Place, removed_first
 from mha.heads.subject import Subject
 from mha_core import SpecError
@@ -21,25 +21,6 @@ NEIGHBOURS = 5
 SHARES = (1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """Shares of the heads that are removed at the points of a curve, besides none and all."""
 
-RANDOM_SHARES = (1 / 3, 2 / 3)
-"""Those at which random orders are tried: at none and at all every order is the same."""
-
-RESAMPLES = 1000
-"""Bootstrap samples of documents."""
-
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Pearson's correlation of the cosines of embeddings with what people say of each pair, with a bootstrap interval
-    over documents.
-    """
-
-    pearson: float
-    lower: float
-    upper: float
-
 
 @dataclass(frozen=True)
 class Point:
@@ -49,13 +30,11 @@ class Point:
         removed: how many heads are gone.
         fidelity: the mean cosine of a text's embedding with the whole model's.
         neighbours: the share of the nearest texts of each text that are still among its nearest; None of few texts.
-        labels: how well it agrees with people; None without labels.
     """
 
     removed: int
     fidelity: float
     neighbours: float | None = None
-    labels: Labels | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,13 +48,11 @@ class Curves:
         texts: how many texts they are made on.
         none: the model without any head, which is the end of every curve.
         of: measure -> its points.
-        random: points of random orders, several at each number of heads.
     """
 
     texts: int
     none: Point
     of: dict[str, tuple[Point, ...]] = field(default_factory=dict)
-    random: tuple[Point, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -83,7 +60,6 @@ class Curves:
             "neighbours": NEIGHBOURS,
             "none": self.none.to_dict(),
             "measures": {name: [point.to_dict() for point in points] for name, points in self.of.items()},
-            "random": [point.to_dict() for point in self.random],
         }
 
 
@@ -93,10 +69,9 @@ class Judge:
     Args:
         subject: a live model.
         texts: the texts, none of which a measure has seen.
-        similarity: (n, n), what people say of the first n; None without labels.
     """
 
-    def __init__(self, subject: Subject, texts: Sequence[str], similarity: NDArray[np.float64] | None = None) -> None:
+    def __init__(self, subject: Subject, texts: Sequence[str]) -> None:
         if subject.live is None:
             raise SpecError(
                 f"{subject.name} is a recording: without the model around it there is no embedding to judge"
@@ -105,7 +80,6 @@ class Judge:
         batches = self.live.batches(texts)
         self.batches = [batch for _, batch in batches]
         self._place = np.argsort([index for group, _ in batches for index in group])
-        self.similarity = similarity
         self.whole = self._embed(None)
         self._nearest = nearest(self.whole)
 
@@ -113,7 +87,7 @@ class Judge:
     def texts(self) -> int:
         return len(self.whole)
 
-    def without(self, removed: NDArray[np.bool_], *, labels: bool = True) -> Point:
+    def without(self, removed: NDArray[np.bool_]) -> Point:
         """The Point of a model without these heads, bool (layers, heads)."""
         found = self._embed(removed)
         kept = None
@@ -121,12 +95,11 @@ class Judge:
             pairs = zip(self._nearest, now, strict=True)
             kept = float(np.mean([len(set(before) & set(after)) / NEIGHBOURS for before, after in pairs]))
         fidelity = float((found * self.whole).sum(axis=-1).mean())
-        own = agreement_with_people(found, self.similarity) if labels and self.similarity is not None else None
-        return Point(int(removed.sum()), fidelity, kept, own)
+        return Point(int(removed.sum()), fidelity, kept)
 
-    def along(self, order: Sequence[Place], counts: Sequence[int], *, labels: bool = True) -> tuple[Point, ...]:
+    def along(self, order: Sequence[Place], counts: Sequence[int]) -> tuple[Point, ...]:
         """The points of an order of heads."""
-        return tuple(self.without(removed_first(self.subject, order, count), labels=labels) for count in counts)
+        return tuple(self.without(removed_first(self.subject, order, count)) for count in counts)
 
     def _embed(self, removed: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         return embed(self.live, self.batches, removed)[self._place]
@@ -135,7 +108,7 @@ class Judge:
 def curves(
     judge: Judge, measures: dict[str, NDArray[np.float64]], progress: Callable[[str], None] = lambda text: None
 ) -> Curves:
-    """The curve of each measure, and random orders; the last point of all is the model without heads."""
+    """The curve of each measure; the last point of all is the model without heads."""
     subject = judge.subject
     progress("without any head")
     none = judge.without(subject.there.copy())
@@ -144,11 +117,7 @@ def curves(
     for name, scores in measures.items():
         progress(f"curve of {name}")
         found[name] = (start, *judge.along(order_of(scores), counts(subject, SHARES)), none)
-    random: list[Point] = []
-    for seed in range(ORDERS):
-        progress(f"random order {seed + 1} of {ORDERS}")
-        random += judge.along(order_of(random_order(subject, seed)), counts(subject, RANDOM_SHARES), labels=False)
-    return Curves(judge.texts, none, found, tuple(random))
+    return Curves(judge.texts, none, found)
 
 
 def counts(subject: Subject, shares: Sequence[float]) -> list[int]:
@@ -166,25 +135,3 @@ def nearest(embeddings: NDArray[np.float64]) -> NDArray[np.int64] | None:
     cosines = embeddings @ embeddings.T
     np.fill_diagonal(cosines, -np.inf)
     return np.argsort(-cosines, axis=-1, kind="stable")[:, :NEIGHBOURS]
-
-
-def agreement_with_people(embeddings: NDArray[np.float64], similarity: NDArray[np.float64]) -> Labels:
-    """Pearson's correlation over pairs of the first documents; the interval is over resampled documents.
-
-    A pair of a document with itself, which resampling makes, is left out.
-    """
-    size = len(similarity)
-    cosines = embeddings[:size] @ embeddings[:size].T
-    upper = np.triu_indices(size, 1)
-    whole = np.corrcoef(cosines[upper], similarity[upper])[0, 1]
-    rng, found = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
-        drawn = rng.integers(0, size, size)
-        first, second = drawn[upper[0]], drawn[upper[1]]
-        different = first != second
-        first, second = first[different], second[different]
-        # Of a pair both orders hold the same number but for rounding: the upper one is read.
-        low, high = np.minimum(first, second), np.maximum(first, second)
-        found.append(np.corrcoef(cosines[low, high], similarity[low, high])[0, 1])
-    lower, higher = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Labels(float(whole), float(lower), float(higher))

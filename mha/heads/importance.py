@@ -1,7 +1,6 @@
-"""Measures of how much a head matters, each a function of a Subject that gives (layers, heads).
+"""Two measures of how much a head matters, each a function of a Subject that gives (layers, heads).
 
-The more, the more important; NaN where a layer has no such head. They are compared by what they leave of the model
-when its least important heads are gone (`mha.heads.curve`), because there is no other truth about them.
+The more, the more important; NaN where a layer has no such head. `mha.heads.curve` says what their orders leave.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from mha_core.reference import pipeline as reference
 
 DIRECTIONS = 2
 """Random directions for each text in which the gradient is taken."""
-
-ORDERS = 20
-"""Random orders that a measure must be better than."""
 
 SEED = 0
 
@@ -65,91 +61,40 @@ def gradient(subject: Subject, directions: int = DIRECTIONS) -> Scores:
     return found / (2 * directions * texts)
 
 
-def output_norm(subject: Subject) -> Scores:
-    """The length of what the head adds to the output, the mean over tokens."""
-    found = np.where(subject.there, 0.0, np.nan)
-    for index, layer in enumerate(subject.layers):
-        found[index, : layer.config.num_heads] = _mean(subject.calls[index], lambda parts: _length(parts.added))
-    return found
-
-
-def weights_norm(subject: Subject) -> Scores:
-    """The Frobenius norm of W_v W_o of the head: no text is needed."""
-    found = np.where(subject.there, 0.0, np.nan)
-    for row, layer in zip(found, subject.layers, strict=True):
-        config = layer.config
-        values = layer.weights["v_proj.weight"].astype(np.float64)
-        values = values.reshape(config.num_kv_heads, config.value_head_dim, -1)
-        values = values.repeat(config.num_heads // config.num_kv_heads, axis=0)  # (H, dv, Dv)
-        row[: config.num_heads] = np.linalg.norm(_out(layer).transpose(1, 0, 2) @ values, axis=(1, 2))
-    return found
-
-
-def confidence(subject: Subject) -> Scores:
-    """The largest weight that the head gives a token, the mean over tokens (Voita et al. 2019, arXiv:1905.09418)."""
-    return _confidence(subject, words_only=False)
-
-
-def confidence_words(subject: Subject) -> Scores:
-    """The same without the special tokens, such as [CLS] and [SEP], neither as queries nor as keys."""
-    return _confidence(subject, words_only=True)
-
-
-def random_order(subject: Subject, seed: int = SEED) -> Scores:
-    """Numbers that know nothing of the model."""
-    drawn = np.random.default_rng(seed).random(subject.shape)
-    return np.where(subject.there, drawn, np.nan)
-
-
 @dataclass(frozen=True)
 class Measure:
-    """One measure.
-
-    Args:
-        function: Subject -> (layers, heads).
-        about: what it is, in a line.
-        of_effect: whether a head that adds nothing to the output has the importance 0.
-        needs_model: why it can't be had of a recording; "" if it can.
-    """
+    """One measure: the function Subject -> (layers, heads), and what it is, in a line."""
 
     function: Callable[[Subject], Scores]
     about: str
-    of_effect: bool = True
-    needs_model: str = ""
 
 
 DEFAULT = "gradient"
-RANDOM = "random"
 
 MEASURES = {
-    "leave-one-out": Measure(leave_one_out, "1 - cosine of the embedding with and without the head"),
     DEFAULT: Measure(gradient, "gradient of the embedding by the head's gate, in random directions"),
-    "output": Measure(output_norm, "length of what the head adds to the layer's output"),
-    "weights": Measure(weights_norm, "norm of W_v W_o: no text needed"),
-    "confidence": Measure(confidence, "mean largest attention weight", of_effect=False),
-    "confidence-words": Measure(
-        confidence_words,
-        "the same, special tokens left out",
-        of_effect=False,
-        needs_model="a recording does not say which tokens are special",
-    ),
-    RANDOM: Measure(random_order, f"nothing: {ORDERS} random orders", of_effect=False),
+    "leave-one-out": Measure(leave_one_out, "1 - cosine of the embedding with and without the head"),
 }
-"""Name -> measure. `of_effect` is False for those that look at the attention weights, and not at what they do."""
+"""Name -> measure."""
+
+GONE = ("output", "weights", "confidence", "confidence-words", "random")
+"""Measures of earlier releases, which rank heads worse or not at all."""
 
 
-def measure_of(name: str, *, live: bool) -> Measure:
-    """The measure of this name. SpecError if there is none, or a recording does not allow it.
+def measure_of(name: str) -> Measure:
+    """The measure of this name. SpecError if there is none.
 
-    >>> measure_of("sharpness", live=True)  # doctest: +ELLIPSIS
+    >>> measure_of("sharpness")
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: measure 'sharpness' is not known (known: leave-one-out, gradient, output, weights, ...)
+    mha_core.errors.SpecError: measure 'sharpness' is not known (known: gradient, leave-one-out)
     """
+    if name in GONE:
+        raise SpecError(
+            f"measure {name!r} is gone: use gradient, or leave-one-out, which the curves show to be the best"
+        )
     if name not in MEASURES:
         raise SpecError(f"measure {name!r} is not known (known: {', '.join(MEASURES)})")
-    if MEASURES[name].needs_model and not live:
-        raise SpecError(f"measure {name!r} needs the model: {MEASURES[name].needs_model}")
     return MEASURES[name]
 
 
@@ -162,26 +107,6 @@ def order_of(scores: Scores) -> list[tuple[int, int]]:
     flat = np.argsort(scores, axis=None, kind="stable")  # NaN last
     places = [divmod(int(index), scores.shape[1]) for index in flat]
     return [place for place in places if not np.isnan(scores[place])]
-
-
-def agreement(first: Scores, second: Scores) -> float:
-    """Spearman's rank correlation of two measures; NaN if one gives all heads the same.
-
-    >>> agreement(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 3.0], [20.0, 100.0]]))
-    1.0
-    """
-    pair = np.stack([_ranks(scores[~np.isnan(scores)]) for scores in (first, second)])
-    if (np.ptp(pair, axis=-1) == 0).any():
-        return float("nan")
-    return float(round(np.corrcoef(pair)[0, 1], 12))
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rank of each value; equal ones share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2.0)[inverse]
-    return ranks
 
 
 # Of one call, by the reference ------------------------------------------------------------------------
@@ -246,21 +171,3 @@ def _slopes(parts: _Parts) -> NDArray[np.float64]:
     along = (parts.added * whole).sum(axis=-1) / length
     across = (parts.added**2).sum(axis=-1) - along**2
     return np.asarray(np.maximum(across, 0.0) / (2.0 * length**2))
-
-
-def _confidence(subject: Subject, *, words_only: bool) -> Scores:
-    found = np.where(subject.there, 0.0, np.nan)
-    for row, calls in zip(found, subject.calls, strict=True):
-        total, rows = np.float64(0.0), 0
-        for call in calls:
-            weights = reference.run(call.problem.config, call.problem.weights, call.problem.inputs).weights
-            assert weights is not None
-            counted = call.rows
-            if words_only:
-                assert call.special is not None
-                weights = np.where(call.special[:, None, None], 0.0, weights)
-                counted = counted & ~call.special
-            total = total + np.where(counted[:, None], weights.max(axis=-1, initial=0.0), 0.0).sum(axis=(0, 2))
-            rows += int(counted.sum())
-        row[: calls[0].problem.config.num_heads] = total / max(rows, 1)
-    return found

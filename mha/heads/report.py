@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mha.heads.curve import NEIGHBOURS, Curves, Labels, Point
-from mha.heads.importance import MEASURES, RANDOM, agreement
+from mha.heads.curve import NEIGHBOURS, Curves, Point
+from mha.heads.importance import MEASURES
 from mha.heads.proof import BackendProof, LiveProof
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 LIMITS = (
     "What is measured is what comes out of this model for these texts: no explanation of what a head is for.",
@@ -109,20 +109,12 @@ class HeadsReport:
                 name: [[float(one) for one in row[:count]] for row, count in zip(scores, counts, strict=True)]
                 for name, scores in self.importance.items()
             },
-            "agreement": self.agreement(),
             "curves": None if self.curves is None else self.curves.to_dict(),
             "pruned": None if self.pruned is None else self.pruned.to_dict(),
             "speed": self.speed,
-            "sentences": [] if self.curves is None else label_lines(self.curves),
             "cpu_seconds": self.cpu_seconds,
             "versions": dict(self.versions),
         }
-
-    def agreement(self) -> dict[str, float]:
-        """Rank correlation of each other measure with the first."""
-        first, *others = self.importance
-        pairs = {name: agreement(self.importance[first], self.importance[name]) for name in others if name != RANDOM}
-        return {name: value for name, value in pairs.items() if np.isfinite(value)}
 
 
 def print_report(console: Console, report: HeadsReport) -> None:
@@ -141,8 +133,6 @@ def print_report(console: Console, report: HeadsReport) -> None:
         f"\nImportance by {first}: {MEASURES[first].about}; of the largest, in %", style="bold", soft_wrap=True
     )
     console.print(importance_table(report.layers, scores))
-    for name, value in report.agreement().items():
-        line(f"rank correlation of {name} with {first}: {value:+.2f}")
     if report.curves is not None:
         line()
         print_curves(console, report.curves, total)
@@ -190,7 +180,7 @@ def _alike(parts: Sequence[Sequence[str]]) -> int:
 
 
 def print_curves(console: Console, curves: Curves, total: int) -> None:
-    """Print a table of fidelity and one of neighbours kept, measures by heads removed; and what labels say."""
+    """Print a table of fidelity and one of neighbours kept, measures by heads removed."""
 
     def line(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -208,31 +198,8 @@ def print_curves(console: Console, curves: Curves, total: int) -> None:
         for name, points in curves.of.items():
             by_count = {point.removed: getattr(point, what) for point in points}
             table.add_row(name, *(f"{by_count[count]:.2f}" if count in by_count else "" for count in columns))
-        if curves.random:
-            table.add_row(
-                f"{len(random_at(curves))} random orders", *(band_text(curves, count, what) for count in columns)
-            )
         console.print(table)
         line("")
-    for text in label_lines(curves):
-        line(text)
-
-
-def random_at(curves: Curves) -> list[Point]:
-    """The points of random orders at the first number of heads that has some."""
-    return [point for point in curves.random if point.removed == curves.random[0].removed]
-
-
-def band(curves: Curves, count: int, what: str = "fidelity") -> tuple[float, float] | None:
-    """The lowest and the highest of random orders with `count` heads removed; None if none was tried."""
-    found = [getattr(point, what) for point in curves.random if point.removed == count]
-    return (min(found), max(found)) if found else None
-
-
-def band_text(curves: Curves, count: int, what: str = "fidelity") -> str:
-    """The two as text."""
-    edges = band(curves, count, what)
-    return "" if edges is None else f"{edges[0]:.2f}-{edges[1]:.2f}"
 
 
 def point_text(point: Point | None) -> str:
@@ -244,32 +211,6 @@ def point_text(point: Point | None) -> str:
     if point is None:
         return ""
     return f"{point.fidelity:.2f}" + ("" if point.neighbours is None else f" / {point.neighbours:.2f}")
-
-
-def label_lines(curves: Curves) -> list[str]:
-    """What the labels say, and how little that is."""
-    if curves.none.labels is None:
-        return []
-    whole = next((points[0].labels for points in curves.of.values()), None)
-    if whole is None:
-        return []
-    lines = [
-        f"Agreement with people (Pearson, 95 % interval over documents): {_labels(whole)}; without any head "
-        f"{_labels(curves.none.labels)}."
-    ]
-    inside = [
-        (point.removed, name, point.labels.pearson)
-        for name, points in curves.of.items()
-        for point in points[1:-1]
-        if point.labels is not None and whole.lower <= point.labels.pearson <= whole.upper
-    ]
-    if inside:
-        removed, name, pearson = max(inside)
-        lines.append(
-            f"These labels can't tell {removed} removed heads ({name}, {pearson:.2f}) from none: that is within the "
-            "whole model's interval."
-        )
-    return lines
 
 
 def pruned_lines(pruned: Pruned, total: int) -> list[str]:
@@ -326,10 +267,6 @@ def verdict(pruned: Pruned) -> str:
     words += f"; {', '.join(failed)} did not run" if failed else ""
     words += f"; {', '.join(pruned.left_out)} not installed" if pruned.left_out else ""
     return f"{'Equal' if pruned.equal else 'Different' if differ else 'Not shown'}: {words}."
-
-
-def _labels(labels: Labels) -> str:
-    return f"{labels.pearson:.2f} [{labels.lower:.2f}, {labels.upper:.2f}]"
 
 
 def _table(*names: str) -> Table:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mha.heads.curve import Judge, curves
-from mha.heads.importance import MEASURES, RANDOM, order_of
+from mha.heads.importance import MEASURES, order_of
 from mha.heads.proof import pairs_of, prove, prove_live
 from mha.heads.prune import check_count, check_names, cut_layers, kept_in, removed_first, write_layers
 from mha.heads.report import HeadsReport, Pruned
@@ -66,9 +66,8 @@ def measure_heads(
     for name in dict.fromkeys(measures):
         progress(f"importance by {name}")
         found[name] = MEASURES[name].function(subject)
-    judge = None if texts is None else Judge(subject, texts.judged, texts.similarity)
-    own = {name: scores for name, scores in found.items() if name != RANDOM}
-    drawn = None if judge is None else curves(judge, own, progress)
+    judge = None if texts is None else Judge(subject, texts.judged)
+    drawn = None if judge is None else curves(judge, found, progress)
     pruned = None if cut is None else _pruned(subject, judge, found, cut, progress)
     speed = None
     if timed_in is not None:

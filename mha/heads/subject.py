@@ -39,12 +39,10 @@ class Call:
     Args:
         problem: the layer and its inputs.
         rows: bool (B, Lq), the queries that count: those that are no padding.
-        special: bool (B, Lk), the tokens that stand for no word; None where nobody says which.
     """
 
     problem: Problem
     rows: NDArray[np.bool_]
-    special: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +113,8 @@ class Subject:
         for batch in self.batches:
             _, problems = record(live.sites, partial(live.encoder.embed, batch))
             rows = batch["attention_mask"].numpy().astype(bool)
-            known = np.array(sorted(live.encoder.tokenizer.all_special_ids))
-            special = np.isin(batch["input_ids"].numpy(), known)
             for own, site in zip(found, live.sites, strict=True):
-                own += [Call(problem, rows, special) for problem in problems[site.name]]
+                own += [Call(problem, rows) for problem in problems[site.name]]
         return tuple(map(tuple, found))
 
 

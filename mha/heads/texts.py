@@ -11,18 +11,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mha_core import SpecError
 
 INSTALL = "pip install 'mha-parity[heads]'"
 
-LABELLED = 50
-"""Documents of Lee, Pincombe & Welsh (2005), each pair of which people gave a similarity."""
-
 BACKGROUND = 300
-"""Documents of the same kind without labels: half of them for importance, half for the curves."""
+"""Documents of Lee, Pincombe & Welsh (2005): half of them for importance, half for the curves."""
 
 WORDS = 64
 """Of a background document so many words are used: an article of 200 says as much about heads, and takes longer."""
@@ -33,23 +27,21 @@ DOCUMENTS = 25
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts in two parts, and what people say of some of the second.
+    """Texts in two parts.
 
     Args:
         measured: the texts that importance is measured on.
         judged: the texts that the curves are made on; no measure sees them.
-        similarity: (n, n), what people say of each pair of the first n texts of `judged`; None without labels.
         source: where they come from, in words.
     """
 
     measured: tuple[str, ...]
     judged: tuple[str, ...]
-    similarity: NDArray[np.float64] | None
     source: str
 
 
 def lee_texts(documents: int = DOCUMENTS) -> Texts:
-    """Lee's labelled documents and background ones, out of gensim's package.
+    """Lee's background documents, out of gensim's package.
 
     Args:
         documents: how many background documents each half has, at most 150.
@@ -61,25 +53,18 @@ def lee_texts(documents: int = DOCUMENTS) -> Texts:
     if not 1 <= documents <= half:
         raise SpecError(f"--documents must be 1 to {half}: each half has that many. Got {documents}.")
     folder = _folder()
-    labelled = _lines(folder / "lee.cor")
     background = [" ".join(line.split()[:WORDS]) for line in _lines(folder / "lee_background.cor")]
-    try:
-        similarity = np.loadtxt(folder / "similarities0-1.txt")
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{folder / 'similarities0-1.txt'} can't be read: {error}") from error
-    if (len(labelled), len(background), similarity.shape) != (LABELLED, BACKGROUND, (LABELLED, LABELLED)):
-        raise SpecError(
-            f"{folder} does not hold {LABELLED} labelled and {BACKGROUND} other documents, as gensim 4.4 has"
-        )
+    if len(background) != BACKGROUND:
+        raise SpecError(f"{folder} does not hold {BACKGROUND} documents, as gensim 4.4 has")
     source = (
         f"{documents} background documents of Lee, Pincombe & Welsh (2005), the first {WORDS} words of each, for "
-        f"importance; {documents} others and the {LABELLED} labelled documents for the curves (gensim's test data)"
+        f"importance; {documents} others for the curves (gensim's test data)"
     )
-    return Texts(tuple(background[:documents]), (*labelled, *background[half : half + documents]), similarity, source)
+    return Texts(tuple(background[:documents]), tuple(background[half : half + documents]), source)
 
 
 def file_texts(path: str | os.PathLike[str]) -> Texts:
-    """The lines of a text file: the first, third, ... for importance, the others for the curves. No labels.
+    """The lines of a text file: the first, third, ... for importance, the others for the curves.
 
     Raises:
         SpecError: it can't be read, is not UTF-8, or has fewer than two lines with a text.
@@ -95,9 +80,7 @@ def file_texts(path: str | os.PathLike[str]) -> Texts:
             f"--texts needs two lines or more: half are for importance, half for the curves. {path} has {len(texts)}."
         )
     measured, judged = texts[::2], texts[1::2]
-    return Texts(
-        tuple(measured), tuple(judged), None, f"{path}: {len(measured)} lines, and {len(judged)} for the curves"
-    )
+    return Texts(tuple(measured), tuple(judged), f"{path}: {len(measured)} lines, and {len(judged)} for the curves")
 
 
 def _folder() -> Path:

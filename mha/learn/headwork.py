@@ -20,7 +20,7 @@ from conformance.cases.problem import Problem
 from conformance.cases.table import select
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import answer
-from mha.heads.importance import MEASURES, ORDERS, random_order
+from mha.heads.importance import MEASURES
 from mha.heads.prune import cut, masked_inputs
 from mha.heads.subject import Call, Layer, Subject
 from mha.learn.bench import PRECISION
@@ -35,6 +35,9 @@ MEASURED = 4
 
 REMOVED = (3, 6, 9)
 """How many of twelve heads are gone where the output is compared."""
+
+ORDERS = 20
+"""Random orders whose mean is 0 on the scale."""
 
 ENOUGH = 0.9
 """The place on the scale that is right."""
@@ -114,18 +117,18 @@ def place(importances: Sequence[NDArray]) -> float:
 @cache
 def _scale() -> tuple[float, float]:
     """The mean fidelity of random orders, and that of leaving each head out."""
-    randoms = [fidelity(one, random_order(one.subject, seed)[0]) for one in trained() for seed in range(ORDERS)]
+    randoms = [
+        fidelity(one, np.random.default_rng(seed).random(one.judged.config.num_heads))
+        for one in trained()
+        for seed in range(ORDERS)
+    ]
     best = [fidelity(one, MEASURES["leave-one-out"].function(one.subject)[0]) for one in trained()]
     return float(np.mean(randoms)), float(np.mean(best))
 
 
 def places() -> dict[str, float]:
-    """Where the measures of `mha heads` lie that need no model."""
-    return {
-        name: place([measure.function(one.subject)[0] for one in trained()])
-        for name, measure in MEASURES.items()
-        if not measure.needs_model
-    }
+    """Where the measures of `mha heads` lie."""
+    return {name: place([measure.function(one.subject)[0] for one in trained()]) for name, measure in MEASURES.items()}
 
 
 KEPT = ((0, 3, 4, 8), (5,), (1, 2, 3, 6, 7, 9, 10, 11))

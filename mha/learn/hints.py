@@ -81,7 +81,7 @@ def _measures(level: int) -> str:
     lines = [f"  {name}: {about}" for name, about in known.items()]
     if level > 2:
         lines = [f"  {number:5.2f}  {line.strip()}" for number, line in zip(at.values(), lines, strict=True)]
-    return "\n".join(["What may be measured; not all of it says what a head does:", *lines])
+    return "\n".join(["What may be measured:", *lines])
 
 
 def _rules(exercise: Exercise) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _ext.common import Computed, escaped
-from mha.heads.importance import MEASURES, RANDOM
+from mha.heads.importance import MEASURES
 from mha.heads.page.page import plots_of, tables_of, timings_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
 
 
 class Heads(Computed):
-    """The part that its argument names: measures, plots, curves, kept, speed or sentences."""
+    """The part that its argument names: measures, plots, curves, kept, speed or texts."""
 
     required_arguments = 1
 
@@ -29,14 +29,8 @@ class Heads(Computed):
 
 
 def measures(report: dict[str, Any]) -> str:
-    """Every measure, what it is, and how far it ranks heads as the first does."""
-    first = next(iter(report["importance"]))
-    rows = [
-        (f"`{name}`", MEASURES[name].about, "1" if name == first else f"{report['agreement'][name]:+.2f}")
-        for name in report["importance"]
-        if name != RANDOM
-    ]
-    return table(["measure", "what it is", f"rank correlation with {first}"], rows)
+    """Every measure, and what it is."""
+    return table(["measure", "what it is"], [(f"`{name}`", MEASURES[name].about) for name in report["importance"]])
 
 
 def plots(report: dict[str, Any]) -> str:
@@ -50,7 +44,7 @@ def plots(report: dict[str, Any]) -> str:
 
 
 def curves(report: dict[str, Any]) -> str:
-    """Fidelity, neighbours and labels: measures by heads removed."""
+    """Fidelity and neighbours: measures by heads removed."""
     parts = []
     for one in tables_of(report["curves"]):
         rows = [(f"`{name}`" if name in MEASURES else name, *cells) for name, cells in one["rows"]]
@@ -75,9 +69,9 @@ def speed(report: dict[str, Any]) -> str:
     return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
 
 
-def sentences(report: dict[str, Any]) -> str:
-    """What the labels say, and where the texts come from."""
-    return "\n".join(f"- {escaped(text)}" for text in [f"{report['texts']}.", *report["sentences"]])
+def texts(report: dict[str, Any]) -> str:
+    """Where the texts come from."""
+    return escaped(f"{report['texts']}.")
 
 
 WORDS = ("what it is", "which")
@@ -96,7 +90,7 @@ PARTS = {
     "curves": curves,
     "kept": kept,
     "speed": speed,
-    "sentences": sentences,
+    "texts": texts,
 }
 
 

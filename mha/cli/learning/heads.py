@@ -45,7 +45,7 @@ class HeadsOptions:
     "-m",
     "measures",
     multiple=True,
-    help="A measure, or all (repeatable); the first decides.  [default: gradient]",
+    help="gradient, leave-one-out or all (repeatable); the first decides.  [default: gradient]",
 )
 @click.option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
 @click.option("--out", type=OutputFile(), help="With --prune: write the cut layers, as safetensors.")
@@ -78,14 +78,13 @@ def heads(asked: HeadsOptions) -> None:
 
     console, errors = Console(), Console(stderr=True)
     live = not Path(asked.model).is_file()
-    every = [name for name, measure in MEASURES.items() if live or not measure.needs_model]
     names = [name for name in asked.measures or (DEFAULT,) if name != "all"]
-    names += every if "all" in asked.measures else []
+    names += list(MEASURES) if "all" in asked.measures else []
     apart = Apart(asked.workers, asked.pythons)
     broken: list[str] = []
     try:
         for name in names:
-            measure_of(name, live=live)
+            measure_of(name)
         if asked.out is not None and asked.prune is None:
             raise SpecError("--out needs --prune N: nothing is cut without it")
         if asked.html_path is not None and find_spec("matplotlib") is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from mha.heads.importance import MEASURES, RANDOM
+from mha.heads.importance import MEASURES
 from mha.heads.page.plots import plot
 from mha.heads.report import LIMITS, SCHEMA_VERSION, short_names
 from mha_core import SpecError
@@ -38,7 +38,7 @@ def render(report: Mapping[str, Any]) -> str:
     >>> render({"schema": 7})
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: a report of schema 7 can't be shown; it must be 1
+    mha_core.errors.SpecError: a report of schema 7 can't be shown; it must be 2
     """
     if report.get("schema") != SCHEMA_VERSION:
         raise SpecError(f"a report of schema {report.get('schema')!r} can't be shown; it must be {SCHEMA_VERSION}")
@@ -47,7 +47,7 @@ def render(report: Mapping[str, Any]) -> str:
     return _template().render(
         report=report,
         total=total,
-        grids=[_grid(report, name) for name in report["importance"] if name != RANDOM],
+        grids=[_grid(report, name) for name in report["importance"]],
         plots=[] if curves is None else plots_of(report, total),
         tables=[] if curves is None else tables_of(curves),
         timings=[] if report["speed"] is None else timings_of(report["speed"]),
@@ -80,16 +80,15 @@ def plots_of(report: Mapping[str, Any], total: int) -> list[dict[str, str]]:
             name: [(faster[p["removed"]], p["fidelity"]) for p in points if p["removed"] in faster]
             for name, points in curves["measures"].items()
         }
-        band = [(faster[n], low, high) for n, low, high in _band(curves, "fidelity") if n in faster]
         title = f"What is left, against how much faster the model is: batch {size[0]}, {size[1]} tokens"
         axes = {"x": "times faster", "y": "mean cosine with the whole model"}
-        found.append({"title": title, "svg": plot("frontier", lines, band, label=title, spans=spans, **axes)})
+        found.append({"title": title, "svg": plot("frontier", lines, label=title, spans=spans, **axes)})
     for what, words in (("fidelity", "Mean cosine with the whole model"), ("neighbours", "Nearest texts kept")):
         if curves["none"][what] is None:
             continue
         lines = {name: [(p["removed"], p[what]) for p in points] for name, points in curves["measures"].items()}
         title = f"{words}, against heads removed of {total}"
-        svg = plot(what, lines, _band(curves, what), x="heads removed", y=words.lower(), label=title)
+        svg = plot(what, lines, x="heads removed", y=words.lower(), label=title)
         found.append({"title": title, "svg": svg})
     return found
 
@@ -106,41 +105,15 @@ def _times_faster(
     return rows[0]["size"], {float(entry["name"]): entry["ratio"] for entry in entries}, spans
 
 
-def _band(curves: Mapping[str, Any], what: str) -> list[tuple[float, float, float]]:
-    """(heads removed, lowest, highest) of random orders, with both ends, at which every order is the same."""
-    if not curves["random"]:
-        return []
-    counts = sorted({point["removed"] for point in curves["random"]})
-    values = {n: [point[what] for point in curves["random"] if point["removed"] == n] for n in counts}
-    none = curves["none"]
-    middle = [(float(n), min(own), max(own)) for n, own in values.items()]
-    return [(0.0, 1.0, 1.0), *middle, (float(none["removed"]), none[what], none[what])]
-
-
 def tables_of(curves: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Fidelity, neighbours and labels as tables: measures by heads removed."""
+    """Fidelity and neighbours as tables: measures by heads removed."""
     points = {name: {p["removed"]: p for p in own} for name, own in curves["measures"].items()}
     columns = sorted({n for own in points.values() for n in own})
-    band = {
-        what: {n: (low, high) for n, low, high in _band(curves, what)}
-        for what in ("fidelity", "neighbours")
-        if curves["none"][what] is not None
-    }
     found = []
     for what, title in (("fidelity", "Mean cosine with the whole model's embedding"), ("neighbours", "Nearest kept")):
-        if what not in band:
-            continue
-        rows = [(name, [_two(own[n][what]) if n in own else "" for n in columns]) for name, own in points.items()]
-        if band[what]:
-            edges = [band[what].get(n) for n in columns]
-            rows.append(("random orders", ["" if e is None else _range(*e) for e in edges]))
-        found.append({"title": title, "columns": columns, "rows": rows})
-    if curves["none"]["labels"] is not None:
-        rows = [
-            (name, [_labels(own[n]["labels"]) if n in own else "" for n in columns]) for name, own in points.items()
-        ]
-        title = "Agreement with people: Pearson's correlation and its 95 % interval over documents"
-        found.append({"title": title, "columns": columns, "rows": rows})
+        if curves["none"][what] is not None:
+            rows = [(name, [_two(own[n][what]) if n in own else "" for n in columns]) for name, own in points.items()]
+            found.append({"title": title, "columns": columns, "rows": rows})
     return found
 
 
@@ -171,14 +144,6 @@ def _faster(entry: Mapping[str, Any]) -> str:
 
 def _two(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _range(low: float, high: float) -> str:
-    return _two(low) if low == high else f"{low:.2f}-{high:.2f}"
-
-
-def _labels(labels: Mapping[str, float] | None) -> str:
-    return "" if labels is None else f"{labels['pearson']:.2f} [{labels['lower']:.2f}, {labels['upper']:.2f}]"
 
 
 @cache

@@ -11,8 +11,8 @@ from typing import Any
 COLOURS = 6
 """Colours of lines that the page's style has: --c0, --c1, ..."""
 
-INK, RULE, BAND = "#0a0b7f", "#0a0b7e", "#0a0b7d"
-"""Stand for the colours of text, of the grid and of the band of random orders while matplotlib draws."""
+INK, RULE = "#0a0b7f", "#0a0b7e"
+"""Stand for the colours of text and of the grid while matplotlib draws."""
 
 MARKERS = "os^Dv*"
 """Lines differ by these as well as by colour."""
@@ -26,7 +26,6 @@ Line = Sequence[tuple[float, float]]
 def plot(
     name: str,
     lines: Mapping[str, Line],
-    band: Sequence[tuple[float, float, float]],
     *,
     x: str,
     y: str,
@@ -38,7 +37,6 @@ def plot(
     Args:
         name: unique on the page.
         lines: what each line is -> its points.
-        band: (x, lowest, highest) of random orders; () for none.
         x, y: words on the axes.
         label: the plot in words, for those who don't see it.
         spans: x of a point -> the lowest and highest that it may be, drawn at the points of the first line.
@@ -57,9 +55,6 @@ def plot(
     }
     with matplotlib.rc_context(settings):
         figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
-        if band:
-            places, low, high = zip(*band, strict=True)
-            axes.fill_between(places, low, high, color=BAND, alpha=0.35, linewidth=0, label="random orders")
         for number, (what, points) in enumerate(lines.items()):
             colour, marker = f"#0a0b{number % COLOURS:02x}", MARKERS[number % len(MARKERS)]
             axes.plot(
@@ -84,5 +79,5 @@ def _adapted(name: str, text: str, label: str) -> str:
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
     for number in range(COLOURS):
         text = text.replace(f"#0a0b{number:02x}", f"var(--c{number})")
-    text = text.replace(INK, "currentColor").replace(RULE, "var(--line)").replace(BAND, "var(--soft)")
+    text = text.replace(INK, "currentColor").replace(RULE, "var(--line)")
     return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

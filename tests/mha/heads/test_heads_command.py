@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 
 from mha.cli.learning.heads import heads as command  # noqa: E402
 from mha.heads import run as runs  # noqa: E402
-from mha.heads.curve import Judge, agreement_with_people, nearest  # noqa: E402
+from mha.heads.curve import Judge, nearest  # noqa: E402
 from mha.heads.gates import embed  # noqa: E402
-from mha.heads.importance import MEASURES, agreement, gradient, order_of  # noqa: E402
+from mha.heads.importance import MEASURES, gradient, order_of  # noqa: E402
 from mha.heads.live import cut_live, prune_live  # noqa: E402
 from mha.heads.page.page import render  # noqa: E402
 from mha.heads.prune import kept_in, removed_first  # noqa: E402
@@ -55,21 +55,14 @@ def test_gradient_agrees_with_leave_one_out(subject):
     """The one needs a backward pass, the other one pass for each of 72 heads."""
     slopes, left_out = gradient(subject, directions=24), MEASURES["leave-one-out"].function(subject)
     assert slopes.shape == left_out.shape == (6, 12)
-    assert agreement(slopes, left_out) > 0.9
+    ranks = [scores.ravel().argsort().argsort() for scores in (slopes, left_out)]
+    assert np.corrcoef(ranks)[0, 1] > 0.9
     assert order_of(left_out)[-1][0] == 5  # the last layer has the most important head
 
 
 def test_fixed_seeds_give_fixed_numbers(minilm, subject):
     again = of_encoder(minilm, TEXTS[:2])
-    for name in ("gradient", "random"):
-        assert np.array_equal(MEASURES[name].function(subject), MEASURES[name].function(again))
-
-
-def test_special_tokens_are_left_out_of_confidence_of_words(subject):
-    every, words = (MEASURES[name].function(subject) for name in ("confidence", "confidence-words"))
-    assert (words <= 1.0).all()
-    assert words[1, 11] < every[1, 11] - 0.3  # a head that looks at [CLS]
-    assert words[0, 2] > 0.9  # one that looks at the token before
+    assert np.array_equal(gradient(subject), gradient(again))
 
 
 def test_a_live_head_that_adds_nothing_has_importance_0(minilm):
@@ -80,7 +73,7 @@ def test_a_live_head_that_adds_nothing_has_importance_0(minilm):
         with torch.no_grad():
             out.weight[:, 4 * 32 : 5 * 32] = 0.0
         dead = of_encoder(minilm, TEXTS[:1])
-        for name in ("gradient", "output", "weights"):
+        for name in MEASURES:
             scores = MEASURES[name].function(dead)
             assert scores[2, 4] == 0.0
             assert (np.delete(scores[2], 4) > 0.0).all()
@@ -93,7 +86,7 @@ def test_a_live_head_that_adds_nothing_has_importance_0(minilm):
 
 
 def test_a_cut_model_gives_what_a_masked_one_gives_and_is_whole_again(subject):
-    removed = removed_first(subject, order_of(MEASURES["weights"].function(subject)), 30)
+    removed = removed_first(subject, order_of(np.random.default_rng(0).random((6, 12))), 30)
     live, kept = subject.live, kept_in(subject, removed)
     whole = embed(live, subject.batches)
     masked = embed(live, subject.batches, removed)
@@ -115,7 +108,7 @@ def test_a_cut_that_fails_changes_nothing(subject):
 
 
 def test_curves_begin_at_1_and_see_other_texts(subject):
-    judge = Judge(subject, TEXTS, None)
+    judge = Judge(subject, TEXTS)
     start = judge.without(np.zeros((6, 12), np.bool_))
     assert start.fidelity == pytest.approx(1.0)
     none = judge.without(subject.there.copy())
@@ -123,18 +116,13 @@ def test_curves_begin_at_1_and_see_other_texts(subject):
     assert none.fidelity < 0.9
 
 
-def test_neighbours_and_labels():
+def test_neighbours_are_others():
     rng = np.random.default_rng(0)
     embeddings = rng.standard_normal((9, 4))
     embeddings /= np.linalg.norm(embeddings, axis=-1, keepdims=True)
     found = nearest(embeddings)
     assert found.shape == (9, 5)
     assert all(row not in own for row, own in enumerate(found.tolist()))
-    similarity = embeddings @ embeddings.T
-    labels = agreement_with_people(embeddings, similarity)
-    assert labels.pearson == pytest.approx(1.0)
-    assert labels.lower == pytest.approx(1.0)
-    assert agreement_with_people(embeddings, -similarity).pearson == pytest.approx(-1.0)
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +131,8 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     (folder / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     files = {"json": folder / "heads.json", "html": folder / "heads.html", "out": folder / "cut.safetensors"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mha.heads.curve.ORDERS", 1)
-        options = [part for name, path in files.items() for part in (f"--{name}", path)]
-        result = mha_heads("minilm", "--texts", folder / "texts.txt", "-b", "torch", "--prune", 24, *options)
+    options = [part for name, path in files.items() for part in (f"--{name}", path)]
+    result = mha_heads("minilm", "--texts", folder / "texts.txt", "-b", "torch", "--prune", 24, *options)
     assert result.exit_code == 0, result.output
     return result.output, files
 
@@ -190,7 +176,7 @@ def test_page_needs_nothing_else(written):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["minilm", "-m", "sharp"], "measure 'sharp' is not known (known: leave-one-out, gradient, "),
+        (["minilm", "-m", "sharp"], "measure 'sharp' is not known (known: gradient, leave-one-out)"),
         (["minilm", "--prune", "67"], "at most 66 of 72 heads of minilm can be cut"),
         (["minilm", "--documents", "151"], "--documents must be 1 to 150"),
         (["minilm", "--out", "OUT"], "--out needs --prune N"),
@@ -199,7 +185,7 @@ def test_page_needs_nothing_else(written):
         (["nothing-of-this-name"], "model 'nothing-of-this-name' is not known"),
         (["BARE"], "has no weights: without projections its heads are its inputs"),
         (["GROUPED", "--prune", "3"], "can be cut by whole groups of 2 alone. Got 3"),
-        (["GROUPED", "-m", "confidence-words"], "a recording does not say which tokens are special"),
+        (["GROUPED", "-m", "confidence"], "measure 'confidence' is gone: use gradient, or leave-one-out"),
         (["GROUPED", "--texts", "ONE"], "--texts is not for a recording"),
     ],
 )
@@ -232,11 +218,13 @@ def test_a_recording_of_layers_with_different_heads(tmp_path):
     smaller = AttentionConfig(20, 2, head_dim=3, output_dim=7)
     path = tmp_path / "calls.safetensors"
     recording_of(AttentionConfig(20, 4, head_dim=3, output_dim=7), smaller).save(path)
-    result = mha_heads(path, "-m", "output", "-m", "all", "--prune", 2, "-b", "torch", "--json", tmp_path / "r.json")
+    result = mha_heads(
+        path, "-m", "leave-one-out", "-m", "all", "--prune", 2, "-b", "torch", "--json", tmp_path / "r.json"
+    )
     assert result.exit_code == 0, result.output
     assert "Equal: proved in torch." in result.output
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [len(row) for row in found["importance"]["output"]] == [4, 2]
+    assert [len(row) for row in found["importance"]["leave-one-out"]] == [4, 2]
     assert found["curves"] is None
     assert of_recording("r", recording_of(smaller)).total == 2
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from mha.bench.contestants.contestant import load  # noqa: E402
 from mha.heads import run as runs  # noqa: E402
 from mha.heads import speed  # noqa: E402
-from mha.heads.importance import weights_norm  # noqa: E402
+from mha.heads.importance import leave_one_out  # noqa: E402
 from mha.heads.page.page import write_page  # noqa: E402
 from mha.heads.report import HeadsReport  # noqa: E402
 from mha.heads.subject import of_recording  # noqa: E402
@@ -69,11 +69,11 @@ def test_a_framework_that_does_not_run_is_a_line(monkeypatch):
 
     monkeypatch.setattr(speed, "_ask", broken)
     monkeypatch.setattr(speed, "installed", lambda names: (["mxnet", "torch"], []))
-    found = speed.measure_speed(subject, weights_norm(subject))
+    found = speed.measure_speed(subject, leave_one_out(subject))
     assert found["problems"] == ["mxnet was not timed"]
     monkeypatch.setattr(speed, "installed", lambda names: (["mxnet"], []))
     with pytest.raises(SpecError, match="nothing could be timed: mxnet was not timed"):
-        speed.measure_speed(subject, weights_norm(subject))
+        speed.measure_speed(subject, leave_one_out(subject))
 
 
 def test_a_process_that_ends_says_so():
@@ -86,7 +86,7 @@ def test_sample_has_the_form_of_the_schema():
     schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(sample_report(), schema)
     empty = HeadsReport(
-        "made up", True, {"layer": 2}, "", {"output": weights_norm(of_recording("r", recording_of(CONFIG)))}
+        "made up", True, {"layer": 2}, "", {"leave-one-out": leave_one_out(of_recording("r", recording_of(CONFIG)))}
     )
     jsonschema.validate(empty.to_dict(), schema)
 
