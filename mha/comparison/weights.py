@@ -120,7 +120,7 @@ def layer_differences(
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(name, own, other, a, index, called, dtype)}"
+        message = f"{name} {_what_it_is(name, own, other, a, index=index, called=called, dtype=dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
@@ -213,6 +213,7 @@ def _what_it_is(
     own: Mapping[str, NDArray],
     other: Mapping[str, NDArray],
     a: RecordedLayer,
+    *,
     index: WeightIndex,
     called: Sequence[str],
     dtype: str,

@@ -46,7 +46,8 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)
-        pictures += [_picture(picture, one, pack, tokens, labels, about.importance) for picture in one.pictures]
+        beside: Any = {"labels": labels, "importance": about.importance}
+        pictures += [_picture(picture, one, pack, tokens, **beside) for picture in one.pictures]
     found = verdict(parts, sources)
     layers = list(dict.fromkeys(one.part.layer for one in parts))
     sheets = _sheets(parts, about)
@@ -102,7 +103,7 @@ class _Tokens:
 
 
 def _picture(
-    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels, importance: Importance | None
+    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, *, labels: Labels, importance: Importance | None
 ) -> dict[str, Any]:
     part, config = picture.part, picture.part.config
     queries, keys = labels.of(part, picture.item)
