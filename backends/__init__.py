@@ -53,6 +53,9 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "weighted_sum": "weights, values",  # (B, H, Lq, Lk), (B, G, Lk, dv) -> (B, H, Lq, dv)
         "Score": "scale, vector, softcap",  # how blocks are scored: vector (S,) of the additive score, or None
     },
+    "ops.scores": {
+        "DotScore": "scale",  # queries . keys * scale; beside it AdditiveScore, made as the framework makes its layers
+    },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)
     },

@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
         # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
         if config.score_dim is None:
-            self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, self.precision)
+            self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, precision=self.precision)
         else:
             self.score_layer = AdditiveScore(config.score_dim, *settings, name="score")
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")

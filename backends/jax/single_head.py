@@ -109,7 +109,7 @@ class DotProductAttention(_AttentionWithoutHeads):
 
     def _score(self, queries: Array, keys: Array) -> DotScore:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return DotScore(queries.shape[-1] ** -0.5 if self.scaled else 1.0, self.precision)
+        return DotScore(queries.shape[-1] ** -0.5 if self.scaled else 1.0, precision=self.precision)
 
 
 class AdditiveAttention(_AttentionWithoutHeads):

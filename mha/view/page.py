@@ -19,6 +19,7 @@ from mha.view.plan import EXACT_UP_TO, Part
 from mha.view.sizes import block
 from mha.view.verdict import Line, lines_of, verdict
 from mha_core.errors import shown
+from mha_core.features import bending
 from mha_core.files.writing import write_whole
 
 
@@ -110,7 +111,6 @@ def _picture(
     measures = {name: [_number(value) for value in values] for name, values in picture.measures.items()}
     if importance is not None:
         measures["importance"] = [_number(importance.by_layer[part.layer][head]) for head in part.heads]
-    plain = config.score != "additive" and config.softcap is None
     return {
         "layer": part.layer,
         "pass": part.number,
@@ -123,7 +123,7 @@ def _picture(
         "lk": part.key_len,
         "d": config.head_dim,
         "scale": config.softmax_scale,
-        "plain": plain,
+        "plain": not bending(config),
         "block": block(part),
         "queries": tokens.add(queries),
         "keys": tokens.add(keys),

@@ -6,7 +6,7 @@ them as `in_blocks` says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ class DotScore:
     """q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
 
     scale: float
+    _: KW_ONLY
     precision: PrecisionLike = "highest"
 
     def __call__(self, queries: Array, keys: Array) -> Array:
