@@ -124,8 +124,7 @@ def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights,
         shapes |= {name: array.shape for name, array in weights.items() if name.startswith("score.")}
     found = {name: np.zeros(shape, a.wide) for name, shape in shapes.items()}
     for b, h, i in _parts(ways, batch, part_heads, length):
-        arrays = {"q": q[b, h, i], "k": k[b, h], "v": v[b, h], "allowed": allowed[b, h, i]}  # type: ignore[index]
-        piece = _Piece(ways, a, config, weights, **arrays)
+        piece = _Piece(ways, a, config, weights, q[b, h, i], k[b, h], v[b, h], allowed[b, h, i])  # type: ignore[index]
         piece.forward(*(None if x is None else x[b, h, i] for x in (bias, factor)))
         for name in ("scores", "weights", "heads"):
             found[name][b, h, i] = getattr(piece, name)
@@ -177,7 +176,6 @@ class _Piece:
         a: Arithmetic,
         config: AttentionConfig,
         parameters: Weights,
-        *,
         q: NDArray,
         k: NDArray,
         v: NDArray,

@@ -78,7 +78,11 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         ("dropout-in-evaluation", "dropout-scales-evaluation"),
     ),
     ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("dropout-*",)),
-    *(_need_of(row, "-given-*" if row.name == "scale" else "-*") for row in FEATURES if row.arithmetic and not row.alone),
+    *(
+        _need_of(row, "-given-*" if row.name == "scale" else "-*")
+        for row in FEATURES
+        if row.arithmetic and not row.alone
+    ),
     ("-inf in a bias", _infinite_bias, ("bias-infinity-*",)),
     ("an additive bias", lambda one: _mask(one).bias is not None, ("bias-*", "block-bias-*")),
     ("several masks at once", _several_sources, ("sources-*",)),
