@@ -10,7 +10,7 @@
         heads.py       split, merge, group
         masks.py       the mask of one call, built on the device
         attention.py   score functions, masked softmax, dropout, weighted sum
-        additive.py    the module of the additive score
+        scores.py      the scores of a layer: dot products, or additive with its parameters
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -46,15 +46,18 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "after_past": "past, new, mask",  # (B, G, Lp, d), (B, G, L, d) -> (B, G, Lk, d)
         "dot_score": "queries, keys, scale",  # (B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)
         "additive_score": "queries, keys, vector",  # (B, H, Lq, S), (B, G, Lk, S), (S,) -> (B, H, Lq, Lk)
-        "cap": "similarity, softcap",  # softcap * tanh(similarity / softcap)
+        "cap": "similarity, rule",  # c * tanh(similarity / c), for the softcap c of a config or a Score
         "add_bias": "scores, mask",
         "masked_softmax": "scores, mask",  # over the allowed keys; 0 elsewhere, and in a row without any
         "drop": "weights, mask, dropout, training",  # by the keep-mask if the call has one
         "weighted_sum": "weights, values",  # (B, H, Lq, Lk), (B, G, Lk, dv) -> (B, H, Lq, dv)
         "Score": "scale, vector, softcap",  # how blocks are scored: vector (S,) of the additive score, or None
     },
+    "ops.scores": {
+        "DotScore": "scale",  # queries . keys * scale; beside it AdditiveScore, made as the framework makes its layers
+    },
     "fast.attend": {
-        "attend_in_blocks": "operands, score, mask, dropout, training, query_block",  # -> (B, H, Lq, dv)
+        "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)
     },
     "native.convert": {
         "to_native": "config, weights, layout",  # the framework's own layer of a layout, with these parameters

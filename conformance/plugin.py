@@ -47,7 +47,9 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
             left_out += skipped
     except (SpecError, BackendError) as error:
         raise pytest.UsageError(*str(error).splitlines()) from error
-    config.pluginmanager.register(Suite(subjects, cases, known, settings, left_out, marker), "mha-suite")
+    config.pluginmanager.register(
+        Suite(subjects, cases, known, settings, left_out=left_out, marker=marker), "mha-suite"
+    )
 
 
 class Suite:
@@ -59,6 +61,7 @@ class Suite:
         cases: list[Asked],
         known: Deviations,
         settings: Settings,
+        *,
         left_out: list[str],
         marker: str,
     ) -> None:

@@ -71,14 +71,14 @@ def own_call(
 
 
 def d2l_call(
-    layout: str,
     arrays: Mapping[str, NDArray],
-    num_heads: int,
     arguments: Mapping[str, Any],
     output: Any,
     folded_weights: Any,
     to_array: ToArray,
     *,
+    layout: str,
+    num_heads: int,
     dtypes: tuple[str, str],
 ) -> ReadCall:
     """Read a call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""

@@ -3,7 +3,8 @@
 The plain layer has one head, four projections, scores scaled by 1 / sqrt(head_dim), one width, and a mask of keys.
 From a row follow: why a layer can't be asked a case (`mha_core.subject.Capabilities`), what a plain function is given
 and what it can't be told (`conformance.subjects.function`), what a layout of parameters can't hold
-(`mha_core.layouts.layout`), and what of a config no array tells (`mha.formats.layer`).
+(`mha_core.layouts.layout`), what of a config no array tells (`mha.formats.layer`), which settings tell calls apart, and
+which bugs need one (`mha.unseen.needs`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Feature:
         layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
         arithmetic: whether it changes what is computed of given arrays: a function that can't be told is told so first.
         alone: whether nothing else is worth saying of a layer that has it.
+        bends: whether a score with it is no longer a multiple of queries . keys.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Feature:
     layout: str = ""
     arithmetic: bool = False
     alone: bool = False
+    bends: bool = False
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
         """None, or why a layout of parameters can't hold a layer of this config: the rest of "layout 'x' ..."."""
@@ -137,6 +140,7 @@ FEATURES: tuple[Feature, ...] = (
         plain={"score": "scaled_dot", "score_dim": None},
         layout=SCALED,
         arithmetic=True,
+        bends=True,
     ),
     Feature(
         "dot",
@@ -198,6 +202,7 @@ FEATURES: tuple[Feature, ...] = (
         needs=(Need("softcap", ("softcap",)),),
         plain={"softcap": None},
         arithmetic=True,
+        bends=True,
     ),
     Feature(
         "bare",
@@ -219,6 +224,15 @@ FEATURES: tuple[Feature, ...] = (
     ),
 )
 """In the order in which reasons are listed."""
+
+
+def bending(config: AttentionConfig) -> list[Feature]:
+    """The features of a config that bend: with any, a score is no longer a multiple of queries . keys.
+
+    >>> bending(AttentionConfig(6, 2, scale=3.0)), [row.name for row in bending(AttentionConfig(6, 2, softcap=3.0))]
+    ([], ['softcap'])
+    """
+    return [row for row in FEATURES if row.bends and row.present(config, None)]
 
 
 def plain_fields() -> dict[str, Any]:

@@ -13,13 +13,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from backends.jax.fast.attend import attend_in_blocks
-from backends.jax.ops.additive import AdditiveScore
 from backends.jax.ops.attention import (
-    Score,
     add_bias,
     after_past,
     cap,
-    dot_score,
     drop,
     masked_softmax,
     parts_of,
@@ -29,6 +26,7 @@ from backends.jax.ops.attention import (
 from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
+from backends.jax.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -105,8 +103,10 @@ class MultiHeadAttention(nn.Module):
             unchanged: Any = _unchanged
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
         # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
-        if config.score_dim is not None:
-            self.additive = AdditiveScore(config.score_dim, *settings, name="score")
+        if config.score_dim is None:
+            self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, precision=self.precision)
+        else:
+            self.score_layer = AdditiveScore(config.score_dim, *settings, name="score")
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
@@ -120,13 +120,12 @@ class MultiHeadAttention(nn.Module):
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
         """All seven stages of one call: `layer.apply(variables, call, method="stages")`."""
         config, training = self._config, not deterministic
-        call = self._placed(call, training)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = after_past(call.past_keys, new_keys, mask)  # (B, G, Lk, d)
         values = after_past(call.past_values, new_values, mask)  # (B, G, Lk, dv)
-        similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
-        scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
+        similarity = self.score_layer(queries, keys)  # (B, H, Lq, Lk)
+        scores = add_bias(cap(similarity, config), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         kept = drop(weights, mask, self.dropout_layer, training)  # (B, H, Lq, Lk)
         heads = weighted_sum(kept, values, precision=self.precision)  # (B, H, Lq, dv)
@@ -150,14 +149,14 @@ class MultiHeadAttention(nn.Module):
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         training = not deterministic
-        call = self._placed(call, training)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
-        operands = self._operands(queries, keys, values)
+        operands = Operands(*self.score_layer.operands(queries, keys), values)
+        score = self.score_layer.in_blocks().capped(self._config)
         heads = attend_in_blocks(
-            operands, self._score(), mask, self.dropout_layer, training, query_block, precision=self.precision
+            operands, score, mask, self.dropout_layer, training, query_block=query_block, precision=self.precision
         )  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
@@ -211,33 +210,16 @@ class MultiHeadAttention(nn.Module):
         )
         return returned(made, return_weights=return_weights, return_present=return_present)
 
-    def _placed(self, call: Call[Any], training: bool) -> Call[Any]:
-        """The call in arrays of JAX; SpecError for a keep-mask outside training."""
+    def _placed(self, call: Call[Any], training: bool) -> tuple[Call[Array], Mask]:
+        """The call in arrays of JAX, and its mask; SpecError if the layer cannot answer it."""
         call = placed(call, self)
         check_dropout_keep(call.dropout_keep, training=training)
-        return call
+        return call, build_mask(call, self._spec())
 
     def _spec(self) -> LayerSpec:
         """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         dtype = layer_dtype(self) if weight_shapes(self._config) else None
         return LayerSpec.of(self._config, widths=self._widths(self.variables), dtype=dtype)
-
-    def _similarity(self, queries: Array, keys: Array) -> Array:
-        """(B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)."""
-        if self._config.score == "additive":
-            return self.additive(queries, keys)
-        return dot_score(queries, keys, self._config.softmax_scale, precision=self.precision)
-
-    def _operands(self, queries: Array, keys: tuple[Array, ...], values: tuple[Array, ...]) -> Operands[Array]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        if self._config.score == "additive":
-            return Operands(self.additive.query(queries), tuple(map(self.additive.key, keys)), values)
-        return Operands(queries, keys, values)
-
-    def _score(self) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
-        vector = self.additive.vector if self._config.score == "additive" else None
-        return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         """(Dq, Dk, Dv); None for a width that the first call decides."""

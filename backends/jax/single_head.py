@@ -14,10 +14,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from backends.jax.fast.attend import attend_in_blocks
-from backends.jax.ops.additive import AdditiveScore
-from backends.jax.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.jax.ops.attention import add_bias, drop, masked_softmax, weighted_sum, zero_padding
 from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.masks import Window, build_mask, placed
+from backends.jax.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
@@ -33,16 +33,8 @@ class _AttentionWithoutHeads(nn.Module):
         check_dropout(self.dropout)
         super().__post_init__()
 
-    def _similarity(self, queries: Array, keys: Array) -> Array:
-        """(B, 1, Lq, width), (B, 1, Lk, width) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _score(self, queries: Array) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
+    def _score(self, queries: Array, keys: Array) -> DotScore | AdditiveScore:
+        """The score of queries (B, 1, Lq, Dq) and keys (B, 1, Lk, Dk); SpecError for widths that it does not take."""
         raise NotImplementedError  # each subclass has its own
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
@@ -82,11 +74,12 @@ class _AttentionWithoutHeads(nn.Module):
         inputs = call.queries, zero_padding(call.keys, mask), zero_padding(call.values, mask)
         q, k, v = (x[:, None] for x in promote_dtype(*inputs, dtype=self.dtype))  # one head
         dropout = nn.Dropout(self.dropout)
+        score = self._score(q, k)
         if not return_weights:
-            operands, score = self._operands(q, k, v), self._score(q)
-            heads = attend_in_blocks(operands, score, mask, dropout, training, precision=self.precision)
+            operands = Operands(*score.operands(q, (k,)), (v,))
+            heads = attend_in_blocks(operands, score.in_blocks(), mask, dropout, training, precision=self.precision)
             return heads[:, 0]
-        scores = add_bias(self._similarity(q, k), mask)  # (B, 1, Lq, Lk)
+        scores = add_bias(score(q, k), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         kept = drop(weights, mask, dropout, training)  # (B, 1, Lq, Lk)
         heads = weighted_sum(kept, v, precision=self.precision)  # (B, 1, Lq, Dv)
@@ -114,19 +107,9 @@ class DotProductAttention(_AttentionWithoutHeads):
     dtype: Dtype | None = None
     precision: PrecisionLike = "highest"
 
-    def _similarity(self, queries: Array, keys: Array) -> Array:
+    def _score(self, queries: Array, keys: Array) -> DotScore:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, self._scale(queries), precision=self.precision)
-
-    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
-        check_same_width(queries.shape[-1], keys.shape[-1])
-        return Operands(queries, (keys,), (values,))
-
-    def _score(self, queries: Array) -> Score:
-        return Score(self._scale(queries))
-
-    def _scale(self, queries: Array) -> float:
-        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
+        return DotScore(queries.shape[-1] ** -0.5 if self.scaled else 1.0, precision=self.precision)
 
 
 class AdditiveAttention(_AttentionWithoutHeads):
@@ -162,14 +145,8 @@ class AdditiveAttention(_AttentionWithoutHeads):
     def setup(self) -> None:
         self.score = AdditiveScore(self.score_dim, self.dtype, self.param_dtype, self.precision)
 
-    def _similarity(self, queries: Array, keys: Array) -> Array:
-        return self.score(queries, keys)
-
-    def _operands(self, queries: Array, keys: Array, values: Array) -> Operands[Array]:
-        return Operands(self.score.query(queries), (self.score.key(keys),), (values,))
-
-    def _score(self, queries: Array) -> Score:
-        return Score(vector=self.score.vector)
+    def _score(self, queries: Array, keys: Array) -> AdditiveScore:
+        return self.score
 
     def _widths(self, variables: Mapping[str, Any]) -> Widths:
         query_dim = in_width(self.query_dim, variables, "score", "query")

@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from backends.mxnet.fast.attend import attend_in_blocks
-from backends.mxnet.ops.additive import AdditiveScore
 from backends.mxnet.ops.attention import (
-    Score,
     add_bias,
     after_past,
     cap,
-    dot_score,
     drop,
     masked_softmax,
     parts_of,
@@ -25,6 +22,7 @@ from backends.mxnet.ops.attention import (
 from backends.mxnet.ops.framework import KeywordBlock, dense, in_width, mx
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
+from backends.mxnet.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -84,7 +82,9 @@ class MultiHeadAttention(KeywordBlock):
             else:
                 unchanged: Any = _unchanged
                 self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
-            if config.score_dim is not None:
+            if config.score_dim is None:
+                self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
+            else:
                 self.score = AdditiveScore(
                     config.head_dim, config.head_dim, config.score_dim, dtype=dtype, prefix="score_"
                 )
@@ -105,13 +105,12 @@ class MultiHeadAttention(KeywordBlock):
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
         """All seven stages of one call."""
         config = self._config
-        call = self._placed(call)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = after_past(call.past_keys, new_keys, mask)  # (B, G, Lk, d)
         values = after_past(call.past_values, new_values, mask)  # (B, G, Lk, dv)
-        similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
-        scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
+        similarity = self.score(queries, keys)  # (B, H, Lq, Lk)
+        scores = add_bias(cap(similarity, config), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         kept = drop(weights, mask, config.dropout, mx.autograd.is_training())  # (B, H, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, H, Lq, dv)
@@ -130,14 +129,14 @@ class MultiHeadAttention(KeywordBlock):
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config
-        call = self._placed(call)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
-        operands = self._operands(queries, keys, values)
+        operands = Operands(*self.score.operands(queries, keys), values)
+        score = self.score.in_blocks().capped(config)
         training = mx.autograd.is_training()
-        heads = attend_in_blocks(operands, self._score(), mask, config.dropout, training, query_block)  # (B, H, Lq, dv)
+        heads = attend_in_blocks(operands, score, mask, config.dropout, training, query_block=query_block)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
 
@@ -185,34 +184,15 @@ class MultiHeadAttention(KeywordBlock):
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 
-    def _placed(self, call: Call[Any]) -> Call[Any]:
-        """The call in arrays of MXNet, where it is computed; SpecError for a keep-mask outside training."""
+    def _placed(self, call: Call[Any]) -> tuple[Call[mx.np.ndarray], Mask]:
+        """The call in arrays of MXNet, where it is computed, and its mask; SpecError if the layer cannot answer it."""
         call = placed(call, self)
         check_dropout_keep(call.dropout_keep, training=mx.autograd.is_training())
-        return call
+        return call, build_mask(call, self._spec())
 
     def _spec(self) -> LayerSpec:
         """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         return LayerSpec.of(self._config, widths=self._widths(), dtype=expected_dtype(self))
-
-    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)."""
-        if self._config.score == "additive":
-            return self.score(queries, keys)
-        return dot_score(queries, keys, self._config.softmax_scale)
-
-    def _operands(
-        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
-    ) -> Operands[mx.np.ndarray]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        if self._config.score == "additive":
-            return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-        return Operands(queries, keys, values)
-
-    def _score(self) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
-        vector = self.score.vector.data() if self._config.score == "additive" else None
-        return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self) -> Widths:
         """(Dq, Dk, Dv); None for a width that the first call decides."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from backends.mxnet.fast.attend import attend_in_blocks
-from backends.mxnet.ops.additive import AdditiveScore
-from backends.mxnet.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.mxnet.ops.attention import add_bias, drop, masked_softmax, weighted_sum, zero_padding
 from backends.mxnet.ops.framework import KeywordBlock, in_width, mx
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
+from backends.mxnet.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
@@ -58,10 +58,11 @@ class _AttentionWithoutHeads(KeywordBlock):
         call = self._placed(Call(queries, keys, values, sources, dropout_keep))
         mask = build_mask(call, self._spec())
         queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
+        score = self._score(queries, keys)
         if not return_weights:
-            operands, score = self._operands(queries, (keys,), (values,)), self._score(queries)
-            return attend_in_blocks(operands, score, mask, self.dropout, mx.autograd.is_training())[:, 0]
-        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
+            operands = Operands(*score.operands(queries, (keys,)), (values,))
+            return attend_in_blocks(operands, score.in_blocks(), mask, self.dropout, mx.autograd.is_training())[:, 0]
+        scores = add_bias(score(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         kept = drop(weights, mask, self.dropout, mx.autograd.is_training())  # (B, 1, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
@@ -81,18 +82,8 @@ class _AttentionWithoutHeads(KeywordBlock):
         """(Dq, Dk, Dv); None for a width that may be any, or that the first call decides."""
         return None, None, None
 
-    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _operands(
-        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
-    ) -> Operands[mx.np.ndarray]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _score(self, queries: mx.np.ndarray) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> DotScore | AdditiveScore:
+        """The score of queries (B, 1, Lq, Dq) and keys (B, 1, Lk, Dk); SpecError for widths that it does not take."""
         raise NotImplementedError  # each subclass has its own
 
 
@@ -115,21 +106,9 @@ class DotProductAttention(_AttentionWithoutHeads):
         super().__init__(dropout, **kwargs)
         self.scaled = scaled
 
-    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> DotScore:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, self._scale(queries))
-
-    def _operands(
-        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
-    ) -> Operands[mx.np.ndarray]:
-        check_same_width(queries.shape[-1], keys[0].shape[-1])
-        return Operands(queries, keys, values)
-
-    def _score(self, queries: mx.np.ndarray) -> Score:
-        return Score(self._scale(queries))
-
-    def _scale(self, queries: mx.np.ndarray) -> float:
-        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
+        return DotScore(queries.shape[-1] ** -0.5 if self.scaled else 1.0)
 
 
 @mx.util.use_np
@@ -165,16 +144,8 @@ class AdditiveAttention(_AttentionWithoutHeads):
             size = check_size("score_dim", score_dim)
             self.score = AdditiveScore(query_dim, key_dim, size, dtype=dtype, prefix="score_")
 
-    def _similarity(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> mx.np.ndarray:
-        return self.score(queries, keys)
-
-    def _operands(
-        self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...], values: tuple[mx.np.ndarray, ...]
-    ) -> Operands[mx.np.ndarray]:
-        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-
-    def _score(self, queries: mx.np.ndarray) -> Score:
-        return Score(vector=self.score.vector.data())
+    def _score(self, queries: mx.np.ndarray, keys: mx.np.ndarray) -> AdditiveScore:
+        return self.score
 
     def _widths(self) -> Widths:
         return in_width(self.score.query), in_width(self.score.key), None

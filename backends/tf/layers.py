@@ -12,13 +12,10 @@ import keras
 import tensorflow as tf
 
 from backends.tf.fast.attend import attend_in_blocks
-from backends.tf.ops.additive import AdditiveScore
 from backends.tf.ops.attention import (
-    Score,
     add_bias,
     after_past,
     cap,
-    dot_score,
     drop,
     masked_softmax,
     parts_of,
@@ -29,6 +26,7 @@ from backends.tf.ops.framework import Shape, spec_errors_kept
 from backends.tf.ops.heads import merge_heads, split_heads
 from backends.tf.ops.layer import AttentionLayer, LayerOptions, input_widths, split_options
 from backends.tf.ops.masks import Mask, Window, build_mask
+from backends.tf.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
@@ -42,9 +40,8 @@ class MultiHeadAttention(AttentionLayer):
 
     Args:
         embed_dim, num_heads, dropout, bias: see `mha_core.AttentionConfig`.
-        **options: num_kv_heads, head_dim, value_head_dim, query_dim, key_dim, value_dim, output_dim, score,
-            scale, score_dim, softcap, projections: see `mha_core.AttentionConfig`. Where `query_dim`,
-            `key_dim` or `value_dim` is not given, the first call decides it, as in every Keras layer.
+        **options: the other keywords of `mha_core.AttentionConfig`, such as `num_kv_heads` and `score`. Where
+            `query_dim`, `key_dim` or `value_dim` is not given, the first call decides it, as in every Keras layer.
             Beside them the keywords of every Keras layer: `name`, `dtype`, `trainable`.
 
     Raises:
@@ -80,7 +77,9 @@ class MultiHeadAttention(AttentionLayer):
         self.k_proj = dense("k_proj", config.num_kv_heads * config.head_dim)
         self.v_proj = dense("v_proj", config.num_kv_heads * config.value_head_dim)
         self.out_proj = dense("out_proj", config.output_dim)
-        if config.score_dim is not None:
+        if config.score_dim is None:
+            self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
+        else:
             self.score = AdditiveScore(config.score_dim, name="score", dtype=self.dtype_policy)
 
     @property
@@ -99,13 +98,12 @@ class MultiHeadAttention(AttentionLayer):
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
         """All seven stages of one call; dropout acts in training alone."""
         config = self._config
-        call = self._placed(call, training)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = after_past(call.past_keys, new_keys, mask)  # (B, G, Lk, d)
         values = after_past(call.past_values, new_values, mask)  # (B, G, Lk, dv)
-        similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
-        scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
+        similarity = self.score(queries, keys)  # (B, H, Lq, Lk)
+        scores = add_bias(cap(similarity, config), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         kept = drop(weights, mask, self.dropout, bool(training))  # (B, H, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, H, Lq, dv)
@@ -128,14 +126,14 @@ class MultiHeadAttention(AttentionLayer):
             query_block: queries that are computed at once. None: as many as are fastest.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
-        call = self._placed(call, training)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         join = return_present or queries.shape[2] != 1  # one query reads past and new keys once each, where they are
         keys = parts_of(call.past_keys, new_keys, mask, join=join)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=join)  # (B, G, Lk, dv)
-        operands = self._operands(queries, keys, values)
-        heads = attend_in_blocks(operands, self._score(), mask, self.dropout, bool(training), query_block)
+        operands = Operands(*self.score.operands(queries, keys), values)
+        score = self.score.in_blocks().capped(self._config)
+        heads = attend_in_blocks(operands, score, mask, self.dropout, bool(training), query_block=query_block)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
 
@@ -200,33 +198,18 @@ class MultiHeadAttention(AttentionLayer):
         else:
             config = self._config
             self._widths = config.query_dim, config.key_dim, config.value_dim
-        if config.score_dim is not None:
-            self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
+        self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again, as JSON can hold them."""
         widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
         return {**super().get_config(), **self._config.to_dict(), **widths}
 
+    def _placed(self, call: Call[Any], training: bool | None) -> tuple[Call[tf.Tensor], Mask]:
+        """The call in tensors, and its mask; SpecError if the layer cannot answer it."""
+        call = self._in_tensors(call, training)
+        return call, build_mask(call, self._spec())
+
     def _spec(self) -> LayerSpec:
         """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         return LayerSpec.of(self._config, widths=self._widths, dtype=self._dtype())
-
-    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """(B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)."""
-        if self._config.score == "additive":
-            return self.score(queries, keys)
-        return dot_score(queries, keys, self._config.softmax_scale)
-
-    def _operands(
-        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
-    ) -> Operands[tf.Tensor]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        if self._config.score == "additive":
-            return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-        return Operands(queries, keys, values)
-
-    def _score(self) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
-        vector = tf.cast(self.score.vector, self.compute_dtype) if self._config.score == "additive" else None
-        return Score(self._config.softmax_scale, vector, self._config.softcap)

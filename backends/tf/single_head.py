@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 from backends.tf.fast.attend import attend_in_blocks
-from backends.tf.ops.additive import AdditiveScore
-from backends.tf.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.tf.ops.attention import Score, add_bias, drop, masked_softmax, weighted_sum, zero_padding
 from backends.tf.ops.framework import Shape, spec_errors_kept
 from backends.tf.ops.layer import AttentionLayer, input_widths
 from backends.tf.ops.masks import Mask, Window, build_mask
+from backends.tf.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_same_width
@@ -63,41 +63,42 @@ class _AttentionWithoutHeads(AttentionLayer):
             SpecError: before any arithmetic, naming what does not fit.
         """
         sources = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = self._placed(Call(queries, keys, values, sources, dropout_keep, past_keys, past_values), training)
+        call = self._in_tensors(Call(queries, keys, values, sources, dropout_keep, past_keys, past_values), training)
         mask = build_mask(call, self._spec())
         if return_present:
             raise SpecError("return_present needs a layer with heads; this one has none.")
         queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
+        score = self._score(queries, keys)
         if not return_weights:
-            operands = self._operands(queries, (keys,), (values,))
-            return attend_in_blocks(operands, self._score(), mask, self.dropout, bool(training))[:, 0]
-        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
+            operands = Operands(*score.operands(queries, (keys,)), (values,))
+            return attend_in_blocks(operands, score.in_blocks(), mask, self.dropout, bool(training))[:, 0]
+        scores = add_bias(score(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         kept = drop(weights, mask, self.dropout, bool(training))  # (B, 1, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
         return heads[:, 0], weights[:, 0]
 
-    def _placed(self, call: Call[Any], training: bool | None) -> Call[Any]:
+    def _in_tensors(self, call: Call[Any], training: bool | None) -> Call[Any]:
         """The call in tensors, as of one head; SpecError for a keep-mask outside training."""
-        return super()._placed(call, training).for_one_head(lambda array: array[:, None])
+        return super()._in_tensors(call, training).for_one_head(lambda array: array[:, None])
 
     def _spec(self) -> LayerSpec:
         """The widths and the dtype of the parameters: `check_call` checks every call against them."""
         return LayerSpec(widths=self._widths, dtype=self._dtype())
 
-    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> DotScore | AdditiveScore:
+        """The score of queries (B, 1, Lq, Dq) and keys (B, 1, Lk, Dk); SpecError for widths that it does not take."""
         raise NotImplementedError  # each subclass has its own
 
-    def _operands(
-        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
-    ) -> Operands[tf.Tensor]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        raise NotImplementedError  # each subclass has its own
 
-    def _score(self) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
-        raise NotImplementedError  # each subclass has its own
+class _DotScoreOfInputs(DotScore):
+    """A dot product of which the inputs' dtype holds the scale, so that the queries meet it in that dtype."""
+
+    def operands(self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        return queries * self.scale, keys  # as the stages scale them; blocks compute in a wider dtype
+
+    def in_blocks(self) -> Score:
+        return Score()
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -122,22 +123,10 @@ class DotProductAttention(_AttentionWithoutHeads):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "dropout": self.dropout.rate, "scaled": self.scaled}
 
-    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        return dot_score(queries, keys, self._scale(queries, keys))
-
-    def _operands(
-        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
-    ) -> Operands[tf.Tensor]:
-        # In the dtype of the inputs, as the stages scale them; blocks compute in a wider one.
-        return Operands(queries * self._scale(queries, keys[0]), keys, values)
-
-    def _score(self) -> Score:
-        return Score()
-
-    def _scale(self, queries: tf.Tensor, keys: tf.Tensor) -> float | tf.Tensor:
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> DotScore:
         check_same_width(queries.shape[-1], keys.shape[-1])
         width = tf.cast(tf.shape(queries)[-1], tf.float64)  # tracing may not know it as a number
-        return tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0
+        return _DotScoreOfInputs(tf.cast(width**-0.5, queries.dtype) if self.scaled else 1.0)
 
 
 @keras.saving.register_keras_serializable(package="mha")
@@ -178,13 +167,5 @@ class AdditiveAttention(_AttentionWithoutHeads):
         widths = dict(zip(("query_dim", "key_dim"), self._given_widths[:2], strict=True))
         return {**super().get_config(), "score_dim": self.score.score_dim, "dropout": self.dropout.rate, **widths}
 
-    def _similarity(self, queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        return self.score(queries, keys)
-
-    def _operands(
-        self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...], values: tuple[tf.Tensor, ...]
-    ) -> Operands[tf.Tensor]:
-        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-
-    def _score(self) -> Score:
-        return Score(vector=tf.cast(self.score.vector, self.compute_dtype))
+    def _score(self, queries: tf.Tensor, keys: tf.Tensor) -> AdditiveScore:
+        return self.score

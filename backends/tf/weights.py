@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from backends.tf.layers import MultiHeadAttention
 from backends.tf.ops.framework import random_state_kept, to_numpy
+from backends.tf.ops.scores import AdditiveScore
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.weights import Weights, check_weights, common_dtype
 
@@ -62,15 +63,16 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
     if not layer.built:
         _build(layer)
     projections = {name: getattr(layer, name) for name in PROJECTIONS if config.projections}
-    if config.score == "additive":
-        projections |= {"score.query": layer.score.query, "score.key": layer.score.key}
+    score = layer.score
+    if isinstance(score, AdditiveScore):
+        projections |= {"score.query": score.query, "score.key": score.key}
     found = {}
     for name, dense in projections.items():
         found[f"{name}.weight"] = dense.kernel
         if dense.use_bias:
             found[f"{name}.bias"] = dense.bias
-    if config.score == "additive":
-        found["score.vector"] = layer.score.vector
+    if isinstance(score, AdditiveScore):
+        found["score.vector"] = score.vector
     return found
 
 

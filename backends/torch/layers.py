@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from backends.torch.fast.attend import attend_in_blocks
-from backends.torch.ops.additive import AdditiveScore
 from backends.torch.ops.attention import (
-    Score,
     add_bias,
     after_past,
     cap,
-    dot_score,
     drop,
     masked_softmax,
     parts_of,
@@ -29,6 +26,7 @@ from backends.torch.ops.attention import (
 from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
+from backends.torch.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -43,9 +41,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     Args:
         embed_dim, num_heads, dropout, bias: see `mha_core.AttentionConfig`.
         device, dtype: of the parameters, as in every PyTorch module.
-        **options: num_kv_heads, head_dim, value_head_dim, query_dim, key_dim, value_dim, output_dim, score,
-            scale, score_dim, softcap, projections: see `mha_core.AttentionConfig`. Where `query_dim`,
-            `key_dim` or `value_dim` is not given, the first call decides it, as in `torch.nn.LazyLinear`.
+        **options: the other keywords of `mha_core.AttentionConfig`, such as `num_kv_heads` and `score`. Where
+            `query_dim`, `key_dim` or `value_dim` is not given, the first call decides it, as in `torch.nn.LazyLinear`.
 
     Raises:
         SpecError: sizes that contradict each other; later, a call that does not fit them.
@@ -84,7 +81,9 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         else:
             unchanged: Any = nn.Identity()
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
-        if config.score_dim is not None:
+        if config.score_dim is None:
+            self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
+        else:
             self.score = AdditiveScore(config.head_dim, config.head_dim, config.score_dim, **factory)
 
     @property
@@ -103,13 +102,12 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
         """All seven stages of one call."""
         config = self._config
-        call = self._placed(call)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = after_past(call.past_keys, new_keys, mask)  # (B, G, Lk, d)
         values = after_past(call.past_values, new_values, mask)  # (B, G, Lk, dv)
-        similarity = self._similarity(queries, keys)  # (B, H, Lq, Lk)
-        scores = add_bias(cap(similarity, config.softcap), mask)  # (B, H, Lq, Lk)
+        similarity = self.score(queries, keys)  # (B, H, Lq, Lk)
+        scores = add_bias(cap(similarity, config), mask)  # (B, H, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
         kept = drop(weights, mask, config.dropout, self.training)  # (B, H, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, H, Lq, dv)
@@ -128,14 +126,14 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config
-        call = self._placed(call)
-        mask = build_mask(call, self._spec())
+        call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         join = return_present or queries.shape[2] != 1  # one query reads past and new keys once each, where they are
         keys = parts_of(call.past_keys, new_keys, mask, join=join)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=join)  # (B, G, Lk, dv)
-        operands = self._operands(queries, keys, values)
-        heads = attend_in_blocks(operands, self._score(), mask, config.dropout, self.training, query_block)
+        operands = Operands(*self.score.operands(queries, keys), values)
+        score = self.score.in_blocks().capped(config)
+        heads = attend_in_blocks(operands, score, mask, config.dropout, self.training, query_block=query_block)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
 
@@ -199,32 +197,15 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def extra_repr(self) -> str:
         return f"embed_dim={self._config.embed_dim}, num_heads={self._config.num_heads}, score={self._config.score!r}"
 
-    def _placed(self, call: Call[Any]) -> Call[Any]:
-        """The call in tensors, where it is computed; SpecError for a keep-mask outside training."""
+    def _placed(self, call: Call[Any]) -> tuple[Call[Tensor], Mask]:
+        """The call in tensors, where it is computed, and its mask; SpecError if the layer cannot answer it."""
         call = placed(call, self)
         check_dropout_keep(call.dropout_keep, training=self.training)
-        return call
+        return call, build_mask(call, self._spec())
 
     def _spec(self) -> LayerSpec:
         """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""
         return LayerSpec.of(self._config, widths=self._widths(), dtype=expected_dtype(self))
-
-    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(B, H, Lq, d), (B, G, Lk, d) -> (B, H, Lq, Lk)."""
-        if self._config.score == "additive":
-            return self.score(queries, keys)
-        return dot_score(queries, keys, self._config.softmax_scale)
-
-    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        if self._config.score == "additive":
-            return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-        return Operands(queries, keys, values)
-
-    def _score(self) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
-        vector = self.score.vector if self._config.score == "additive" else None
-        return Score(self._config.softmax_scale, vector, self._config.softcap)
 
     def _widths(self) -> Widths:
         """(Dq, Dk, Dv); None for a width that the first call decides."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from backends.torch.fast.attend import attend_in_blocks
-from backends.torch.ops.additive import AdditiveScore
-from backends.torch.ops.attention import Score, add_bias, dot_score, drop, masked_softmax, weighted_sum, zero_padding
+from backends.torch.ops.attention import add_bias, drop, masked_softmax, weighted_sum, zero_padding
 from backends.torch.ops.framework import in_width
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
+from backends.torch.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
@@ -68,10 +68,11 @@ class _AttentionWithoutHeads(nn.Module):
         call = self._placed(Call(queries, keys, values, sources, dropout_keep))
         mask = build_mask(call, self._spec())
         queries, keys, values = self._project(call, mask)  # (B, 1, Lq, Dq), (B, 1, Lk, Dk), (B, 1, Lk, Dv)
+        score = self._score(queries, keys)
         if not return_weights:
-            operands, score = self._operands(queries, (keys,), (values,)), self._score(queries)
-            return attend_in_blocks(operands, score, mask, self.dropout, self.training)[:, 0]
-        scores = add_bias(self._similarity(queries, keys), mask)  # (B, 1, Lq, Lk)
+            operands = Operands(*score.operands(queries, (keys,)), (values,))
+            return attend_in_blocks(operands, score.in_blocks(), mask, self.dropout, self.training)[:, 0]
+        scores = add_bias(score(queries, keys), mask)  # (B, 1, Lq, Lk)
         weights = masked_softmax(scores, mask)  # (B, 1, Lq, Lk)
         kept = drop(weights, mask, self.dropout, self.training)  # (B, 1, Lq, Lk)
         heads = weighted_sum(kept, values)  # (B, 1, Lq, Dv)
@@ -91,16 +92,8 @@ class _AttentionWithoutHeads(nn.Module):
         """(Dq, Dk, Dv); None for a width that may be any, or that the first call decides."""
         return None, None, None
 
-    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(B, 1, Lq, Dq), (B, 1, Lk, Dk) -> (B, 1, Lq, Lk)."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
-        """Queries and keys in the width that the score takes, computed once for all blocks; the values as they are."""
-        raise NotImplementedError  # each subclass has its own
-
-    def _score(self, queries: Tensor) -> Score:
-        """The score function for the fast path, which is given what `_operands` returns."""
+    def _score(self, queries: Tensor, keys: Tensor) -> DotScore | AdditiveScore:
+        """The score of queries (B, 1, Lq, Dq) and keys (B, 1, Lk, Dk); SpecError for widths that it does not take."""
         raise NotImplementedError  # each subclass has its own
 
 
@@ -121,19 +114,9 @@ class DotProductAttention(_AttentionWithoutHeads):
         super().__init__(dropout)
         self.scaled = scaled
 
-    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def _score(self, queries: Tensor, keys: Tensor) -> DotScore:
         check_same_width(queries.shape[-1], keys.shape[-1])
-        return dot_score(queries, keys, self._scale(queries))
-
-    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
-        check_same_width(queries.shape[-1], keys[0].shape[-1])
-        return Operands(queries, keys, values)
-
-    def _score(self, queries: Tensor) -> Score:
-        return Score(self._scale(queries))
-
-    def _scale(self, queries: Tensor) -> float:
-        return queries.shape[-1] ** -0.5 if self.scaled else 1.0
+        return DotScore(queries.shape[-1] ** -0.5 if self.scaled else 1.0)
 
 
 class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
@@ -174,14 +157,8 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
         self.score.query(call.queries[:, :0])
         self.score.key(call.keys[:, :0])
 
-    def _similarity(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.score(queries, keys)
-
-    def _operands(self, queries: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Operands[Tensor]:
-        return Operands(self.score.query(queries), tuple(map(self.score.key, keys)), values)
-
-    def _score(self, queries: Tensor) -> Score:
-        return Score(vector=self.score.vector)
+    def _score(self, queries: Tensor, keys: Tensor) -> AdditiveScore:
+        return self.score
 
     def _widths(self) -> Widths:
         return in_width(self.score.query), in_width(self.score.key), None

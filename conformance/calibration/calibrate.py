@@ -106,7 +106,7 @@ def of_layer(
     layer = draw_layer(seed, number)
     prepared: dict[str, Run] = {}
     for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
-        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer, prepared):
+        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer=layer, prepared=prepared):
             yield index, wanted, outcome
 
 
@@ -125,11 +125,12 @@ def parse_case(case: str) -> tuple[int, int]:
 def replay(case: str, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
     """One problem again, on each subject. Raises SpecError, when called, for a case that is not SEED-INDEX."""
     seed, index = parse_case(case)
-    return _problem_on(seed, index, dtype, subjects, draw_layer(seed, index // DRAWS_PER_LAYER), {})
+    layer = draw_layer(seed, index // DRAWS_PER_LAYER)
+    return _problem_on(seed, index, dtype, subjects, layer=layer, prepared={})
 
 
 def _problem_on(
-    seed: int, index: int, dtype: str, subjects: Sequence[Subject], layer: Layer, prepared: dict[str, Run]
+    seed: int, index: int, dtype: str, subjects: Sequence[Subject], *, layer: Layer, prepared: dict[str, Run]
 ) -> Iterator[tuple[Expected, Outcome]]:
     problem = draw_problem(seed, index, dtype, layer)
     answers: dict[Precision, Expected] = {}

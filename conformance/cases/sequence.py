@@ -169,7 +169,17 @@ class PreparedLayer:
         """
         gradients = self.gradients if gradients is None else gradients
         make = partial(
-            self._problem, batch, query_len, key_len, mask, contents, gradients, one_array, past, weights, change
+            self._problem,
+            batch,
+            query_len,
+            key_len,
+            mask=mask,
+            contents=contents,
+            gradients=gradients,
+            one_array=one_array,
+            past=past,
+            weights=weights,
+            change=change,
         )
         past_len = 0 if past is None else past[0].shape[2]
         case = Case(
@@ -191,6 +201,7 @@ class PreparedLayer:
         batch: int,
         query_len: int,
         key_len: int,
+        *,
         mask: AttentionMask | None,
         contents: str,
         gradients: bool,

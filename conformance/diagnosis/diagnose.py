@@ -242,7 +242,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         )
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
-    found = _explained(found, search, zoo, larger, whole, progress)
+    found = _explained(found, search, zoo, larger, whole, progress=progress)
     if found.measured is None or found.explanations:
         return found
     progress("looking for the first wrong step")
@@ -306,6 +306,7 @@ def _explained(
     zoo: Sequence[Bug],
     larger: Sequence[Bug],
     whole: Sequence[Model],
+    *,
     progress: Callable[[str], None],
 ) -> Diagnosis:
     if search.only_large:

@@ -165,7 +165,7 @@ class Session:
             self._inputs = [Handout(arrays) for arrays in given]
         start = Barrier(len(given))
         works = [
-            partial(self._answers, layer, problem, handout, start, turn.times, keep)
+            partial(self._answers, layer, problem, handout, start, times=turn.times, keep=keep)
             for problem, handout in zip(turn.problems, self._inputs, strict=True)
         ]
         done = self._done(works, turn.thread)
@@ -186,7 +186,7 @@ class Session:
         return [trace for _, _, traces in done for trace in traces]
 
     def _answers(
-        self, layer: _Layer, problem: Problem, handout: Handout, start: Barrier, times: int, keep: bool
+        self, layer: _Layer, problem: Problem, handout: Handout, start: Barrier, *, times: int, keep: bool
     ) -> tuple[list[Any], Shapes, list[Trace]]:
         """Ask one problem so many times, in the thread in which the subject runs: what it returns, and as Traces."""
         inputs = with_arrays(problem.inputs, handout.copies)

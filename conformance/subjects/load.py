@@ -113,14 +113,14 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     where = f"subject {spec!r}"
     named = _find(where, module_name, path)
     try:
-        return _loaded(spec, where, named, path.split(".")[-1], dtype, time_limit)
+        return _loaded(spec, where, named, name=path.split(".")[-1], dtype=dtype, time_limit=time_limit)
     except SpecError:
         raise
     except (Exception, SystemExit) as error:  # what it says of itself is its own code, which may raise anything
         raise SpecError(f"{where}: what it says of itself raised {one_line(error)}{place(error)}") from error
 
 
-def _loaded(spec: str, where: str, named: Any, name: str, dtype: str, time_limit: float) -> LoadedSubject:
+def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_limit: float) -> LoadedSubject:
     if isinstance(getattr(named, "dtypes", None), tuple):  # a class that would refuse others when it is made
         check_member(where, dtype, check_dtypes(where, named.dtypes))
     original = _make(where, named, name, dtype)

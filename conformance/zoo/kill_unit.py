@@ -63,6 +63,7 @@ def kill_apart(
     cases: Sequence[Case],
     executor: Executor,
     settings: Settings,
+    *,
     dtypes: Sequence[str] = DTYPES,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 
 import numpy as np
@@ -18,21 +18,11 @@ from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
 from mha_core.weights import Weights, weight_shapes
 
-SETTINGS = (
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "value_head_dim",
-    "query_dim",
-    "key_dim",
-    "value_dim",
-    "output_dim",
-    "score",
-    "softcap",
-    "projections",
-    "dropout",
-)
-"""The settings that must be equal, besides the scale; biases are compared as arrays."""
+APART = ("embed_dim", "bias", "scale", "score_dim")
+"""The fields of a config that are compared otherwise: the scale as a number, others by the shapes of arrays."""
+
+SETTINGS = tuple(field.name for field in fields(AttentionConfig) if field.name not in APART)
+"""The settings that must be equal."""
 
 
 class WeightIndex:
@@ -120,7 +110,7 @@ def layer_differences(
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(name, own, other, a, index, called, dtype)}"
+        message = f"{name} {_what_it_is(name, own, other, a, index=index, called=called, dtype=dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
@@ -213,6 +203,7 @@ def _what_it_is(
     own: Mapping[str, NDArray],
     other: Mapping[str, NDArray],
     a: RecordedLayer,
+    *,
     index: WeightIndex,
     called: Sequence[str],
     dtype: str,

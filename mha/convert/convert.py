@@ -185,7 +185,8 @@ def convert(
         standings, proofs = settle(jobs, source, moved=moved, command=command)
         about.check_leave()
         with written_whole(out) as temporary:
-            _write(temporary, form, target, jobs, metadata_of(standings, to_layout), progress)
+            metadata = metadata_of(standings, to_layout)
+            _write(temporary, form, target, jobs, metadata=metadata, progress=progress)
             with open_checkpoint(temporary) as written:
                 layers = []
                 for index, job in enumerate(jobs):
@@ -204,6 +205,7 @@ def _write(
     form: Format,
     target: Layout,
     jobs: list[Job],
+    *,
     metadata: Mapping[str, str],
     progress: Callable[[str, int, int], None],
 ) -> None:

@@ -102,7 +102,8 @@ def verify_sides(
         # Canonical weights belong to no framework: this project's layer runs them in that of the other side.
         framework = layout.framework or "".join(frameworks)
         name = f"{where or 'the layer'}: the {label}"
-        sides.append(_run_side(name, layout, framework, own_config, own_weights, problems, judged))
+        side = _run_side(name, layout, framework, own_config, own_weights, problems=problems, judged=judged)
+        sides.append(side)
     return sides[0], sides[1]
 
 
@@ -112,6 +113,7 @@ def _run_side(
     framework: str,
     config: AttentionConfig,
     weights: Weights,
+    *,
     problems: list[Problem],
     judged: dict[tuple[int, Precision], Expected],
 ) -> SideResult:

@@ -200,7 +200,7 @@ class Search:
                 given -= self.target[None, :, None, :]
                 misfit = np.sqrt(self._squares(given, added) / self.size)
                 ranking.searched += misfit.size
-                self._keep(reading, key, mask, found, pairs, misfit, ranking)
+                self._keep(reading, key, mask, found=found, pairs=pairs, misfit=misfit, ranking=ranking)
 
     def _squares(self, given: NDArray, added: list[NDArray]) -> NDArray:
         """Sum of squared errors (found, pairs), from errors of shape (found, differences, pairs, channels)."""
@@ -232,6 +232,7 @@ class Search:
         reading: Reading,
         key: Slice,
         mask: str,
+        *,
         found: list[tuple[Slice, Slice | None]],
         pairs: list[tuple[Slice, Slice]],
         misfit: NDArray,

@@ -11,6 +11,7 @@ from conformance.cases.problem import Problem
 from conformance.zoo.blocked import queries as blocks
 from conformance.zoo.bug import GRADIENTS, Bug
 from mha_core import AttentionMask
+from mha_core.features import FEATURES, Feature, plain_fields
 
 Asks = Callable[[Problem], bool]
 
@@ -64,6 +65,11 @@ def _several_blocks(problem: Problem) -> bool:
     return sizes.query_len > blocks.QUERIES or sizes.key_len > blocks.KEYS
 
 
+def _need_of(feature: Feature, pattern: str) -> tuple[str, Asks, tuple[str, ...]]:
+    """The need of a feature, of the bugs that begin with its name."""
+    return feature.words, lambda one: feature.present(one.config, one.inputs), (feature.name + pattern,)
+
+
 NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("block-dropout-*",)),
     (
@@ -72,11 +78,11 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         ("dropout-in-evaluation", "dropout-scales-evaluation"),
     ),
     ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("dropout-*",)),
-    ("past keys", lambda one: one.inputs.past_keys is not None, ("past-*",)),
-    ("a softcap", lambda one: one.config.softcap is not None, ("softcap-*",)),
-    ("additive scores", lambda one: one.config.score == "additive", ("additive-*",)),
-    ("dot products without a scale", lambda one: one.config.score == "dot", ("dot-scaled",)),
-    ("a scale of its own", lambda one: one.config.scale is not None, ("scale-given-*",)),
+    *(
+        _need_of(row, "-given-*" if row.name == "scale" else "-*")
+        for row in FEATURES
+        if row.arithmetic and not row.alone
+    ),
     ("-inf in a bias", _infinite_bias, ("bias-infinity-*",)),
     ("an additive bias", lambda one: _mask(one).bias is not None, ("bias-*", "block-bias-*")),
     ("several masks at once", _several_sources, ("sources-*",)),
@@ -159,7 +165,8 @@ def signature(problem: Problem) -> tuple[object, ...]:
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
     needs = dict.fromkeys(words for words, _, _ in NEEDS)
     has = tuple(any(asks(problem) for name, asks, _ in NEEDS if name == words) for words in needs)
-    return (config.num_heads, config.num_kv_heads, config.score, config.scale, config.softcap, *short, *has)
+    told = (getattr(config, name) for name in plain_fields())
+    return (config.num_heads, config.num_kv_heads, *told, *short, *has)
 
 
 def is_of_gradients(bug: Bug) -> bool:

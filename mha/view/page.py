@@ -19,6 +19,7 @@ from mha.view.plan import EXACT_UP_TO, Part
 from mha.view.sizes import block
 from mha.view.verdict import Line, lines_of, verdict
 from mha_core.errors import shown
+from mha_core.features import bending
 from mha_core.files.writing import write_whole
 
 
@@ -46,7 +47,8 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)
-        pictures += [_picture(picture, one, pack, tokens, labels, about.importance) for picture in one.pictures]
+        beside: Any = {"labels": labels, "importance": about.importance}
+        pictures += [_picture(picture, one, pack, tokens, **beside) for picture in one.pictures]
     found = verdict(parts, sources)
     layers = list(dict.fromkeys(one.part.layer for one in parts))
     sheets = _sheets(parts, about)
@@ -102,14 +104,13 @@ class _Tokens:
 
 
 def _picture(
-    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels, importance: Importance | None
+    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, *, labels: Labels, importance: Importance | None
 ) -> dict[str, Any]:
     part, config = picture.part, picture.part.config
     queries, keys = labels.of(part, picture.item)
     measures = {name: [_number(value) for value in values] for name, values in picture.measures.items()}
     if importance is not None:
         measures["importance"] = [_number(importance.by_layer[part.layer][head]) for head in part.heads]
-    plain = config.score != "additive" and config.softcap is None
     return {
         "layer": part.layer,
         "pass": part.number,
@@ -122,7 +123,7 @@ def _picture(
         "lk": part.key_len,
         "d": config.head_dim,
         "scale": config.softmax_scale,
-        "plain": plain,
+        "plain": not bending(config),
         "block": block(part),
         "queries": tokens.add(queries),
         "keys": tokens.add(keys),

@@ -188,7 +188,7 @@ differ). probe=False hands its weights out all the same
     for probe in PROBES:
         if probe.mask is not None and probe.mask not in words.masks:
             continue
-        probe, inputs = _draw(probe, config, words, factor, dtype, rng)
+        probe, inputs = _draw(probe, config, words, factor=factor, dtype=dtype, rng=rng)
         try:
             with as_it_was():
                 found = run(inputs)
@@ -229,7 +229,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def _draw(
-    probe: Probe, config: AttentionConfig, words: Words, factor: float, dtype: str, rng: np.random.Generator
+    probe: Probe, config: AttentionConfig, words: Words, *, factor: float, dtype: str, rng: np.random.Generator
 ) -> tuple[Probe, AttentionInputs]:
     """Random inputs of a probe that the layer can take, and the probe with its final sizes."""
     same = config.query_dim == config.key_dim == config.value_dim

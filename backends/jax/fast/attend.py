@@ -46,8 +46,8 @@ def attend_in_blocks(
     mask: Mask,
     dropout: nn.Dropout,
     training: bool,
-    query_block: int | None = None,
     *,
+    query_block: int | None = None,
     precision: PrecisionLike = "highest",
 ) -> Array:
     """Heads (B, H, Lq, dv), without an array of all scores.
@@ -81,7 +81,7 @@ def attend_in_blocks(
         rng = dropout.make_rng("dropout")
         number = jnp.arange(batch * groups * query_len).reshape(batch, groups, 1, query_len, 1)
 
-    attend: Attend = partial(attend_block, Static(score.softcap, rate, precision))
+    attend: Attend = partial(attend_block, Static(score._replace(vector=None), rate, precision))
     for axis, chunk in ((QUERIES, chunks.queries), (GROUPS, chunks.groups), (ITEMS, chunks.items)):
         attend = partial(_in_chunks, attend, axis, chunk)  # the innermost loop first
 

@@ -16,7 +16,7 @@ from flax.typing import PrecisionLike
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from backends.jax.ops.attention import cap
+from backends.jax.ops.attention import Score, cap
 from backends.jax.ops.masks import Mask, additive_bias, allowed_keys, cut_keys, has_key, with_keys
 
 KEY_STEPS = 4
@@ -29,11 +29,12 @@ SMALLEST_STEP = 64
 class Static(NamedTuple):
     """Arguments of a call that are no arrays: a program is compiled for each combination of them.
 
-    softcap, precision: as in the layer.
+    score: of the layer, without its vector.
     rate: of dropout; 0 outside training.
+    precision: as in the layer.
     """
 
-    softcap: float | None
+    score: Score
     rate: float
     precision: PrecisionLike
 
@@ -174,7 +175,7 @@ def _scores(static: Static, floats: Floats) -> Array:
     """(B, G, R, Lq, Lk), in at least float32: half precision is too coarse for a sum of exponentials."""
     queries, vector = floats.queries, floats.vector
     parts = [_similarity(queries, part[:, :, 0, 0], vector, static.precision) for part in floats.keys]
-    scores = cap(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1), static.softcap)
+    scores = cap(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1), static.score)
     bias = additive_bias(Mask(scores.shape[-1], bias=floats.bias))
     return scores if bias is None else scores + bias.astype(scores.dtype)
 

@@ -305,7 +305,7 @@ class D2lLayer:
         result, folded = output if isinstance(output, tuple) else (output, None)
         dtypes = _dtypes(layer, params, list(arguments.values())[:3], result)
         call = arguments, result, folded, _array
-        return d2l_call("d2l-jax", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call(arrays, *call, layout="d2l-jax", num_heads=int(layer.num_heads), dtypes=dtypes)
 
 
 ADAPTERS = (LinenLayer(), NnxLayer(), OwnLayer(), D2lLayer())

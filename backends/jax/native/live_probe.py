@@ -53,7 +53,8 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
         return _shown(_linen, own, variables, _arrays(inputs, config, dtype, cross=cross))
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(cross=cross, masks=("allowed", "causal")), variables, LINEN)
+    words = Words(cross=cross, masks=("allowed", "causal"))
+    _check(layer, config, weights, run, dtype=dtype, words=words, variables=variables, native=LINEN)
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -65,7 +66,8 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
     dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
     natives = NNX_DROPOUT if config.dropout else NNX  # which computes by another function
-    _check(layer, config, weights, run, dtype, Words(masks=("allowed", "causal")), state, natives)
+    words = Words(masks=("allowed", "causal"))
+    _check(layer, config, weights, run, dtype=dtype, words=words, variables=state, native=natives)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
@@ -78,7 +80,8 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, varia
         return _shown(_d2l, own, variables, {**given, "lens": None if lens is None else jnp.asarray(lens)})
 
     dtype = _dtype(layer, variables)
-    _check(layer, config, weights, run, dtype, Words(masks=("valid_lens",)), variables, D2L)
+    words = Words(masks=("valid_lens",))
+    _check(layer, config, weights, run, dtype=dtype, words=words, variables=variables, native=D2L)
 
 
 # The programs; the layer itself is a constant in them ---------------------------------------------------------
@@ -136,6 +139,7 @@ def _check(
     config: AttentionConfig,
     weights: Weights,
     run: RunProbe,
+    *,
     dtype: str,
     words: Words,
     variables: Any,

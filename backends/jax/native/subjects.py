@@ -163,20 +163,20 @@ class _OperationSubject(JaxSubject):
             projected = jnp.matmul(x, params[f"{name}.weight"].T, precision="highest")
             return projected + params[f"{name}.bias"] if f"{name}.bias" in params else projected
 
-        def split(params: Any, name: str, x: Array, heads: int, width: int, past: Array | None = None) -> Array:
-            if x.ndim == 4:  # (B, heads, L, width)
+        def split(params: Any, name: str, x: Array, shape: tuple[int, int], past: Array | None = None) -> Array:
+            if x.ndim == 4:  # (B, heads, L, width), of the shape (heads, width)
                 new = x.swapaxes(1, 2)
             else:
-                new = (project(params, name, x) if params else x).reshape(*x.shape[:2], heads, width)
+                new = (project(params, name, x) if params else x).reshape(*x.shape[:2], *shape)
             return new if past is None else jnp.concatenate([past.swapaxes(1, 2), new], axis=1)
 
         def forward(params: Any, floats: Stages, **told: Any) -> Stages:
             queries, keys, values = _three(floats)
             kv_heads, past = config.num_kv_heads, (floats.get("past_keys"), floats.get("past_values"))
             heads = self.call(
-                split(params, "q_proj", queries, config.num_heads, config.head_dim),
-                split(params, "k_proj", keys, kv_heads, config.head_dim, past[0]),
-                split(params, "v_proj", values, kv_heads, config.value_head_dim, past[1]),
+                split(params, "q_proj", queries, (config.num_heads, config.head_dim)),
+                split(params, "k_proj", keys, (kv_heads, config.head_dim), past[0]),
+                split(params, "v_proj", values, (kv_heads, config.value_head_dim), past[1]),
                 _finite_bias(floats.get("bias")),
                 scale=config.softmax_scale,
                 **told,

@@ -15,6 +15,7 @@ from jax import Array
 
 from backends.jax.ops.heads import repeat_kv_heads
 from backends.jax.ops.masks import Mask, additive_bias, allowed_keys
+from mha_core.config import AttentionConfig
 
 
 class Score(NamedTuple):
@@ -28,6 +29,10 @@ class Score(NamedTuple):
     scale: float = 1.0
     vector: Array | None = None
     softcap: float | None = None
+
+    def capped(self, config: AttentionConfig) -> Score:
+        """This score with the softcap of a config."""
+        return self._replace(softcap=config.softcap)
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
@@ -72,9 +77,10 @@ def additive_score(queries: Array, keys: Array, vector: Array, *, precision: Pre
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
 
 
-def cap(similarity: Array, softcap: float | None) -> Array:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
-    return similarity if softcap is None else softcap * jnp.tanh(similarity / softcap)
+def cap(similarity: Array, rule: AttentionConfig | Score) -> Array:
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    c = rule.softcap
+    return similarity if c is None else c * jnp.tanh(similarity / c)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:

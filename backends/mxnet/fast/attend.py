@@ -69,7 +69,13 @@ class Floats(NamedTuple):
 
 @mx.util.use_np
 def attend_in_blocks(
-    operands: Operands[Array], score: Score, mask: Mask, dropout: float, training: bool, query_block: int | None = None
+    operands: Operands[Array],
+    score: Score,
+    mask: Mask,
+    dropout: float,
+    training: bool,
+    *,
+    query_block: int | None = None,
 ) -> Array:
     """Heads (B, H, Lq, dv), without an array of all scores.
 
@@ -114,7 +120,7 @@ def _without_elements(operands: Operands[Array], score: Score, mask: Mask, dropo
         similarity = dot_score(queries, keys, score.scale)
     else:
         similarity = additive_score(queries, keys, score.vector)
-    weights = masked_softmax(add_bias(cap(similarity, score.softcap), mask), mask)
+    weights = masked_softmax(add_bias(cap(similarity, score), mask), mask)
     return weighted_sum(drop(weights, mask, dropout, training), values)
 
 

@@ -140,7 +140,9 @@ class D2lLayer:
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return d2l_call("d2l-mxnet", native.read_block(layer), int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call(
+            native.read_block(layer), *call, layout="d2l-mxnet", num_heads=int(layer.num_heads), dtypes=dtypes
+        )
 
 
 ADAPTERS = (OwnLayer(), D2lLayer())

@@ -11,6 +11,7 @@ from backends.mxnet.ops.framework import mx, nothing, select
 from backends.mxnet.ops.heads import repeat_kv_heads
 from backends.mxnet.ops.masks import Mask, additive_bias, allowed_keys
 from backends.mxnet.ops.operators import operator, view
+from mha_core.config import AttentionConfig
 
 _where = operator("where")
 """MXNet's `where`: a condition of one axis selects whole rows; its gradient selects as well."""
@@ -27,6 +28,10 @@ class Score(NamedTuple):
     scale: float = 1.0
     vector: mx.np.ndarray | None = None
     softcap: float | None = None
+
+    def capped(self, config: AttentionConfig) -> Score:
+        """This score with the softcap of a config."""
+        return self._replace(softcap=config.softcap)
 
 
 @mx.util.use_np
@@ -80,9 +85,10 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 
 @mx.util.use_np
-def cap(similarity: mx.np.ndarray, softcap: float | None) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
-    return similarity if softcap is None else mx.np.tanh(similarity / softcap) * softcap
+def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    c = rule.softcap
+    return similarity if c is None else mx.np.tanh(similarity / c) * c
 
 
 @mx.util.use_np

@@ -31,6 +31,7 @@ def attend_in_blocks(
     mask: Mask,
     dropout: keras.layers.Dropout,
     training: bool,
+    *,
     query_block: int | None = None,
 ) -> tf.Tensor:
     """Heads (B, H, Lq, dv), as the stages compute them, but without any array of (B, H, Lq, Lk).

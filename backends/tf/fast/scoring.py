@@ -19,7 +19,7 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
         scores = dot_score(folded, keys, score.scale)
     else:
         scores = additive_score(folded, keys, score.vector)
-    return unfold_groups(cap(scores, score.softcap), queries.shape[1])
+    return unfold_groups(cap(scores, score), queries.shape[1])
 
 
 def similarity_gradients(

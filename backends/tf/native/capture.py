@@ -262,7 +262,7 @@ class D2lLayer:
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
         inner = getattr(getattr(layer, "attention", None), "attention_weights", None)
         call = arguments, output, inner, _array
-        return d2l_call("d2l-tf", arrays, int(layer.num_heads), *call, dtypes=dtypes)
+        return d2l_call(arrays, *call, layout="d2l-tf", num_heads=int(layer.num_heads), dtypes=dtypes)
 
 
 ADAPTERS = (KerasLayer(), KerasGroupedLayer(), OwnLayer(), D2lLayer())

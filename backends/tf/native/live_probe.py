@@ -49,7 +49,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
         return replace(inputs, mask=mask)
 
     natives = KERAS if isinstance(layer, keras.layers.MultiHeadAttention) else KERAS_GROUPED
-    _check(layer, config, weights, run, KERAS_WORDS, natives, meant)
+    _check(layer, config, weights, run, words=KERAS_WORDS, natives=natives, meant=meant)
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
@@ -59,7 +59,7 @@ def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> 
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), lens))}
 
-    _check(layer, config, weights, run, D2L_WORDS, D2L)
+    _check(layer, config, weights, run, words=D2L_WORDS, natives=D2L)
 
 
 def _check(
@@ -67,6 +67,7 @@ def _check(
     config: AttentionConfig,
     weights: Weights,
     run: RunProbe,
+    *,
     words: Words,
     natives: tuple[str, ...],
     meant: Callable[[AttentionInputs], AttentionInputs] | None = None,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from backends.tf.ops.heads import repeat_kv_heads
 from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
+from mha_core.config import AttentionConfig
 
 
 class Score(NamedTuple):
@@ -25,6 +26,10 @@ class Score(NamedTuple):
     scale: float = 1.0
     vector: tf.Tensor | None = None
     softcap: float | None = None
+
+    def capped(self, config: AttentionConfig) -> Score:
+        """This score with the softcap of a config."""
+        return self._replace(softcap=config.softcap)
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
@@ -64,9 +69,10 @@ def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf
     return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
 
 
-def cap(similarity: tf.Tensor, softcap: float | None) -> tf.Tensor:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
-    return similarity if softcap is None else softcap * tf.tanh(similarity / softcap)
+def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    c = rule.softcap
+    return similarity if c is None else c * tf.tanh(similarity / c)
 
 
 def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:

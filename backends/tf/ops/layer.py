@@ -54,7 +54,7 @@ class AttentionLayer(keras.Layer):
                 _check_first_call(**dict(zip(("queries", "keys", "values"), args, strict=False)), **kwargs)
         return super().__call__(*args, **kwargs)
 
-    def _placed(self, call: Call[Any], training: bool | None) -> Call[Any]:
+    def _in_tensors(self, call: Call[Any], training: bool | None) -> Call[Any]:
         """The call in tensors, of a layer that is built by now; SpecError for a keep-mask outside training."""
         call = placed(call, self)
         if not self.built:

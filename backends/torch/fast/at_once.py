@@ -29,7 +29,7 @@ def attend_at_once(operands: Operands[Tensor], score: Score, mask: Mask, dropout
     num_heads, num_groups = queries.shape[1], keys[0].shape[1]
     folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
     similarity = _joined([_similarity(folded, part, score) for part in keys])  # (B, G, H / G * Lq, Lk)
-    scores = add_bias(cap(unfold_groups(similarity, num_heads), score.softcap), mask)  # (B, H, Lq, Lk)
+    scores = add_bias(cap(unfold_groups(similarity, num_heads), score), mask)  # (B, H, Lq, Lk)
     weights = masked_softmax(scores, mask)  # (B, H, Lq, Lk)
     kept = fold_groups(drop(weights, mask, dropout, training), num_groups)  # (B, G, H / G * Lq, Lk)
     of_parts = kept.split([part.shape[2] for part in values], dim=-1)

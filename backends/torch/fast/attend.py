@@ -62,7 +62,13 @@ class Constants(NamedTuple):
 
 
 def attend_in_blocks(
-    operands: Operands[Tensor], score: Score, mask: Mask, dropout: float, training: bool, query_block: int | None = None
+    operands: Operands[Tensor],
+    score: Score,
+    mask: Mask,
+    dropout: float,
+    training: bool,
+    *,
+    query_block: int | None = None,
 ) -> Tensor:
     """Heads (B, H, Lq, dv), without an array of all scores.
 

@@ -48,7 +48,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
         output = output if layer.batch_first else output.transpose(0, 1)
         return {"output": to_numpy(output)} | ({} if shown is None else {"weights": to_numpy(shown)})
 
-    _check(layer, config, weights, run, TORCH_WORDS, TORCH)
+    _check(layer, config, weights, run, words=TORCH_WORDS, natives=TORCH)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -59,11 +59,11 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> No
         told = None if lens is None else torch.from_numpy(np.array(lens)).to(_device(layer))
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), told))}
 
-    _check(layer, config, weights, run, D2L_WORDS, D2L)
+    _check(layer, config, weights, run, words=D2L_WORDS, natives=D2L)
 
 
 def _check(
-    layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, words: Words, natives: tuple[str, ...]
+    layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, *, words: Words, natives: tuple[str, ...]
 ) -> None:
     dtype = check_runs(layer)
     with as_found(layer):

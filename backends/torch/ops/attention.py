@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from backends.torch.ops.heads import repeat_kv_heads
 from backends.torch.ops.masks import Mask, additive_bias, allowed_keys
+from mha_core.config import AttentionConfig
 
 
 class Score(NamedTuple):
@@ -25,6 +26,10 @@ class Score(NamedTuple):
     scale: float = 1.0
     vector: Tensor | None = None
     softcap: float | None = None
+
+    def capped(self, config: AttentionConfig) -> Score:
+        """This score with the softcap of a config."""
+        return self._replace(softcap=config.softcap)
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
@@ -63,9 +68,10 @@ def additive_score(queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
     return torch.tanh(queries.unsqueeze(3) + keys.unsqueeze(2)) @ vector
 
 
-def cap(similarity: Tensor, softcap: float | None) -> Tensor:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for a softcap c; the similarity itself for None."""
-    return similarity if softcap is None else softcap * torch.tanh(similarity / softcap)
+def cap(similarity: Tensor, rule: AttentionConfig | Score) -> Tensor:
+    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    c = rule.softcap
+    return similarity if c is None else c * torch.tanh(similarity / c)
 
 
 def add_bias(scores: Tensor, mask: Mask) -> Tensor:

@@ -39,6 +39,7 @@ from conformance.experiments.view import gives
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
+from mha_core.features import bending
 
 MOST_PROBLEMS = 4
 """Problems that are looked at; the stage that most of them tell is said."""
@@ -155,8 +156,8 @@ def _simple_first(first: Iterable[Problem], then: Iterable[Problem]) -> list[Pro
 
     def burden(problem: Problem) -> tuple[int, int]:
         config, inputs = problem.config, problem.inputs
-        odd = (config.softcap is not None, config.score == "additive", inputs.dropout_keep is not None)
-        return sum(odd), problem.sizes.query_len * problem.sizes.key_len
+        odd = len(bending(config)) + (inputs.dropout_keep is not None)
+        return odd, problem.sizes.query_len * problem.sizes.key_len
 
     first, then = ([one for one in problems if is_usable(one)] for problems in (first, then))
     return [*sorted(first, key=burden), *sorted(then, key=lambda one: burden(one)[0])]

@@ -44,7 +44,7 @@ POSITION_FIX = "Query i of a block that begins at query s stands at position que
 
 
 def bug_of_blocks(
-    id: str, sentence: str, fix: str, forward: Mapping[str, Step], seen_in: str = "", stage: str = "weights"
+    id: str, sentence: str, fix: str, forward: Mapping[str, Step], seen_in: str = "", *, stage: str = "weights"
 ) -> Bug:
     return Bug(id, sentence, stage, fix, forward=forward, seen_in=seen_in)
 
@@ -288,7 +288,7 @@ BUGS = (
         "Take the bias's rows of all queries of the block, unless it has one for all.",
         {"scores": _bias_of_first_query},
         "google-research/tabfm#40",
-        "scores",
+        stage="scores",
     ),
     bug_of_blocks(
         "block-allowed-of-first-query",

@@ -74,7 +74,7 @@ def _lens_on_queries(state: State) -> NDArray:
     return forward.allowed(state) & is_real
 
 
-def _bug(id: str, sentence: str, stage: str, fix: str, forward: Mapping[str, Step], seen_in: str = "") -> Bug:
+def _bug(id: str, sentence: str, stage: str, fix: str, forward: Mapping[str, Step], *, seen_in: str = "") -> Bug:
     return Bug(id, sentence, stage, fix, forward=forward, seen_in=seen_in)
 
 
@@ -128,7 +128,7 @@ LENGTHS = (
         "weights",
         "Repeat each length num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         {"allowed": _lens_tiled},
-        "line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
+        seen_in="line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
     ),
     _bug(
         "lens-per-query-read-per-item",
@@ -187,7 +187,7 @@ ALLOWED = (
         "weights",
         "True means that the query may attend to the key, in the whole mask.",
         {"allowed": lambda s: ~forward.allowed(s)},
-        "rasbt/LLMs-from-scratch#1061",
+        seen_in="rasbt/LLMs-from-scratch#1061",
     ),
     _bug(
         "mask-ignored",
@@ -231,7 +231,7 @@ ALLOWED = (
         "weights",
         "Repeat each item num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         _allowed(_allowed_tiled),
-        "ArrowLuo/CLIP4Clip#22",
+        seen_in="ArrowLuo/CLIP4Clip#22",
     ),
     _bug(
         "bias-infinity-ignored",
@@ -282,7 +282,7 @@ SEVERAL = (
         "weights",
         AND_FIX,
         _other_mask(lambda s, mask: replace(mask, causal=False) if _has_padding(mask) else mask),
-        "keras-team/keras#23038",
+        seen_in="keras-team/keras#23038",
     ),
     _bug(
         "padding-dropped-with-causal",

@@ -40,7 +40,7 @@ def _only_allowed(state: State, weights: NDArray) -> NDArray:
     return np.where(state["allowed"], weights, 0.0)
 
 
-def _bug(id: str, sentence: str, fix: str, step: Step, seen_in: str = "", stage: str = "weights") -> Bug:
+def _bug(id: str, sentence: str, fix: str, step: Step, seen_in: str = "", *, stage: str = "weights") -> Bug:
     return Bug(id, sentence, stage, fix, forward={"weights": step}, seen_in=seen_in)
 
 

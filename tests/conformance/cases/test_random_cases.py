@@ -106,13 +106,13 @@ def test_a_negative_seed_is_refused():
 
 
 def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
-    torch_layers = pytest.importorskip("backends.torch.layers")
+    torch_scores = pytest.importorskip("backends.torch.ops.scores")
     arguments = ["check", "-b", "torch", "-d", "float64", "--random", "30", "--seed", "1"]
     equal = CliRunner().invoke(main, arguments)
     assert equal.exit_code == 0, equal.output
     assert "All 60 results are equal" in equal.output
-    right = torch_layers.dot_score
-    monkeypatch.setattr(torch_layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
+    right = torch_scores.dot_score
+    monkeypatch.setattr(torch_scores, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
     wrong = CliRunner().invoke(main, arguments)
     assert wrong.exit_code == 1
     assert "A small one of the" in wrong.output

@@ -36,10 +36,10 @@ def test_check_of_equal_backends_exits_0(backend_name, tmp_path):
 
 def test_check_of_a_broken_backend_exits_1_and_names_stage_index_and_rerun(monkeypatch):
     pytest.importorskip("torch")
-    import backends.torch.layers as layers
+    import backends.torch.ops.scores as scores
 
-    right = layers.dot_score
-    monkeypatch.setattr(layers, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
+    right = scores.dot_score
+    monkeypatch.setattr(scores, "dot_score", lambda queries, keys, scale: right(queries, keys, 2.0 * scale))
     result = mha("check", "-b", "torch", "-c", "prime", "-d", "float64")
     assert result.exit_code == 1
     assert "torch float64 on cpu, case prime: different since stage 'scores'" in result.output

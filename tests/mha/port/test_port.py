@@ -75,10 +75,10 @@ def test_minilm_in_one_command(tmp_path, backend_names):
 
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
-    import backends.torch.layers as layers
+    import backends.torch.ops.scores as scores
 
-    right = layers.dot_score
-    monkeypatch.setattr(layers, "dot_score", lambda queries, keys, scale: right(queries, keys, scale * scale))
+    right = scores.dot_score
+    monkeypatch.setattr(scores, "dot_score", lambda queries, keys, scale: right(queries, keys, scale * scale))
     result = mha_port(folder, "--backend", "torch", "--text", TEXTS[0])
     assert result.exit_code == 1
     assert "torch (float32) differs in 2 of 2 cases: encoder.layer.0.attention, " in result.output
