@@ -54,7 +54,7 @@ class MergeWithoutTranspose(Layer):
 @held_out(
     "merge-items-and-heads-mixed",
     "Heads come before items, (H, B, Lq, dv), and are read as (B, Lq, H * dv).",
-    source="jadore801120/attention-is-all-you-need-pytorch@144902a transformer/SubLayers.py: outputs.view(mb_size, ...)",
+    source="jadore801120/attention-is-all-you-need-pytorch@144902a transformer/SubLayers.py: outputs.view(...)",
     stages="output",
 )
 class MergeItemsAndHeadsMixed(Layer):

@@ -59,7 +59,7 @@ def _config(rng):
     groups = [count for count in range(1, heads + 1) if heads % count == 0]
     widths = {name: int(rng.integers(5, 14)) for name in ("query_dim", "key_dim", "value_dim", "output_dim")}
     if rng.random() < 0.5:
-        widths = {name: 12 for name in widths}
+        widths = dict.fromkeys(widths, 12)
     return AttentionConfig(
         12,
         heads,

@@ -94,7 +94,8 @@ class LaplaceWeights(Layer):
 def entmax(scores, allowed, power):
     """Weights max(s - t, 0) ** power that sum to 1: t by bisection. Power 1 is sparsemax, 2 is entmax-1.5."""
     shifted = np.where(allowed, scores - highest(scores, allowed), -np.inf)
-    low, high = np.full(shifted.shape[:-1] + (1,), -1.0), np.zeros(shifted.shape[:-1] + (1,))
+    high = np.zeros((*shifted.shape[:-1], 1))
+    low = high - 1.0
     for _ in range(80):
         middle = (low + high) / 2.0
         is_low = (np.maximum(shifted - middle, 0.0) ** power).sum(axis=-1, keepdims=True) >= 1.0
