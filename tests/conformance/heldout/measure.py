@@ -10,7 +10,8 @@ Each layer is given to the diagnosis as `mha diagnose --subject` gives it a subj
 An output is given if no number is off by more than 1e-6 of the largest, nor by more than a twentieth of what the fault
 changes in this problem. If the diagnosis says that the layer computes in a narrower dtype, rounding in that is allowed.
 
-The first stage that is said counts apart: it is right if it is one of the row's.
+The first stage that is said counts apart: it is right if it is one of the row's. A search that ended early says so; it may
+take so many seconds by the clock, so there must be a core for each of the `--jobs`.
 """
 
 import argparse
@@ -133,13 +134,13 @@ def tries(row, hypotheses, inside, runs=None):
         raise SpecError(f"{row.id} did not answer: {left_out}")
     with np.errstate(all="ignore"):
         return tuple(
-            sum(gives(one, (runs.arrays(one, model.bugs) or {}).get("output"), inside) for one in observations)
+            sum(bool(gives(one, (runs.arrays(one, model.bugs) or {}).get("output"), inside)) for one in observations)
             for model in hypotheses
         )
 
 
 def new_cases(row):
-    """NEW cases: the first problems that the layer can be asked, at most QUIET of which the fault leaves as they are."""
+    """NEW cases: the first problems that the layer can be asked; the fault leaves at most QUIET of them as they are."""
     found, quiet = [], 0
     for number in range(MOST_DRAWN):
         problem = fresh(number)

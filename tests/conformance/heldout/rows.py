@@ -1,4 +1,4 @@
-"""The held-out layers: one row for each, gathered from the files of this folder by theme.
+"""The held-out layers: one row for each, gathered from the files of `themes`.
 
 A row differs from the definition by one attention variant or porting mistake that somebody else made; a pair by two.
 Whoever changes the diagnosis must not look into the hidden half, nor at what is said of it.
@@ -75,7 +75,7 @@ def held_out(id, wrong, *, source, stages):
 def single_rows():
     """Id -> each row with one fault."""
     for theme in THEMES:
-        import_module(f"tests.conformance.heldout.{theme}")
+        import_module(f"tests.conformance.heldout.themes.{theme}")
     return dict(_ROWS)
 
 
