@@ -10,8 +10,8 @@ Each layer is given to the diagnosis as `mha diagnose --subject` gives it a subj
 An output is given if no number is off by more than 1e-6 of the largest, nor by more than a twentieth of what the fault
 changes in this problem. If the diagnosis says that the layer computes in a narrower dtype, rounding in that is allowed.
 
-The first stage that is said counts apart: it is right if it is one of the row's. A search that ended early says so; it may
-take so many seconds by the clock, so there must be a core for each of the `--jobs`.
+The first stage that is said counts apart: it is right if it is one of the row's. A search ends early after some seconds
+by the clock, and the line says so then: there must be a core for each of the `--jobs`.
 """
 
 import argparse
