@@ -11,6 +11,8 @@ from tests.conformance.heldout import measure
 from tests.conformance.heldout.measure import DESCRIBED, NEW, NOT_DESCRIBED, QUIET, WRONG_CLAIM
 from tests.conformance.heldout.rows import half, pair_rows, single_rows
 
+pytestmark = pytest.mark.same_on_newest  # no diagnosis is run, and no framework
+
 ROW = single_rows()["scale-one-over-width"]
 CLAIM = Hypothesis((), explained=1, total=1)
 
