@@ -1,11 +1,16 @@
-"""Describe the machine that measures, and limit a process to a number of threads."""
+"""The machine that measures: what it is, a process' share of its processors, and room in memory.
+
+A process that asks for more memory than there is gets killed, perhaps after it has slowed everything else on the
+machine. Only Linux says what is free; elsewhere every contestant is called.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
@@ -65,3 +70,107 @@ def _memory() -> int | None:
     if not set(names) <= set(getattr(os, "sysconf_names", {})):
         return None
     return os.sysconf(names[0]) * os.sysconf(names[1])
+
+
+# Room in memory -------------------------------------------------------------------------------------------
+
+SHARE = 0.9
+"""The share of the free memory that a contestant may need; the rest is left to whatever else runs."""
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+MOST_ADJUSTMENT = 1000
+"""Written to oom_score_adj, it makes a process the first to go when memory runs out; see proc_pid_oom_score_adj(5)."""
+
+
+def free_memory() -> int | None:
+    """Bytes that this process could still get: of the machine, and of each control group that limits it.
+
+    None where the system does not say. Memory that holds files which can be read again counts as free.
+    """
+    of_machine = _field(PROC / "meminfo", "MemAvailable:", 1024)
+    known = [free for free in (of_machine, *_of_groups()) if free is not None]
+    return max(0, min(known)) if known else None
+
+
+def fits(need: int, free: int | None) -> bool:
+    """Whether a contestant that needs so many bytes can be called where so many are free.
+
+    >>> fits(8_000, 10_000), fits(9_500, 10_000), fits(10**15, None)
+    (True, False, True)
+    """
+    return free is None or need <= SHARE * free
+
+
+def too_large(need: int, free: int | None) -> str:
+    """The reason for leaving out a contestant that does not fit.
+
+    >>> too_large(13_200_000_000, 9_060_000_000)
+    'too large: it needs about 13.2 GB, and 9.1 GB of memory are free'
+    """
+    return f"too large: it needs about {need / 1e9:.1f} GB, and {(free or 0) / 1e9:.1f} GB of memory are free"
+
+
+def go_first() -> None:
+    """Make this process the first that the kernel kills if memory runs out, before the user's other programs."""
+    try:
+        (PROC / "self" / "oom_score_adj").write_text(str(MOST_ADJUSTMENT))
+    except OSError:
+        return  # another system, or one that does not let it
+
+
+def kills() -> int | None:
+    """How many processes the kernel has killed because memory ran out; None where it does not count."""
+    return _field(PROC / "vmstat", "oom_kill", 1)
+
+
+def _of_groups() -> Iterator[int | None]:
+    """What is free in each control group that this process is in, of version 1 or 2."""
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            yield from map(_of_group, _folders(CGROUPS, path))
+        elif "memory" in controllers.split(","):
+            yield from map(_of_group, _folders(CGROUPS / "memory", path))
+
+
+def _folders(root: Path, path: str) -> Iterator[Path]:
+    """A group's folder and those around it, as far as they can be seen: in a container the path may lead elsewhere."""
+    inner = PurePosixPath(path.lstrip("/"))
+    for part in (inner, *inner.parents):
+        if ".." not in part.parts and (root / part).is_dir():
+            yield root / part
+
+
+def _of_group(folder: Path) -> int | None:
+    for limit_name, usage_name, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+        if limit is not None and usage is not None:
+            return limit - usage + (_field(folder / "memory.stat", cache, 1) or 0)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file holds; None for "max" or without such a file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _field(path: Path, name: str, unit: int) -> int | None:
+    """The number after a name at the beginning of a line, times `unit`; None if there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.split() for line in lines)
+    return next((int(words[1]) * unit for words in found if len(words) > 1 and words[0] == name), None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mha.bench import machine, room
+from mha.bench import machine
 from mha.bench.contestants.contestant import contestants_of, names
 from mha.bench.worker import Request
 from mha_core.backend import install_line
@@ -82,7 +82,7 @@ def run_pass(request: Request, environment: Mapping[str, str], advance: Callable
         if len(row["contestants"]) == 1:
             continue
         for index, entry in enumerate(row["contestants"]):
-            if is_too_large(entry) and room.fits(entry["need"], room.free_memory()):
+            if is_too_large(entry) and machine.fits(entry["need"], machine.free_memory()):
                 alone = replace(request, first=number, count=1, only=entry["name"])
                 found = run_worker(alone, environment, lambda row: None)
                 for again in found.rows:
@@ -93,7 +93,7 @@ def run_pass(request: Request, environment: Mapping[str, str], advance: Callable
 def is_too_large(entry: Mapping[str, Any]) -> bool:
     """Whether a contestant was left out because memory had no room for it."""
     measured = entry["time"] is not None or entry["extra_memory"] is not None
-    return not measured and entry["need"] is not None and not room.fits(entry["need"], entry["free"])
+    return not measured and entry["need"] is not None and not machine.fits(entry["need"], entry["free"])
 
 
 def passes(request: Request) -> int:
@@ -144,7 +144,7 @@ def _run_process(
     request: Request, environment: Mapping[str, str], measured: Measured, advance: Callable[[dict[str, Any]], None]
 ) -> _End | None:
     """Run one process, whose report is added to `measured`; None if it ended as it should."""
-    kills = room.kills()
+    kills = machine.kills()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         place = Path(folder, "place")
         with subprocess.Popen(
@@ -170,7 +170,7 @@ def _run_process(
         errors.seek(0)
         last = errors.read().strip().splitlines()[-WORDS_OF_AN_END:]
         during = place.read_text(encoding="utf-8") if place.exists() else ""
-    return _End(_how(status, room.kills() != kills), during, last)
+    return _End(_how(status, machine.kills() != kills), during, last)
 
 
 def _how(status: int, memory_ran_out: bool) -> str:

@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from mha.bench import machine, room
+from mha.bench import machine
 from mha.bench.contestants.contestant import CannotRun, Contestant, Framework, Prepared, Task, load
-from mha.bench.measure import Timing, measure, timed
-from mha.bench.memory import extra_peak
+from mha.bench.measure import Timing, extra_peak, measure, timed
 from mha.bench.settings import DIRECTIONS, Direction, Setting
 from mha.bench.workload import BOUNDS, Answer, difference, flops, make_workload, reference_answer
 from mha_core.errors import BackendError, SpecError, one_line
@@ -139,7 +138,7 @@ def main() -> None:
         print(json.dumps({"event": kind, **content}), file=events, flush=True)
 
     request = Request.from_json(sys.stdin.read())
-    room.go_first()
+    machine.go_first()
     machine.hold_to(request.threads)
     try:
         framework = load(request.framework)
@@ -238,9 +237,9 @@ def _has_room(entry: Measurement, task: Task) -> bool:
     """Whether the memory that is free now has room for a contestant; if not, that is why it is left out."""
     if task.device != "cpu":
         return True  # a device says so itself when its memory runs out, and ends no process
-    entry.need, entry.free = entry.contestant.need(task), room.free_memory()
-    if not room.fits(entry.need, entry.free):
-        entry.left_out = room.too_large(entry.need, entry.free)
+    entry.need, entry.free = entry.contestant.need(task), machine.free_memory()
+    if not machine.fits(entry.need, entry.free):
+        entry.left_out = machine.too_large(entry.need, entry.free)
     return entry.left_out is None
 
 

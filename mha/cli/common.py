@@ -95,6 +95,16 @@ class OutputFile(click.ParamType):
         return path
 
 
+def gone(option: str, instead: str, *, is_flag: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for a command that had this option once: who gives it is told what to do `instead`."""
+
+    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value:
+            raise CouldNotRun(f"{option} is no longer there: {instead}")
+
+    return click.option(option, is_flag=is_flag, hidden=True, expose_value=False, is_eager=True, callback=refuse)
+
+
 def _switch_off(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
     from mha_core.files.kept import OFF, SETTING
 

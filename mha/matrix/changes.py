@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from mha.matrix.judged import DEVIATION, FAILED, Fact, Judged, Place
-from mha.matrix.record import Record
+from mha.matrix.judged import DEVIATION, FAILED
+from mha.matrix.record import Fact, Judged, Place, Row
 
 SHOWN_CASES = 3
 """Cases that a line names; of more it says how many."""
@@ -33,46 +34,46 @@ class Change:
     places: tuple[Place, ...]
 
     @property
-    def line(self) -> str:
-        """All of it on one line."""
-        return f"{self.subject}: {self.text} since {self.since}{self.where}"
-
-    @property
     def where(self) -> str:
-        """The cases, counted; "" for a probe.
+        """The cases, counted; "" for a probe."""
+        return where(self.places)
 
-        >>> Change("a layer", "b", "c", "d", (("causal", "float64"), ("causal", "float32"))).where
-        ': 1 case (causal), float32 and float64'
-        """
-        cases = sorted({case for case, dtype in self.places if dtype})
-        if not cases:
-            return ""
-        named = ", ".join(cases[:SHOWN_CASES]) + (", ..." if len(cases) > SHOWN_CASES else "")
-        dtypes = " and ".join(sorted({dtype for _, dtype in self.places}))
-        return f": {len(cases)} case{'s' * (len(cases) > 1)} ({named}), {dtypes}"
+    def to_dict(self) -> dict[str, Any]:
+        """The change as JSON can hold it."""
+        said = {"subject": self.subject, "what": self.text, "before": self.before, "since": self.since}
+        return {**said, "places": [list(place) for place in self.places]}
 
 
-def in_order(records: Sequence[Record]) -> list[Record]:
-    """The records of one backend in the order of its releases: by the main package's version, then by the others'."""
-    return sorted(records, key=lambda record: [_version(text) for text in record.versions.values()])
+def where(places: Collection[Place]) -> str:
+    """The cases of these places, counted; "" for a probe.
 
-
-def changes(steps: Sequence[tuple[Record, Mapping[str, Judged]]]) -> list[Change]:
-    """The changes between neighbours, in their order.
-
-    Args:
-        steps: the records of one backend in the order of its releases, each with its subjects judged.
+    >>> where([("causal", "float64"), ("causal", "float32")])
+    ': 1 case (causal), float32 and float64'
     """
+    cases = sorted({case for case, dtype in places if dtype})
+    if not cases:
+        return ""
+    named = ", ".join(cases[:SHOWN_CASES]) + (", ..." if len(cases) > SHOWN_CASES else "")
+    dtypes = " and ".join(sorted({dtype for _, dtype in places}))
+    return f": {len(cases)} case{'s' * (len(cases) > 1)} ({named}), {dtypes}"
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one backend in the order of its releases: by the main package's version, then by the others'."""
+    return sorted(rows, key=lambda row: [_version(text) for text in row.versions.values()])
+
+
+def changes(rows: Sequence[Row]) -> list[Change]:
+    """The changes between neighbours among the judged rows of one backend, which are in the order of its releases."""
     found: list[Change] = []
-    for (old, old_judged), (new, new_judged) in pairwise(steps):
-        names = list(dict.fromkeys([*old_judged, *new_judged]))
-        for name in names:
-            before, after = old_judged.get(name), new_judged.get(name)
+    for old, new in pairwise(rows):
+        for name in dict.fromkeys([*old.judged, *new.judged]):
+            before, after = old.judged.get(name), new.judged.get(name)
             if before is None or after is None:
                 text = "first there" if before is None else "no longer there"
                 found.append(Change(name, text, old.release, new.release, ()))
-                continue
-            found += _of_subject(before, after, old.release, new.release)
+            else:
+                found += _of_subject(before, after, old.release, new.release)
     return found
 
 

@@ -1,21 +1,19 @@
-"""Applies the tables of deviations to a record: what is equal, what deviates as listed, and what no entry lists."""
+"""Applies the tables of deviations to a row: what is equal, what deviates as listed, and what no entry lists."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import shlex
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
 from conformance.deviations.entry import Deviation
 from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
-from mha.matrix.record import Record
+from mha.matrix.record import Judged, Place, Row
 from mha_core.errors import shown
 from mha_core.stages import is_gradient
-
-Place = tuple[str, str]
-"""Case and dtype; both empty for a probe."""
 
 PROBE: Place = ("", "")
 
@@ -25,57 +23,44 @@ LONGEST_REASON = 200
 DEVIATION, UNLISTED, FAILED = "deviation", "unlisted", "failed"
 """The kinds of facts: an entry of a table was seen; an array differs that no entry covers; there was no answer."""
 
-Fact = tuple[str, str]
-"""A kind, and the id of the entry, the arrays, or the message."""
 
+def judge(row: Row, known: Deviations) -> dict[str, Judged]:
+    """Subject -> what a row says of it, with the tables; in the order of the row.
 
-@dataclass
-class Judged:
-    """One subject in one set, judged.
-
-    Attributes:
-        subject: its name.
-        counts: status -> number of results, as `mha check` gives them with these versions.
-        facts: what was seen -> where.
-        judged: where it gave an answer that could be judged.
-        findings: a line for each thing in which the table is wrong about this release.
-    """
-
-    subject: str
-    counts: Counter[str] = field(default_factory=Counter)
-    facts: dict[Fact, set[Place]] = field(default_factory=lambda: defaultdict(set))
-    judged: set[Place] = field(default_factory=set)
-    findings: dict[str, set[Place]] = field(default_factory=lambda: defaultdict(set))
-
-
-def judge(record: Record, known: Deviations) -> dict[str, Judged]:
-    """Subject -> what the record says of it, with the tables; in the order of the record.
-
-    A listed difference counts as listed only if the entry's versions are those of the record. One that an entry
+    A listed difference counts as listed only if the entry's versions are those of the row. One that an entry
     describes, but for other versions, is a finding.
     """
     found: dict[str, Judged] = {}
-    for line in record.results:
-        result = _result(line["result"])
+    for fields in row.results:
+        result = as_measured(fields)
         judged = found.setdefault(result.subject, Judged(result.subject))
-        _judge_case(judged, result, _entries(known, line["spec"], result), record)
+        _judge_case(judged, result, _entries(known, result), row)
     by_id = {entry.id: entry for entry in known.entries}
-    for probe in record.probes:
+    for probe in row.probes:
         entry = by_id.get(probe["id"])
         if entry is not None:  # else the entry was taken out of its table since
-            _judge_probe(found.setdefault("probes", Judged("probes")), probe, entry, record)
+            _judge_probe(found.setdefault("probes", Judged("probes")), probe, entry, row)
     return found
 
 
-def _result(fields: dict[str, object]) -> Result:
-    """The Result that a record holds as JSON."""
-    mismatches = tuple(Mismatch(**mismatch) for mismatch in fields["mismatches"])  # type: ignore[attr-defined]  # JSON
-    whole = {**fields, "mismatches": mismatches, "judged": tuple(fields["judged"])}  # type: ignore[arg-type]  # JSON
-    return Result(**{**whole, "deviations": (), "gone": ()})  # type: ignore[arg-type]  # of JSON
+def as_measured(fields: dict[str, Any]) -> Result:
+    """The result of a line of `mha check --json`, without what the tables of that time made of it.
+
+    They made "deviates" of "different", and "different", with a mismatch for each listed deviation that did not
+    happen, of any answer.
+    """
+    mismatches = [Mismatch(**mismatch) for mismatch in fields["mismatches"]]
+    mismatches = mismatches[: len(mismatches) - len(fields["gone"])]
+    status = fields["status"]
+    if status in ("deviates", "different"):
+        status = "different" if mismatches else "unsupported" if fields["message"] else "equal"
+    more = {"status": status, "mismatches": tuple(mismatches), "judged": tuple(fields["judged"])}
+    return Result(**{**fields, **more, "deviations": (), "gone": ()})
 
 
-def _entries(known: Deviations, spec: str, result: Result) -> list[Deviation]:
+def _entries(known: Deviations, result: Result) -> list[Deviation]:
     """The entries about a subject that name this case and dtype, whatever their versions."""
+    _, spec, *_ = [*shlex.split(result.selector), "", ""]  # --subject SPEC
     return [
         entry
         for entry in known.entries
@@ -83,9 +68,9 @@ def _entries(known: Deviations, spec: str, result: Result) -> list[Deviation]:
     ]
 
 
-def _judge_case(judged: Judged, result: Result, entries: list[Deviation], record: Record) -> None:
+def _judge_case(judged: Judged, result: Result, entries: list[Deviation], row: Row) -> None:
     place = (result.case, result.dtype)
-    here = [entry for entry in entries if not entry.why_not(record.packages.get)]
+    here = [entry for entry in entries if not entry.why_not(row.packages.get)]
     outcome = with_known(result, here)
     wrong = [mismatch.stage for mismatch in result.mismatches]
     # What an entry for these versions explains, one for others need not have caused.
@@ -115,9 +100,9 @@ def _judge_case(judged: Judged, result: Result, entries: list[Deviation], record
         judged.findings[_excluded(entry)].add(place)
 
 
-def _judge_probe(judged: Judged, probe: dict[str, str], entry: Deviation, record: Record) -> None:
+def _judge_probe(judged: Judged, probe: dict[str, str], entry: Deviation, row: Row) -> None:
     """A probe is one more place, where its entry was seen or not."""
-    place, here = (entry.id, ""), not entry.why_not(record.packages.get)
+    place, here = (entry.id, ""), not entry.why_not(row.packages.get)
     if probe["outcome"] == "failed":
         judged.counts["failed" if here else "unsupported"] += 1
         judged.facts[FAILED, f"the probe of {entry.id} can't be run: {probe['seen']}"].add(place)

@@ -1,15 +1,22 @@
-"""The outcome of all sets: a table of releases, the changes between them, and what the tables do not say."""
+"""The outcome of all sets, for a terminal, for a program and as a page in Markdown: a table of releases, the changes
+between them, and what the tables of deviations do not say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from conformance.deviations.known import Deviations
-from mha.matrix.changes import Change, changes, in_order
-from mha.matrix.judged import Judged, judge, statuses
-from mha.matrix.record import Record
+from mha.matrix.changes import Change, changes, in_order, where
+from mha.matrix.judged import DEVIATION, judge, statuses
+from mha.matrix.record import Row
 from mha.matrix.request import Request
 
 SCHEMA_VERSION = 1
@@ -21,22 +28,22 @@ HEADERS = ("set", "installed", "equal", "as listed", "other versions", "differen
 COUNTED = ("equal", "deviates", "other version", "different", "failed", "unsupported")
 """The statuses that the columns count, in their order."""
 
+TITLE = "# The suite over releases"
 
-@dataclass
-class Row:
-    """One backend in one set: its record and what it says; or, in `problem`, why there is none."""
+FROM, TO = "<!-- mha matrix: from here -->", "<!-- mha matrix: to here -->"
+"""Lines of a page between which the outcome stands."""
 
-    name: str
-    backend: str
-    note: str = ""
-    record: Record | None = None
-    judged: Mapping[str, Judged] = field(default_factory=dict)
-    problem: str = ""
+EXPLAINED = """\
+Each row is one set of releases. The counts are of results: a case on a subject in a dtype, or a probe. *equal*: within
+the bound of every element. *as listed*: different just as a table of deviations says of these versions. *other
+versions*: different as an entry says, but the entry names other versions. *different*: no entry says it, or one says it
+and it does not happen. *no answer*: it raised, crashed or took too long. *not expressible*: the layer has no words for
+the case."""
 
 
 @dataclass
 class Report:
-    """All sets of a request, those of one backend together, in the order of its releases."""
+    """All sets of a request, those of one backend together, in the order of its releases; and backend -> changes."""
 
     request: Request
     rows: list[Row]
@@ -45,16 +52,16 @@ class Report:
     @property
     def different(self) -> bool:
         """Whether anything is not as the tables list it."""
-        counts = statuses(judged for row in self.rows for judged in row.judged.values())
-        return bool(counts["different"] or counts["other version"])
+        return any(counts["different"] or counts["other version"] for counts in self._counts)
 
     @property
     def incomplete(self) -> bool:
         """Whether something that was asked for did not run."""
-        counts = statuses(judged for row in self.rows for judged in row.judged.values())
-        return bool(counts["failed"]) or any(
-            row.problem or (row.record is not None and row.record.problems) for row in self.rows
-        )
+        return any(counts["failed"] for counts in self._counts) or any(row.problem or row.problems for row in self.rows)
+
+    @property
+    def _counts(self) -> list[Counter[str]]:
+        return [statuses(row.judged.values()) for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
@@ -63,68 +70,129 @@ class Report:
             "cases": list(self.request.cases),
             "dtypes": list(self.request.dtypes),
             "sets": [_row_dict(row) for row in self.rows],
-            "changes": {
-                backend: [
-                    {"subject": one.subject, "what": one.text, "before": one.before, "since": one.since}
-                    | {"places": [list(place) for place in one.places]}
-                    for one in found
-                ]
-                for backend, found in self.changes.items()
-            },
+            "changes": {backend: [one.to_dict() for one in found] for backend, found in self.changes.items()},
         }
 
 
 def make(request: Request, rows: Sequence[Row], known: Deviations) -> Report:
-    """Judge every record by the tables, put the releases in order, and compare neighbours."""
+    """Judge every row by the tables, put the releases in order, and compare neighbours."""
     ordered: list[Row] = []
     found: dict[str, list[Change]] = {}
     for backend in dict.fromkeys(row.backend for row in rows):
         own = [row for row in rows if row.backend == backend]
-        for row in own:
-            if row.record is not None:
-                row.judged = judge(row.record, known)
-        measured = {id(row.record): row for row in own if row.record is not None}
-        sorted_records = in_order([row.record for row in own if row.record is not None])
-        in_turn = [measured[id(record)] for record in sorted_records]
-        ordered += [*in_turn, *(row for row in own if row.record is None)]
-        found[backend] = changes([(row.record, row.judged) for row in in_turn if row.record is not None])
+        measured = in_order([row for row in own if not row.problem])
+        for row in measured:
+            row.judged = judge(row, known)
+        ordered += [*measured, *(row for row in own if row.problem)]
+        found[backend] = changes(measured)
     return Report(request, ordered, found)
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """The cells of a row of the table of releases, under HEADERS."""
-    if row.record is None:
+    if row.problem:
         return (row.name, "could not run", *[""] * len(COUNTED))
     counts = statuses(row.judged.values())
-    return (row.name, row.record.release, *(str(counts[status] or "-") for status in COUNTED))
+    return (row.name, row.release, *(str(counts[status] or "-") for status in COUNTED))
 
 
 def finding_lines(row: Row) -> list[str]:
     """What the tables do not say of a release, and what could not be run there: one line each."""
-    if row.record is None:
-        return [row.problem]
-    found = []
-    for judged in row.judged.values():
-        for text, places in judged.findings.items():
-            where = Change(judged.subject, "", "", "", tuple(sorted(places))).where
-            found.append(f"{judged.subject}: {text}{where}")
-    return [*found, *row.record.lacking, *row.record.problems]
+    found = [
+        f"{judged.subject}: {text}{where(places)}"
+        for judged in row.judged.values()
+        for text, places in judged.findings.items()
+    ]
+    return [*([row.problem] if row.problem else []), *found, *row.lacking, *row.problems]
+
+
+def change_lines(found: Sequence[Change]) -> list[str]:
+    """A line for each change; what changed alike in several layers at once stands in one."""
+    together: dict[str, list[str]] = {}
+    for change in found:
+        together.setdefault(f"{change.text} since {change.since}{change.where}", []).append(change.subject)
+    return [f"{', '.join(subjects)}: {text}" for text, subjects in together.items()]
 
 
 def _row_dict(row: Row) -> dict[str, Any]:
-    record = row.record
-    return {
-        "name": row.name,
-        "backend": row.backend,
-        "problem": row.problem,
-        "python": "" if record is None else record.python,
-        "versions": {} if record is None else record.versions,
-        "subjects": {
-            name: {
-                "counts": dict(judged.counts),
-                "deviations": sorted({what for kind, what in judged.facts if kind == "deviation"}),
-            }
-            for name, judged in row.judged.items()
-        },
-        "findings": finding_lines(row),
+    subjects = {
+        name: {
+            "counts": dict(judged.counts),
+            "deviations": sorted({what for kind, what in judged.facts if kind == DEVIATION}),
+        }
+        for name, judged in row.judged.items()
     }
+    measured = {name: getattr(row, name) for name in ("name", "backend", "problem", "python", "versions")}
+    return {**measured, "subjects": subjects, "findings": finding_lines(row)}
+
+
+def print_report(console: Console, report: Report) -> None:
+    """The table, the changes, and what the tables do not say."""
+    table = Table(*HEADERS, box=None, header_style="underline", padding=(0, 1, 0, 0))
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in report.rows:
+        table.add_row(*map(escape, cells(row)), style="yellow" if row.problem else "")
+    console.print(table)
+    for backend, found in report.changes.items():
+        if any(row.backend == backend and not row.problem for row in report.rows):
+            console.print(f"\n{backend}: what changed between two releases", style="bold")
+            for line in change_lines(found) or ["nothing"]:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    for row in report.rows:
+        for line in finding_lines(row):
+            console.print(f"{row.name}: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def markdown(report: Report, source: str) -> str:
+    """The outcome as part of a page; `source` is the name of the file of sets."""
+    cases = ", ".join(f"`{name}`" for name in report.request.cases) or "all"
+    lines = [
+        f"Written by `mha matrix {source} --markdown FILE`.",
+        f"Dtypes: {', '.join(report.request.dtypes)}; cases: {cases}.",
+        "",
+        EXPLAINED,
+        "",
+        _markdown_row(HEADERS),
+        _markdown_row(["---"] * 2 + ["---:"] * (len(HEADERS) - 2)),
+        *(_markdown_row(cells(row)) for row in report.rows),
+    ]
+    notes = [f"- {_plain(row.name)}: {_plain(row.note)}" for row in report.rows if row.note]
+    lines += ["", *dict.fromkeys(notes)] if notes else []
+    lines += ["", "### What changed between two releases"]
+    for backend, found in report.changes.items():
+        lines += ["", f"#### {backend}", "", *(f"- {_plain(line)}" for line in change_lines(found) or ["nothing"])]
+    lines += ["", "### What the tables do not say, or could not be run"]
+    said = [(row.name, own) for row in report.rows if (own := finding_lines(row))]
+    for name, own in said:
+        lines += ["", f"#### {_plain(name)}", "", *(f"- {_plain(line)}" for line in own)]
+    lines += [] if said else ["", "Nothing: all of it is equal, or as listed."]
+    return "\n".join([*lines, ""])
+
+
+def in_page(page: str, text: str) -> str:
+    r"""The page with `text` between its two comments; without these, a new page.
+
+    >>> in_page(f"# Mine\n{FROM}\nold\n{TO}\nand more\n", "new\n")
+    '# Mine\n<!-- mha matrix: from here -->\nnew\n<!-- mha matrix: to here -->\nand more\n'
+    """
+    before, begins, rest = page.partition(f"{FROM}\n")
+    _, ends, after = rest.partition(f"{TO}\n")
+    if not (begins and ends):
+        before, after = f"{TITLE}\n\n", ""
+    return f"{before}{FROM}\n{text}{TO}\n{after}"
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(_plain(text) for text in texts)} |"
+
+
+def _plain(text: str) -> str:
+    r"""A text in which Markdown sees no marks of its own.
+
+    >>> _plain("a|b <c> x*y _z_")
+    'a\\|b &lt;c&gt; x\\*y \\_z\\_'
+    """
+    for mark in ("\\", "|", "*", "_", "`"):
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("<", "&lt;").replace(">", "&gt;")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,8 @@ from mha_core.files.outside import parse_toml
 
 DEFAULT_DTYPES = ("float64", "float32")
 
-TOP = ("set", "cases", "dtypes")
-"""What a file may hold at its top."""
-
-FIELDS = ("name", "requirements", "backends", "python", "note")
-"""What a set may hold."""
-
-PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
-"""A version of an interpreter; anything else is its path or command."""
+PYTHON = re.compile(r"3\.(1[1-9]|[2-9]\d)(\.\d{1,2})?")
+"""A version of an interpreter that this project runs on; anything else is its path."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class ReleaseSet:
 
     Attributes:
         name: its name in tables, such as "torch 2.5".
-        requirements: as pip takes them, sorted.
+        requirements: as uv takes them, sorted.
         backends: the backends that run in it.
         python: a version such as "3.12", or the path of an interpreter; "" for the one that runs now.
         note: a sentence that stands beside it in the table.
@@ -84,51 +79,48 @@ def parse(text: str, *, source: str) -> Request:
     mha_core.errors.SpecError: mine.toml: set 1 ('numpy 1'): 'numpy=1' is no requirement such as torch==2.5.*
     """
     table = parse_toml(text, what=source)
-    _known_fields(source, table, TOP)
-    entries = table.get("set", [])
+    entries = table.pop("set", [])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise SpecError(f"{source}: it must hold sets; write [[set]] above each")
+    _check_fields(source, table, {"set": None, "cases": [], "dtypes": []})
     sets = tuple(_set(entry, number, source) for number, entry in enumerate(entries, start=1))
-    for number, one in enumerate(sets):
-        for other in sets[:number]:
-            if one.name == other.name:
-                raise SpecError(f"{source}: two sets have the name {one.name!r}; it must be unique")
-            if (one.requirements, one.python) == (other.requirements, other.python):
-                raise SpecError(f"{source}: {other.name!r} and {one.name!r} ask for the same environment; join them")
-    cases = _texts(source, "cases", table.get("cases", []))
-    dtypes = _texts(source, "dtypes", table["dtypes"]) if "dtypes" in table else DEFAULT_DTYPES
-    if not dtypes:
+    for one, other in combinations(sets, 2):
+        if one.name == other.name:
+            raise SpecError(f"{source}: two sets have the name {one.name!r}; it must be unique")
+        if (one.requirements, one.python) == (other.requirements, other.python):
+            raise SpecError(f"{source}: {one.name!r} and {other.name!r} ask for the same environment; join them")
+    request = Request(sets, tuple(table.get("cases", ())), tuple(table.get("dtypes", DEFAULT_DTYPES)))
+    if not request.dtypes:
         raise SpecError(f"{source}: dtypes must name one at least")
     try:
-        select_asked(cases)
-        for dtype in dtypes:
+        select_asked(request.cases)
+        for dtype in request.dtypes:
             check_dtype(dtype)
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from error
-    return Request(sets, cases, dtypes)
+    return request
 
 
-def _set(entry: Mapping[str, Any], number: int, source: str) -> ReleaseSet:
+def _set(entry: dict[str, Any], number: int, source: str) -> ReleaseSet:
     where = f"{source}: set {number}" + (f" ({entry['name']!r})" if isinstance(entry.get("name"), str) else "")
-    _known_fields(where, entry, FIELDS)
+    _check_fields(where, entry, {"name": "", "requirements": [], "backends": [], "python": "", "note": ""})
     for field in ("name", "requirements", "backends"):
         if field not in entry:
             raise SpecError(f"{where} lacks {field!r}, which every set has")
-    backends = _texts(where, "backends", entry["backends"])
-    for backend in backends:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    one = ReleaseSet(**{**fields, "requirements": tuple(sorted(entry["requirements"]))})
+    for backend in one.backends:
         if backend not in names():
             raise SpecError(f"{where}: backend {backend!r} is not known (known: {', '.join(names())})")
-    if not backends or len(set(backends)) < len(backends):
-        raise SpecError(f"{where}: backends must name one at least, each once. Got {list(backends)}.")
-    requirements = tuple(sorted(_texts(where, "requirements", entry["requirements"])))
-    _check_requirements(where, requirements)
-    python, note = (_text(where, field, entry.get(field, "")) for field in ("python", "note"))
-    if python and not PYTHON.fullmatch(python) and "/" not in python and "\\" not in python:
-        raise SpecError(f"{where}: python must be a version such as 3.12, or a path. Got {python!r}.")
-    name = _text(where, "name", entry["name"])
-    if not name.strip() or name != name.strip() or not name.isprintable():
-        raise SpecError(f"{where}: name must be a printable text on one line. Got {name!r}.")
-    return ReleaseSet(name, requirements, backends, python, note)
+    if not one.backends or len(set(one.backends)) < len(one.backends):
+        raise SpecError(f"{where}: backends must name one at least, each once. Got {list(one.backends)}.")
+    _check_requirements(where, one.requirements)
+    if one.python and not PYTHON.fullmatch(one.python) and "/" not in one.python and "\\" not in one.python:
+        wanted = "python must be a version from 3.11 on, such as 3.12, or a path"
+        raise SpecError(f"{where}: {wanted}. Got {one.python!r}.")
+    if not one.name.strip() or one.name != one.name.strip() or not one.name.isprintable():
+        raise SpecError(f"{where}: name must be a printable text on one line. Got {one.name!r}.")
+    return one
 
 
 def _check_requirements(where: str, texts: tuple[str, ...]) -> None:
@@ -146,19 +138,14 @@ def _check_requirements(where: str, texts: tuple[str, ...]) -> None:
         raise SpecError(f"{where}: requirements must name one package at least, such as torch==2.5.*")
 
 
-def _known_fields(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for field in table:
+def _check_fields(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise SpecError unless each field is one of those that are known: a list of texts, or a text."""
+    for field, value in table.items():
         if field not in known:
             raise SpecError(f"{where} has the unknown field {field!r} (known: {', '.join(known)})")
-
-
-def _texts(where: str, field: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise SpecError(f"{where}: {field} must be a list of texts. Got {value!r}.")
-    return tuple(value)
-
-
-def _text(where: str, field: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise SpecError(f"{where}: {field} must be a text. Got {value!r}.")
-    return value
+        if isinstance(known[field], str) and not isinstance(value, str):
+            raise SpecError(f"{where}: {field} must be a text. Got {value!r}.")
+        if isinstance(known[field], list) and not (
+            isinstance(value, list) and all(isinstance(text, str) for text in value)
+        ):
+            raise SpecError(f"{where}: {field} must be a list of texts. Got {value!r}.")

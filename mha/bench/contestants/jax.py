@@ -33,12 +33,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("jax", "jaxlib", "flax")}
 
 
-def devices() -> tuple[str, ...]:
-    return framework.devices()
-
-
-def dtypes(device: str) -> tuple[str, ...]:
-    return framework.dtypes(device)
+devices, dtypes = framework.devices, framework.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:

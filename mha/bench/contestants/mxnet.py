@@ -28,8 +28,7 @@ def versions() -> dict[str, str]:
     return {"mxnet": mx.__version__}
 
 
-def devices() -> tuple[str, ...]:
-    return framework.devices()
+devices = framework.devices
 
 
 def dtypes(device: str) -> tuple[str, ...]:

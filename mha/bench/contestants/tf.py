@@ -50,8 +50,7 @@ def versions() -> dict[str, str]:
     return {"tensorflow": tf.__version__, "keras": keras.__version__}
 
 
-def devices() -> tuple[str, ...]:
-    return framework.devices()
+devices = framework.devices
 
 
 def dtypes(device: str) -> tuple[str, ...]:

@@ -32,8 +32,7 @@ def versions() -> dict[str, str]:
     return {"torch": torch.__version__}
 
 
-def devices() -> tuple[str, ...]:
-    return framework.devices()
+devices = framework.devices
 
 
 def dtypes(device: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ class CheckOptions:
     path: str | None
     time_limit: float
     table_path: Path | None
+    no_diagnosis: bool
     json_path: Path | None
     html_path: Path | None
     workers: int | None
@@ -82,6 +83,7 @@ class CheckOptions:
     type=click.Path(path_type=Path),
     help="Also a table of known deviations of your own, in TOML.",
 )
+@click.option("--no-diagnosis", is_flag=True, help="Do not look for the reason why a subject differs.")
 @click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
 @worker_options
@@ -135,7 +137,7 @@ def check(asked: CheckOptions) -> None:
         errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
     versions = {backend.name: backend.versions() for backend in backends}
     _write(asked, report.to_json(results, versions, known, broken, looked))
-    if not interrupted:
+    if not interrupted and not asked.no_diagnosis:
         _explain(console, errors, own, cases, results, known, settings)
         if asked.count is not None:
             _show_smallest(console, errors, subjects, results, settings)

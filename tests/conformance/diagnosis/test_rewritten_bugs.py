@@ -80,6 +80,15 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     assert "window-ignored: The window is ignored." in done.output
 
 
+def test_check_diagnoses_nothing_if_told_so():
+    subject = "tests.conformance.diagnosis.rewritten_bugs:LARGE"
+    arguments = ["check", "--subject", subject, "--dtype", "float64", "--case", "blocks-long", "--no-diagnosis"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "different since stage" in done.output
+    assert "differs in 1 of 1 cases" not in done.output
+
+
 class SingleOnly:
     """A layer that says nothing of dtypes, and takes no float64."""
 

@@ -8,9 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mha.bench import memory
-from mha.bench.measure import FEWEST_ROUNDS, MOST_ROUNDS, Timing, measure, rounds_for
-from mha.bench.memory import extra_peak
+from mha.bench import measure as measuring
+from mha.bench.measure import FEWEST_ROUNDS, MOST_ROUNDS, Timing, extra_peak, measure, rounds_for
 
 pytestmark = pytest.mark.same_on_newest  # it is about the clock and the kernel
 
@@ -81,7 +80,7 @@ def test_one_sample_has_no_spread():
 
 MEBIBYTE = 2**20
 
-needs_linux = pytest.mark.skipif(not memory.CLEAR.exists(), reason="the kernel does not keep the peak")
+needs_linux = pytest.mark.skipif(not measuring.CLEAR.exists(), reason="the kernel does not keep the peak")
 
 
 def ones(size):
@@ -113,7 +112,7 @@ def test_an_earlier_peak_is_forgotten():
 
 
 def test_without_such_a_kernel_nothing_is_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CLEAR", tmp_path / "none" / "clear_refs")
+    monkeypatch.setattr(measuring, "CLEAR", tmp_path / "none" / "clear_refs")
     called = []
     assert extra_peak(lambda: called.append(1)) is None
     assert not called

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.resources
 import json
+import sys
+from functools import reduce
 from pathlib import Path
 
 import jsonschema
@@ -72,7 +74,7 @@ def test_failures_are_told(results):
         ("{", "is not JSON"),
         ("[1]", "holds no results of `mha bench`"),
         ('{"rows": [], "schema": 7}', "has schema 7; this version reads 2."),
-        ('{"rows": [], "schema": 2}', "other.json: it lacks 'date'"),
+        ('{"rows": [], "schema": 2}', "other.json: 'date' is a required property"),
         ('{"rows": ' + "[" * 100_000, "is nested deeper than 64"),
         ('{"rows": [1e999], "schema": 2}', "1e999 is beyond the range of numbers"),
     ],
@@ -87,18 +89,16 @@ def test_other_files_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: row["setting"].update(length=True), "rows[0].setting.length must be of type integer. Got True."),
+        (lambda row: row["setting"].update(length=True), "rows[0].setting.length: True is not of type 'integer'"),
         (
             lambda row: row["contestants"][0].update(time="x"),
-            "rows[0].contestants[0].time must be of type object or nu",
+            "rows[0].contestants[0].time: 'x' is not of type 'object'",
         ),
-        (
-            lambda row: row["contestants"][0].update(name="\x1b[2J"),
-            "rows[0].contestants[0].name must be of type string",
-        ),
-        (lambda row: row.update(direction="back"), "rows[0].direction must be one of forward, both. Got 'back'."),
-        (lambda row: row.pop("peak"), "rows[0] lacks 'peak'"),
-        (lambda row: row.update(speed=3), "rows[0] has 'speed', which is not known"),
+        (lambda row: row["contestants"][0].update(name="\x1b[2J"), "rows[0].contestants[0].name: '\\x1b[2J' is not of"),
+        (lambda row: row.update(direction="back"), "rows[0].direction: 'back' is not one of ['forward', 'both']"),
+        (lambda row: row.pop("peak"), "rows[0]: 'peak' is a required property"),
+        (lambda row: row.update(speed=3), "rows[0]: Additional properties are not allowed ('speed' was unexpected)"),
+        (lambda row: row.update(dtype="\x1b" * 9999), "rows[0].dtype: "),
     ],
 )
 def test_a_field_of_another_form_is_named_with_its_place(change, message, results, tmp_path):
@@ -108,6 +108,27 @@ def test_a_field_of_another_form_is_named_with_its_place(change, message, result
     with pytest.raises(SpecError) as caught:
         read(path)
     assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("where", [("frameworks",), ("frameworks", "swift", "versions")])
+def test_a_name_that_cannot_be_printed_is_refused(where, results, tmp_path):
+    table = reduce(dict.__getitem__, where, results)
+    table["\x1b[2J"] = table.get("swift")
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(results))
+    with pytest.raises(SpecError) as caught:
+        read(path)
+    assert "'\\x1b[2J' is not of type 'string'" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_without_jsonschema_it_is_said_what_to_install(monkeypatch, results, tmp_path):
+    write(tmp_path / "results.json", results)
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(SpecError, match=r"a results file is read with jsonschema\. Install it with: pip install"):
+        read(tmp_path / "results.json")
 
 
 # What workers report ---------------------------------------------------------------------------------------

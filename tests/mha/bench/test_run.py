@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mha.bench import room
+from mha.bench import machine
 from mha.bench.contestants.contestant import Contestants, Task, load, names
 from mha.bench.results import failures, read, to_results, without_room
 from mha.bench.run import is_too_large, run_framework
@@ -66,7 +66,7 @@ def made_up(tmp_path, monkeypatch, request):
     (tmp_path / "made_up_contestants.py").write_text(CONTESTANTS)
     found = Contestants("made_up_contestants", ())
     monkeypatch.setattr("mha.bench.run.contestants_of", lambda name: found)
-    monkeypatch.setattr(room, "kills", lambda: 0)
+    monkeypatch.setattr(machine, "kills", lambda: 0)
     info = tmp_path / "made_up-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
@@ -124,13 +124,13 @@ def test_who_has_no_room_beside_the_others_is_measured_alone(made_up, monkeypatc
         measured.rows.append(rows)
 
     monkeypatch.setattr("mha.bench.run._run_process", process)
-    monkeypatch.setattr(room, "free_memory", lambda: 11 * GB)
+    monkeypatch.setattr(machine, "free_memory", lambda: 11 * GB)
     (row,) = run_framework(Request("made-up", (TINY,), ("both",))).rows
     assert [(each.first, each.count, each.only) for each in started] == [(0, None, None), (0, 1, "peer")]
     assert of(row)["peer"]["alone"]
     assert of(row)["peer"]["time"] == {"median": 3.0}
     started.clear()
-    monkeypatch.setattr(room, "free_memory", lambda: 9 * GB)
+    monkeypatch.setattr(machine, "free_memory", lambda: 9 * GB)
     (row,) = run_framework(Request("made-up", (TINY,), ("both",))).rows
     assert len(started) == 1
     assert is_too_large(of(row)["peer"])
@@ -146,9 +146,9 @@ def test_room_is_looked_for_before_each_contestant_is_called(monkeypatch):
     contestants = tuple(numpy_contestant(name, calls=calls) for name in ("first", "second", "third"))
     need = contestants[0].need(task)
     free = iter([2 * need, need, 2 * need])
-    monkeypatch.setattr(room, "free_memory", lambda: next(free))
+    monkeypatch.setattr(machine, "free_memory", lambda: next(free))
     first, second, third = measure_row(contestants, task, seconds=1e-6)
-    assert (second.left_out, second.free) == (room.too_large(need, need), need)
+    assert (second.left_out, second.free) == (machine.too_large(need, need), need)
     assert second.timing is None
     assert "second" not in calls
     assert first.timing is not None
@@ -157,7 +157,7 @@ def test_room_is_looked_for_before_each_contestant_is_called(monkeypatch):
 
 def test_a_kill_that_the_kernel_counts_is_of_memory(made_up, monkeypatch):
     counts = itertools.count()
-    monkeypatch.setattr(room, "kills", lambda: next(counts))
+    monkeypatch.setattr(machine, "kills", lambda: next(counts))
     (row,) = run_framework(Request("made-up", (SMALL,), ("forward",), seconds=1e-6)).rows
     assert of(row)["killed at once"]["left_out"] == "was killed: memory ran out (SIGKILL)"
 
@@ -214,19 +214,19 @@ def test_free_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch, versio
     for name, text in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text + "\n")
-    monkeypatch.setattr(room, "PROC", proc)
-    monkeypatch.setattr(room, "CGROUPS", groups)
-    assert room.free_memory() == free
-    assert room.kills() == 4
-    room.go_first()
+    monkeypatch.setattr(machine, "PROC", proc)
+    monkeypatch.setattr(machine, "CGROUPS", groups)
+    assert machine.free_memory() == free
+    assert machine.kills() == 4
+    machine.go_first()
     assert (proc / "self" / "oom_score_adj").read_text() == "1000"
 
 
 def test_where_the_system_says_nothing_everyone_is_called(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "PROC", tmp_path / "none")
-    assert (room.free_memory(), room.kills()) == (None, None)
-    room.go_first()
-    assert room.fits(10**18, room.free_memory())
+    monkeypatch.setattr(machine, "PROC", tmp_path / "none")
+    assert (machine.free_memory(), machine.kills()) == (None, None)
+    machine.go_first()
+    assert machine.fits(10**18, machine.free_memory())
 
 
 def test_a_request_carries_what_was_lost():

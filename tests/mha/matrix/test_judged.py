@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from conformance.deviations.entry import Deviation
-from conformance.deviations.known import Deviations
-from mha.matrix.judged import judge
+from conformance.deviations.known import Deviations, with_known
+from mha.matrix.judged import as_measured, judge
 from tests.mha.matrix.made_up import record, result
 
 SUBJECT = "mine.layers:Layer"
@@ -105,3 +107,14 @@ def test_a_probe_with_a_condition_need_not_happen():
     subject = judged(record("2.1", probes=(("slow", "gone"),)), conditional)
     assert subject.counts == {"equal": 1}
     assert findings(subject) == {}
+
+
+ANSWERS = [((), ""), (("output",), ""), (("output", "weights"), ""), ((), "failed"), ((), "unsupported")]
+
+
+@pytest.mark.parametrize(("wrong", "status"), ANSWERS)
+def test_a_result_is_taken_as_it_was_before_the_tables_of_its_run(wrong, status):
+    plain = as_measured(result("causal", *wrong, status=status, message=status and "why"))
+    for listed in ([entry("late")], [entry("late"), entry("other", arrays=("heads",))]):
+        found = as_measured(asdict(with_known(plain, listed)))
+        assert (found.status, found.mismatches, found.gone) == (plain.status, plain.mismatches, ())

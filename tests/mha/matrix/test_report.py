@@ -6,9 +6,9 @@ from conformance.deviations.entry import Deviation
 from conformance.deviations.known import Deviations
 from mha.matrix.changes import changes, in_order
 from mha.matrix.judged import judge
-from mha.matrix.report import Row, cells, finding_lines, make
+from mha.matrix.record import Row
+from mha.matrix.report import cells, change_lines, finding_lines, make, markdown
 from mha.matrix.request import ReleaseSet, Request
-from mha.matrix.text import change_lines, markdown
 from tests.mha.matrix.made_up import record, result
 
 ENTRY = Deviation(
@@ -27,7 +27,13 @@ KNOWN = Deviations((ENTRY,))
 
 
 def lines(*records):
-    return change_lines(changes([(found, judge(found, KNOWN)) for found in in_order(records)]))
+    return change_lines(changes(judged(KNOWN, *records)))
+
+
+def judged(known, *records):
+    for found in records:
+        found.judged = judge(found, known)
+    return in_order(records)
 
 
 def test_releases_are_in_the_order_of_their_versions():
@@ -72,13 +78,11 @@ def test_a_probe_that_no_longer_happens_is_a_line():
     probed = Deviation("slow", "mine.layers:Layer", "", "", "", "", ("mine>=1",), probe="a.b:c")
     found = [record(version, probes=(("slow", outcome),)) for version, outcome in (("1", "happens"), ("2", "gone"))]
     known = Deviations((probed,))
-    assert change_lines(changes([(one, judge(one, known)) for one in found])) == [
-        "probes: slow is no longer seen since mine 2"
-    ]
+    assert change_lines(changes(judged(known, *found))) == ["probes: slow is no longer seen since mine 2"]
 
 
 def test_a_layer_that_a_release_lacks_is_a_line():
-    other = {**result("causal"), "result": {**result("causal")["result"], "subject": "another layer"}}
+    other = {**result("causal"), "subject": "another layer"}
     assert lines(record("1", result("causal")), record("2", result("causal"), other)) == [
         "another layer: first there since mine 2"
     ]
@@ -86,22 +90,18 @@ def test_a_layer_that_a_release_lacks_is_a_line():
 
 def rows():
     request = Request(tuple(ReleaseSet(f"set {n}", ("mine",), ("mine",)) for n in "123"), ("causal",), ("float64",))
-    ended = record("3", result("causal", "output"))
+    ended = record("3", result("causal", "output"), note="the last")
     ended.problems.append("mine.layers:Bad: it was ended by SIGSEGV")
-    return request, [
-        Row("set 3", "mine", "the last", record=ended),
-        Row("set 0", "mine", problem="can't be installed: a|b"),
-        Row("set 1", "mine", record=record("1", result("causal", "output"))),
-        Row("set 2", "mine", record=record("2", result("causal"))),
-    ]
+    first, second = record("1", result("causal", "output")), record("2", result("causal"))
+    return request, [ended, Row("mine 0", "mine", problem="can't be installed: a|b"), first, second]
 
 
 def test_the_report_counts_and_orders_and_knows_what_is_missing():
     report = make(*rows(), KNOWN)
-    assert [row.name for row in report.rows] == ["set 1", "set 2", "set 3", "set 0"]
-    assert cells(report.rows[0]) == ("set 1", "mine 1", "-", "-", "1", "-", "-", "-")
-    assert cells(report.rows[1]) == ("set 2", "mine 2", "-", "-", "-", "1", "-", "-")
-    assert cells(report.rows[2]) == ("set 3", "mine 3", "-", "1", "-", "-", "-", "-")
+    assert [row.name for row in report.rows] == ["mine 1", "mine 2", "mine 3", "mine 0"]
+    assert cells(report.rows[0]) == ("mine 1", "mine 1", "-", "-", "1", "-", "-", "-")
+    assert cells(report.rows[1]) == ("mine 2", "mine 2", "-", "-", "-", "1", "-", "-")
+    assert cells(report.rows[2]) == ("mine 3", "mine 3", "-", "1", "-", "-", "-", "-")
     assert report.different
     assert report.incomplete
     assert finding_lines(report.rows[2]) == ["mine.layers:Bad: it was ended by SIGSEGV"]
@@ -110,16 +110,16 @@ def test_the_report_counts_and_orders_and_knows_what_is_missing():
 
 def test_equal_and_as_listed_is_neither_different_nor_incomplete():
     request, _ = rows()
-    report = make(request, [Row("a", "mine", record=record("2", result("causal", "output"), result("a")))], KNOWN)
+    report = make(request, [record("2", result("causal", "output"), result("a"))], KNOWN)
     assert not report.different
     assert not report.incomplete
 
 
 def test_the_page_holds_all_of_it():
     page = markdown(make(*rows(), KNOWN), "mine.toml")
-    assert "| set 0 | could not run |" in page
-    assert "#### set 0\n\n- can't be installed: a\\|b\n" in page
-    assert "- set 3: the last" in page
+    assert "| mine 0 | could not run |" in page
+    assert "#### mine 0\n\n- can't be installed: a\\|b\n" in page
+    assert "- mine 3: the last" in page
     assert "- a layer: late is no longer seen since mine 2: 1 case (causal), float64" in page
     assert "- a layer: late happens, though listed for mine&gt;=2,&lt;4 alone: 1 case (causal), float64" in page
     assert "SIGSEGV" in page
