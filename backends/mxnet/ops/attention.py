@@ -31,7 +31,7 @@ class Score(NamedTuple):
 
     def capped(self, config: AttentionConfig) -> Score:
         """This score with the softcap of a config."""
-        return self._replace(softcap=config.softcap)
+        return Score(self.scale, self.vector, config.softcap)
 
 
 @mx.util.use_np

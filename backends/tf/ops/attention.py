@@ -29,7 +29,7 @@ class Score(NamedTuple):
 
     def capped(self, config: AttentionConfig) -> Score:
         """This score with the softcap of a config."""
-        return self._replace(softcap=config.softcap)
+        return Score(self.scale, self.vector, config.softcap)
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
