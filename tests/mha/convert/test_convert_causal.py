@@ -92,6 +92,8 @@ def test_a_recorded_call_says_it_too(tmp_path):
         assert layer.standing.causal is said, mask
 
 
+# Keras itself converts TensorFlow's variables so while it saves, which NumPy 2 deprecates.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_a_keras_archive_says_it_by_its_call(tmp_path):
     keras = pytest.importorskip("keras")
     x = keras.Input((5, 12))

@@ -80,7 +80,7 @@ def test_nnx() -> None:
 
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # by MXNet, as it is imported
 def test_gluon() -> None:
-    from backends.mxnet.ops.framework import mx
+    mx = pytest.importorskip("backends.mxnet.ops.framework", exc_type=ImportError).mx
 
     class Block(mx.gluon.Block):
         def __init__(self) -> None:
