@@ -36,8 +36,9 @@ def leave_one_out(subject: Subject) -> Scores:
     for index, head in np.argwhere(subject.there):
         removed = np.zeros(subject.shape, np.bool_)
         removed[index, head] = True
-        found[index, head] = (1.0 - (embed(subject.live, subject.batches, removed) * whole).sum(axis=-1)).mean()
-    return np.maximum(found, 0.0)
+        # Half the squared distance of two vectors of length 1 is 1 - cosine, and exactly 0 where they are equal.
+        found[index, head] = ((embed(subject.live, subject.batches, removed) - whole) ** 2).sum(axis=-1).mean() / 2
+    return found
 
 
 def gradient(subject: Subject, directions: int = DIRECTIONS) -> Scores:
