@@ -118,8 +118,12 @@ def _say(error: BaseException) -> None:
     if isinstance(error, click.ClickException):
         error.show()
         return
+    if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):
+        error = error.__cause__  # click takes every EOFError for a terminal that was closed
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         text = "interrupted"
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
     elif isinstance(error, (SpecError, BackendError)):
         text = f"Error: {error}"
     elif isinstance(error, OSError) and error.strerror:

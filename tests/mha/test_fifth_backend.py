@@ -37,7 +37,7 @@ def installed(tmp_path_factory, request):
 
 
 def run(installed, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "160"}
+    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "160", "MHA_TRACEBACK": "1"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ ACCIDENTS = {
     "a full disk": (lambda: os.write(os.open("/dev/full", os.O_WRONLY), b"a"), "Error: No space left on device"),
     "a file that is gone": (lambda: Path("/gone").read_text(), "Error: No such file or directory: /gone"),
     "a rule": (lambda: (_ for _ in ()).throw(SpecError("no such layer")), "Error: no such layer"),
+    "a file that ends early": (
+        lambda: pickle.loads(b""),
+        "Error: this should not have happened: EOFError: Ran out of input; MHA_",
+    ),
     "an interrupt": (lambda: (_ for _ in ()).throw(KeyboardInterrupt), "interrupted"),
     "no memory": (lambda: (_ for _ in ()).throw(MemoryError("80 GB")), "Error: not enough memory: 80 GB"),
     "a closed pipe": (lambda: (_ for _ in ()).throw(BrokenPipeError(32, "Broken pipe")), ""),
