@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, answer
 from mha_core import Trace
 
@@ -46,10 +46,8 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
-    try:
-        return Judgement(compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype), error)
-    except ParityError as failure:
-        return Judgement(failure.ratios, error, tuple(failure.mismatches))
+    ratios, mismatches = wanted.judge(trace, dtype)
+    return Judgement(ratios, error, mismatches)
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:

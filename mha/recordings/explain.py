@@ -9,11 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.problem import Problem
-from conformance.diagnosis.diagnose import Diagnosis, Observation, Runs
+from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.subjects.items import take_items
-from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
@@ -40,22 +38,8 @@ def explain(
         if cases:
             bugs = [*all_bugs(), *packing_bugs()]
             subject = RecordedSubject(recording, dtype)
-            found.append(find_bugs(subject, cases, bugs=bugs, runs=_LeanRuns(), progress=progress))
+            found.append(find_bugs(subject, cases, bugs=bugs, progress=progress))
     return found
-
-
-class _LeanRuns(Runs):
-    """Runs that keep only the recorded stages, and nothing of pairs of bugs: those of a large layer fill memory."""
-
-    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
-        if len(bugs) == 1:
-            return super().arrays(observation, bugs)
-        return self._run(observation.wanted.problem, bugs, with_gradients=False)
-
-    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
-        arrays = super()._run(problem, bugs, with_gradients)
-        # None or nothing of bugs that can't be put in, or that contradict each other; the same is said here.
-        return {name: arrays[name] for name in problem.recorded} if arrays else arrays
 
 
 SMALL = 100_000

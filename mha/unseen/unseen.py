@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
-from conformance.zoo.bug import Bug, pipelines
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from conformance.zoo.rerun import rerun
+from conformance.zoo.shows import Shows
 from mha.recordings.explain import items_of
 from mha.recordings.recording import RecordedCall, Recording
 from mha.unseen.needs import asked_by, is_of_gradients, need_of, signature
-from mha.unseen.settings import Looked, beyond
+from mha.unseen.settings import beyond
 from mha_core import STAGES
-from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
 
 SECONDS = 2.0
 """Default time limit; bugs that were not tried by then are reported as untried."""
@@ -166,15 +164,15 @@ def unseen(
     problems = [call.problem for call in calls]
     verdicts = {bug.id: _Verdict() for bug in zoo}
     left = [bug for bug in zoo if not is_of_gradients(bug)]
-    looked: list[Looked] = []
+    looked: list[Shows] = []
     tried: dict[str, bool] = {}  # name -> whether it was only cut
     for call, cut in _in_order(calls):
         if not left or (tried and time.monotonic() > deadline):
             break
         progress(f"what {call.name} would have shown")
         tried[call.name] = cut
-        runner = _BugRunner(call, cut)
-        looked.append(runner.looked)
+        shows = _shows(call, cut)
+        looked.append(shows)
         for bug in left:
             limit = deadline if verdicts[bug.id].tried else deadline + (HARD_LIMIT - 1) * seconds
             if time.monotonic() > limit:
@@ -182,7 +180,7 @@ def unseen(
             need = need_of(bug)
             if need is not None and not need[1](call.problem):  # it may look different in a part of it
                 continue
-            found = runner.run(bug)
+            found = _run(bug, shows)
             if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
                 verdicts[bug.id].add(found)
         left = [bug for bug in left if not verdicts[bug.id].seen]
@@ -199,7 +197,7 @@ class _Verdict:
     change: float = 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:
-        """Take in the result of one run (see `_BugRunner.run`)."""
+        """Take in the result of one run (see `_run`)."""
         self.tried = True
         if found is not None:
             self.possible = True
@@ -212,7 +210,7 @@ def _sorted_out(
     verdicts: Mapping[str, _Verdict],
     problems: Sequence[Problem],
     tried: Mapping[str, bool],
-    looked: Sequence[Looked],
+    looked: Sequence[Shows],
 ) -> Unseen:
     never: dict[str, list[str]] = {}
     lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
@@ -266,28 +264,24 @@ def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
     return [*((call, call.size > LARGE) for call in ordered), *((call, False) for call in ordered if call.size > LARGE)]
 
 
-class _BugRunner:
-    """Runs bugs on one call, whole or cut, and compares them with the right result."""
+def _shows(call: _Call, cut: bool) -> Shows:
+    """What the recorded outputs of a call show, or of the part that it is cut to."""
+    problem = _cut(call) if cut else call.problem
+    wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
+    return Shows.of(wanted, call.dtype, tuple(problem.recorded))
 
-    def __init__(self, call: _Call, cut: bool) -> None:
-        problem = _cut(call) if cut else call.problem
-        wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
-        self.looked = Looked(wanted, tuple(problem.recorded), call.dtype)
-        given = wanted.problem
-        self.right: State = reference.run_state(given.config, given.weights, given.inputs)
 
-    def run(self, bug: Bug) -> tuple[bool, float] | None:
-        """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
-        forward, _ = pipelines(bug)
-        try:
-            state, changed = rerun(self.right, forward, bug.forward)
-        except (ValueError, IndexError):  # DoesNotApply is a ValueError; others where sizes are unheard of
-            return None
-        if not changed:
-            return False, 0.0
-        if self.looked.shows(state):
-            return True, 1.0
-        return False, max((_change(self.right[name], state[name]) for name in STAGES), default=0.0)
+def _run(bug: Bug, shows: Shows) -> tuple[bool, float] | None:
+    """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
+    try:
+        state, changed = shows.forward(bug)
+    except (ValueError, IndexError):  # DoesNotApply is a ValueError; others where sizes are unheard of
+        return None
+    if not changed:
+        return False, 0.0
+    if shows.first_stage(state) is not None:
+        return True, 1.0
+    return False, max((_change(shows.right[name], state[name]) for name in STAGES), default=0.0)
 
 
 def _change(right: NDArray, wrong: NDArray) -> float:

@@ -121,13 +121,12 @@ def test_what_bugs_need():
     for id in SMALLEST_SET:
         (case,) = cases.select((id,))
         problem = case.build()
-        runner = module._BugRunner(
-            module._Call(id, "float64", None, replace(problem, recorded=dict.fromkeys(["output"]))), False
-        )
+        call = module._Call(id, "float64", None, replace(problem, recorded=dict.fromkeys(["output"])))
+        shows = module._shows(call, False)
         for bug in zoo:
             need = need_of(bug)
             if need is not None and not need[1](problem):
-                found = runner.run(bug)
+                found = module._run(bug, shows)
                 assert found is None or not found[0], (id, bug.id, need[0])
     plain = unseen(recording_of(dtype="float64", config=replace(CONFIG, query_dim=12), batch=3), bugs=zoo)
     assert {*plain.within, *plain.idle} <= {
