@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,8 @@ from conformance.judging.compare import distance, error_ratio
 from conformance.judging.expected import Expected
 from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries
-from mha.recipes.judge import Judgement, judge_trace
-from mha_core import SpecError, Trace
+from mha.recipes.judge import Judgement, judge_recorded
+from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
 from mha_core.reference import pipeline as reference
 
@@ -41,12 +40,7 @@ class ComparedCall:
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
         """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
-        stages: dict[str, Any] = dict(self.problem.recorded)
-        if rows is not None:
-            for name, array in stages.items():
-                counts = rows[..., None] if name == "output" else rows[:, None, :, None]
-                stages[name] = np.where(counts, array, getattr(self.wanted.trace, name)).astype(array.dtype)
-        return judge_trace(Trace(**stages), self.wanted, self.dtype)
+        return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
 @dataclass(frozen=True)

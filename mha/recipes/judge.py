@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
@@ -50,6 +51,17 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
     return Judgement(ratios, error, mismatches)
 
 
+def judge_recorded(
+    problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
+) -> Judgement:
+    """Compare the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
+    stages: dict[str, Any] = dict(problem.recorded)
+    for name, array in problem.recorded.items() if left_out is not None else ():
+        rows = left_out.any(axis=1) if name == "output" else left_out
+        stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
+    return judge_trace(Trace(**stages), wanted, dtype)
+
+
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
     """Compare the outputs that a module itself computed in a recorded call with the reference.
 
@@ -58,9 +70,5 @@ def judge_original(problem: Problem, precision: Precision, wanted: Expected | No
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)
-    stages: dict[str, Any] = {}
-    for name, array in problem.recorded.items():
-        rows = keyless.any(axis=1) if name == "output" else keyless
-        stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
-    found = judge_trace(Trace(**stages), wanted, precision.storage)
+    found = judge_recorded(problem, wanted, precision.storage, keyless)
     return replace(found, rows_without_key=int(keyless.sum()))
