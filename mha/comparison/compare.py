@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
+from conformance.subjects.items import items_of
 from conformance.subjects.subject import Subject
 from mha.comparison.arrays import PARTS, Allowance, Difference, apart
 from mha.comparison.call import (
@@ -37,8 +38,7 @@ from mha.comparison.masks import FINITE
 from mha.comparison.pairs import pair_calls, unpaired_lines
 from mha.comparison.text import findings, other_dtypes
 from mha.comparison.weights import WeightIndex, layer_differences
-from mha.recordings.explain import items_of
-from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
 from mha.unseen.unseen import unseen as find_unseen
 
@@ -220,12 +220,10 @@ class _Walk:
         return layer_differences(self.original.layers[position], self.port.layers[partner], self.index)
 
     def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> ComparedCall:
-        call: RecordedCall = recording.calls[position]
-        layer = recording.layers[call.layer]
+        layer = recording.layers[recording.calls[position].layer]
         problem = recording.problems[position]
-        if order is not None and len(order) == len(call.inputs.queries):
-            moved = items_of(call, order)
-            problem = replace(problem, inputs=moved.inputs, recorded=moved.outputs)
+        if order is not None and len(order) == len(problem.inputs.queries):
+            problem = items_of(problem, order)
         return _side_of(recording.names[position], layer.dtype, problem)
 
 

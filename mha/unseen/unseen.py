@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
+from conformance.subjects.items import items_of, take_positions
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.shows import Shows
-from mha.recordings.explain import items_of
-from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.recording import Recording
 from mha.unseen.needs import asked_by, is_of_gradients, need_of, signature
 from mha.unseen.settings import beyond
 from mha_core import STAGES
@@ -157,7 +157,7 @@ def unseen(
     deadline = time.monotonic() + seconds
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     calls = [
-        _Call(name, recording.layers[call.layer].dtype, call, problem)
+        _Call(name, recording.layers[call.layer].dtype, problem)
         for name, call, problem in zip(recording.names, recording.calls, recording.problems, strict=True)
         if names is None or name in names
     ]
@@ -242,7 +242,6 @@ def _sorted_out(
 class _Call:
     name: str
     dtype: str
-    call: RecordedCall
     problem: Problem
 
     @property
@@ -266,7 +265,7 @@ def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
 
 def _shows(call: _Call, cut: bool) -> Shows:
     """What the recorded outputs of a call show, or of the part that it is cut to."""
-    problem = _cut(call) if cut else call.problem
+    problem = _cut(call.problem) if cut else call.problem
     wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
     return Shows.of(wanted, call.dtype, tuple(problem.recorded))
 
@@ -295,50 +294,25 @@ def _change(right: NDArray, wrong: NDArray) -> float:
     return float(max(change / size if size else 0.0, np.finfo(float).tiny))
 
 
-def _cut(call: _Call) -> Problem:
+def _cut(problem: Problem) -> Problem:
     """A part of the problem: the batch items with the fewest and most allowed keys, a few queries, and all their keys.
 
-    The outputs of these queries are those of the whole call.
+    The outputs of these queries are those of the whole call. What was recorded keeps its names, but not its shapes.
     """
-    problem = call.problem
     where = problem.allowed()
     open_keys = where.sum(axis=(1, 2, 3))
     items = np.unique([int(np.argmin(open_keys)), int(np.argmax(open_keys)), *range(ITEMS)])[: max(ITEMS, 2)]
     if len(open_keys) > len(items):
-        small = items_of(call.call, items)
-        problem = replace(problem, inputs=small.inputs, recorded=small.outputs)
+        problem = items_of(problem, items)
     sizes = problem.inputs.check(problem.config)
     mask = problem.inputs.mask
     if sizes.query_len <= ROWS:
         return problem
     if not mask.has_positions:
-        return _part(problem, slice(sizes.query_len - ROWS, None), slice(None))
+        last = slice(sizes.query_len - ROWS, None)
+        return replace(problem, inputs=take_positions(problem.inputs, last, slice(None)))
     right = 0 if mask.causal else mask.window[1] if mask.window is not None else None
     if right == 0 and sizes.query_len == sizes.key_len > FIRST and not np.any(mask.query_offset) and not sizes.past_len:
-        return _part(problem, slice(FIRST), slice(FIRST))  # they attend to none of the others
+        first = slice(FIRST)  # they attend to none of the others
+        return replace(problem, inputs=take_positions(problem.inputs, first, first))
     return problem
-
-
-def _part(problem: Problem, rows: slice, columns: slice) -> Problem:
-    """The problem with these queries and keys alone. Its recorded outputs keep their names, but not their shapes."""
-    inputs, mask = problem.inputs, problem.inputs.mask
-
-    def cut(name: str, array: NDArray) -> NDArray:
-        if name in ("allowed", "bias"):
-            array = array[..., rows, :] if array.ndim >= 2 and array.shape[-2] > 1 else array
-            return array[..., columns] if array.ndim and array.shape[-1] > 1 else array
-        if name == "valid_lens":
-            array = array[:, rows] if array.ndim == 2 else array
-            return array if columns.stop is None else np.minimum(array, columns.stop)
-        return array
-
-    keep = inputs.dropout_keep
-    changed = replace(
-        inputs,
-        queries=inputs.queries[..., rows, :],
-        keys=inputs.keys[..., columns, :],
-        values=inputs.values[..., columns, :],
-        dropout_keep=None if keep is None else keep[:, :, rows, columns],
-        mask=mask.map_arrays(cut),
-    )
-    return replace(problem, inputs=changed)

@@ -102,9 +102,9 @@ def test_large_calls_are_cut_and_tell_the_same(monkeypatch):
             small.setattr(module, "FIRST", 6)
             recording = recording_of(mask, batch=5)
             cut = unseen(recording, seconds=60)
-            call = module._Call("layer", "float32", recording.calls[0], recording.problems[0])
+            call = module._Call("layer", "float32", recording.problems[0])
             assert [is_cut for _, is_cut in module._in_order([call])] == [True, False]
-            assert module._cut(call).inputs.queries.shape == (2, 6 if mask.has_positions else 4, 12)
+            assert module._cut(call.problem).inputs.queries.shape == (2, 6 if mask.has_positions else 4, 12)
         assert (cut.seen, cut.impossible) == (whole.seen, whole.impossible)
 
 
@@ -121,7 +121,7 @@ def test_what_bugs_need():
     for id in SMALLEST_SET:
         (case,) = cases.select((id,))
         problem = case.build()
-        call = module._Call(id, "float64", None, replace(problem, recorded=dict.fromkeys(["output"])))
+        call = module._Call(id, "float64", replace(problem, recorded=dict.fromkeys(["output"])))
         shows = module._shows(call, False)
         for bug in zoo:
             need = need_of(bug)
