@@ -40,7 +40,7 @@ from mha.comparison.text import findings, other_dtypes
 from mha.comparison.weights import WeightIndex, layer_differences
 from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
-from mha.unseen.unseen import unseen as find_unseen
+from mha.undetectable_bugs.find import undetectable_bugs
 
 MOST_ITEMS = 64
 """Items of a batch up to which another order of them is looked for."""
@@ -122,7 +122,7 @@ def compare(
         failed=failed,
         ends=tuple(ends),
         unjudged=() if is_live else tuple(unjudged(first, second, ends)),
-        unseen=find_unseen(second, {pair.port for pair in pairs}, progress=progress) if unseen and pairs else None,
+        unseen=undetectable_bugs(second, {one.port for one in pairs}, progress=progress) if unseen and pairs else None,
     )
 
 

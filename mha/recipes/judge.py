@@ -56,9 +56,10 @@ def judge_recorded(
 ) -> Judgement:
     """Compare the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
     stages: dict[str, Any] = dict(problem.recorded)
-    for name, array in problem.recorded.items() if left_out is not None else ():
-        rows = left_out.any(axis=1) if name == "output" else left_out
-        stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
+    if left_out is not None:
+        for name, array in problem.recorded.items():
+            rows = left_out.any(axis=1) if name == "output" else left_out
+            stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
     return judge_trace(Trace(**stages), wanted, dtype)
 
 

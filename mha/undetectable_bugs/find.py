@@ -1,4 +1,4 @@
-"""Unseen: find the bugs of the zoo that the recorded calls could not have shown.
+"""Find the bugs of the zoo that recorded calls could not have shown.
 
 "Equal" means that no output left its bound. But with one key alone, or small weights in 16 bits, not even a scale that
 is wrong by half leaves it. So each bug of the zoo is put into the reference and runs on the recorded inputs, and its
@@ -23,8 +23,8 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.shows import Shows
 from mha.recordings.recording import Recording
-from mha.unseen.needs import asked_by, is_of_gradients, need_of, signature
-from mha.unseen.settings import beyond
+from mha.undetectable_bugs.needed_calls import asked_by, is_of_gradients, need_of, signature
+from mha.undetectable_bugs.settings import beyond
 from mha_core import STAGES
 
 SECONDS = 2.0
@@ -50,8 +50,8 @@ LAST = ("block-", "online-", "fill-", "past-")
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """The result of `unseen`: for every bug, whether the calls show it, and if not, why.
+class UndetectableBugs:
+    """The result of `undetectable_bugs`: for every bug, whether the calls show it, and if not, why.
 
     Attributes:
         calls: how many calls there are.
@@ -122,14 +122,14 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{more}"
 
 
-def unseen(
+def undetectable_bugs(
     recording: Recording,
     names: Collection[str] | None = None,
     *,
     seconds: float = SECONDS,
     bugs: Sequence[Bug] | None = None,
     progress: Callable[[str], None] = lambda what: None,
-) -> Unseen:
+) -> UndetectableBugs:
     """Put every bug of the zoo into the reference, and see whether the recorded calls would show it.
 
     A bug shows if an output of the kind that was recorded leaves its bound in some call. One call of
@@ -150,7 +150,7 @@ def unseen(
     >>> x = np.random.default_rng(1).normal(size=(2, 1, 6))  # one token: its weight is 1, whatever the scale
     >>> inputs = AttentionInputs(x, x, x)
     >>> call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
-    >>> found = unseen(Recording((layer,), (call,)))
+    >>> found = undetectable_bugs(Recording((layer,), (call,)))
     >>> "scale-missing" in found.within, "v-proj-weight-transposed" in found.seen, "a causal mask" in found.never_asked
     (True, True, True)
     """
@@ -211,7 +211,7 @@ def _sorted_out(
     problems: Sequence[Problem],
     tried: Mapping[str, bool],
     looked: Sequence[Shows],
-) -> Unseen:
+) -> UndetectableBugs:
     never: dict[str, list[str]] = {}
     lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
     for bug in zoo:
@@ -235,7 +235,7 @@ def _sorted_out(
     parts = tuple(name for name, cut in tried.items() if cut)
     never_asked = {words: tuple(bugs) for words, bugs in never.items()}
     settings = beyond(problems, looked)
-    return Unseen(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
+    return UndetectableBugs(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
 
 
 @dataclass(frozen=True, eq=False)
