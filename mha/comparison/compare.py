@@ -72,7 +72,7 @@ def compare(
         SpecError: a file is no recording, no call has such a name, pairing is impossible, or what `also` names lacks.
         FileNotFoundError: there is no such file.
 
-    >>> from mha.recordings.recording import RecordedLayer
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
     >>> from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> layer = RecordedLayer("encoder.0", "mine.Attention", "float64", config, init_weights(config, seed=0))

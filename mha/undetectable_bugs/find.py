@@ -143,8 +143,8 @@ def undetectable_bugs(
         bugs: the zoo. Default: all of it.
         progress: is told what is being done.
 
-    >>> from mha.recordings.recording import RecordedLayer
-    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
+    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
     >>> x = np.random.default_rng(1).normal(size=(2, 1, 6))  # one token: its weight is 1, whatever the scale
