@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked, CallSequence
 from conformance.deviations.known import Deviations, with_known
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.judging.kept import what_is_kept
 from conformance.judging.repeats import Question, can_be_asked_again, questions
@@ -93,12 +93,9 @@ class CaseRunner:
             return result("failed", message=str(error))
         recorded = _distance_from_recording(trace, wanted.problem)
         judged = _judged(trace, wanted.trace)
+        ratios, mismatches = wanted.judge(trace, subject.dtype)
         try:
-            ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
-            mismatches = tuple(self._repeated(case.id, session, trace, again, answers))
-        except ParityError as error:
-            mismatches = tuple(error.mismatches)
-            return result("different", ratios=error.ratios, mismatches=mismatches, recorded=recorded, judged=judged)
+            mismatches = mismatches or tuple(self._repeated(case.id, session, trace, again, answers))
         except SubjectFailed as error:
             return result("failed", message=str(error))
         status: Status = "different" if mismatches else "equal"

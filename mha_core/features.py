@@ -4,7 +4,7 @@ The plain layer has one head, four projections, scores scaled by 1 / sqrt(head_d
 From a row follow: why a layer can't be asked a case (`mha_core.subject.Capabilities`), what a plain function is given
 and what it can't be told (`conformance.subjects.function`), what a layout of parameters can't hold
 (`mha_core.layouts.layout`), what of a config no array tells (`mha.formats.layer`), which settings tell calls apart, and
-which bugs need one (`mha.unseen.needs`).
+which bugs need one (`mha.undetectable_bugs.needed_calls`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.calibration.draws import DRAWS_PER_LAYER, Layer, draw_layer, draw_problem
-from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.subject import Subject
 from mha_core import STAGES, SpecError
@@ -153,11 +152,8 @@ def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run
         trace = prepared[subject.name](problem.inputs)
     except Exception as error:  # whatever a framework raises; the other runs go on
         return Outcome(subject.name, subject.dtype, case, message=one_line(error), failed=True, selector=selector)
-    message = ""
-    try:
-        ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
-    except ParityError as error:
-        ratios, message = error.ratios, str(error)
+    ratios, mismatches = wanted.judge(trace, subject.dtype)
+    message = "\n".join(mismatch.message for mismatch in mismatches)
     by_array: dict[str, float] = defaultdict(float)
     for name, ratio in ratios.items():
         by_array[name.split(".")[0]] = max(by_array[name.split(".")[0]], ratio)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
+from conformance.judging.compare import distance
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
@@ -224,10 +225,6 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
     if made is None or own.shape != made.shape:
         shape = "nothing" if made is None else f"shape {made.shape}"
         return f"where {name} has shape {own.shape} and this gives {shape}"
-    with any_numbers:
-        distance = np.abs(own - made)
-        distance = np.where((own == made) | (np.isnan(own) & np.isnan(made)), 0.0, distance)
-        distance = np.where(np.isfinite(own) & np.isfinite(made) | (distance == 0.0), distance, np.inf)
-    worst = tuple(int(i) for i in np.unravel_index(np.argmax(distance), distance.shape))
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(distance(own, made)), own.shape))
     place = ", ".join(map(str, worst))
     return f"where {name}[{place}] is {own[worst]:.6g} and this gives {made[worst]:.6g}"

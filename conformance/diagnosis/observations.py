@@ -13,13 +13,12 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, accounting
 from conformance.experiments.measured import TROUBLE
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
-from mha_core import Trace
 from mha_core.call.call import FLOATS
 from mha_core.stages import is_gradient
 
@@ -57,7 +56,7 @@ class Runs:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
         Nothing ({}) where they contradict each other. Only the results of single bugs are kept: there are too many
-        sets of several.
+        sets of several. Of a recorded call these are the stages that were recorded.
         """
         with_gradients = any(map(is_gradient, observation.arrays))
         problem = observation.wanted.problem
@@ -76,9 +75,12 @@ class Runs:
 
     def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
         try:
-            return self._variants.run(problem, bugs, gradients=with_gradients)
+            arrays = self._variants.run(problem, bugs, gradients=with_gradients)
         except TROUBLE:  # a model that was measured may have no meaning in sizes that no probe had
             return None
+        if not arrays or not problem.recorded or arrays is self._variants.kept(problem, gradients=with_gradients):
+            return arrays
+        return {name: arrays[name] for name in problem.recorded}  # other stages of large layers would fill memory
 
 
 def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tuple[str, ...]]:
@@ -101,14 +103,5 @@ def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation],
         except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
             left_out[case.id] = str(reason)
             continue
-        mismatches = _mismatches(trace, wanted, subject.dtype)
-        observations.append(Observation(case, wanted, trace.arrays(), mismatches))
+        observations.append(Observation(case, wanted, trace.arrays(), wanted.judge(trace, subject.dtype)[1]))
     return observations, left_out
-
-
-def _mismatches(trace: Trace, wanted: Expected, dtype: str) -> tuple[Mismatch, ...]:
-    try:
-        compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype)
-    except ParityError as error:
-        return tuple(error.mismatches)
-    return ()

@@ -109,11 +109,8 @@ def _check_values(
     """The worst error / allowed error, and the Mismatch if it is over 1."""
     if not counts.any():
         return 0.0, None
-    error = _distance(array.astype(np.float64), wanted)
-    with any_numbers:
-        ratio = np.where(error > 0.0, error / allowed, 0.0)
-    ratio[np.isinf(error)] = np.inf  # a NaN or infinity in the wrong place is never allowed
-    ratio = np.where(counts, ratio, 0.0)
+    error = distance(array.astype(np.float64), wanted)
+    ratio = np.where(counts, error_ratio(error, allowed), 0.0)
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
     if ratio[worst] <= 1.0:
         return float(ratio[worst]), None
@@ -136,7 +133,14 @@ def _check_values(
     )
 
 
-def _distance(array: NDArray, wanted: NDArray) -> NDArray:
+def error_ratio(error: NDArray, allowed: NDArray) -> NDArray:
+    """Error / allowed error, element by element; 0 where there is none, whatever is allowed."""
+    with any_numbers:
+        ratio = np.where(error > 0.0, error / allowed, 0.0)
+    return np.where(np.isinf(error), np.inf, ratio)  # a NaN or infinity in the wrong place is never allowed
+
+
+def distance(array: NDArray, wanted: NDArray) -> NDArray:
     """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
     with any_numbers:
         error = np.abs(array - wanted)

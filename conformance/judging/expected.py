@@ -16,6 +16,7 @@ from conformance.bounds.precision import Precision
 from conformance.bounds.tolerance import AllowedError
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.judging.compare import Mismatch, ParityError, compare
 from conformance.subjects.handout import in_layout_of, input_arrays, with_arrays
 from mha_core import Trace
 from mha_core.files.kept import Kept
@@ -37,6 +38,13 @@ class Expected:
     trace: Trace
     allowed_error: Mapping[str, NDArray]
     where: NDArray[np.bool_]
+
+    def judge(self, trace: Trace, dtype: str) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
+        """Compare a trace that was computed in `dtype`: the worst error / allowed error by array, and what differs."""
+        try:
+            return compare(trace, self.trace, self.allowed_error, self.where, dtype), ()
+        except ParityError as error:
+            return error.ratios, tuple(error.mismatches)
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:

@@ -7,14 +7,14 @@ says what the other keeps from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.sequence import CallSequence, Step
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, Turn
 from conformance.subjects.subject import Subject
@@ -141,22 +141,15 @@ def verdict(
         if not any(case is other and _alike(trace, same) for other, same in judged):
             judged.append((case, trace))
     for case, trace in judged:
-        mismatches, own = _compared(trace, expected(case, subject.precision), subject)
+        own, mismatches = expected(case, subject.precision).judge(trace, subject.dtype)
         if mismatches and step.instead is not None:
-            instead, own = _compared(trace, expected(step.instead, subject.precision), subject)
-            mismatches = mismatches if instead else []
+            own, instead = expected(step.instead, subject.precision).judge(trace, subject.dtype)
+            mismatches = mismatches if instead else ()
         if mismatches:
             return mismatches
         if ratios is not None:
             ratios |= {name: max(ratio, ratios.get(name, 0.0)) for name, ratio in own.items()}
     return ()
-
-
-def _compared(trace: Trace, wanted: Expected, subject: Subject) -> tuple[list[Mismatch], Mapping[str, float]]:
-    try:
-        return [], compare(trace, wanted.trace, wanted.allowed_error, wanted.where, subject.dtype)
-    except ParityError as error:
-        return error.mismatches, error.ratios
 
 
 def _alike(trace: Trace, other: Trace) -> bool:

@@ -12,13 +12,9 @@ from functools import lru_cache
 
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
-from conformance.judging.compare import ParityError, compare
-from conformance.judging.expected import Expected, expected
-from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines, rounded
-from conformance.zoo.rerun import Reads, noted_run, rerun
-from mha_core import STAGES, Trace
-from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
+from conformance.judging.expected import expected
+from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.shows import Shows
 
 DTYPES = ("float64", "float32")
 
@@ -152,36 +148,12 @@ def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
 
     Raises DoesNotApply where the bug can't be made.
     """
-    wanted, right, reads = _right_state(case, dtype)
-    forward, backward = pipelines(bug)
-    state, forward_changed = rerun(right, forward, bug.forward, reads=reads)
-    if forward_changed:
-        for stage in STAGES:
-            if _differs(Trace(**{stage: state[stage]}), wanted, dtype):
-                return stage
-    if right.inputs.cotangent is None:
-        return None
-    state, changed = rerun(state, backward, bug.backward, changed=forward_changed, since=right, reads=reads)
-    return (
-        GRADIENTS if changed and _differs(Trace(gradients=reference.trace_of(state).gradients), wanted, dtype) else None
-    )
+    return _shows(case, dtype).first_difference(bug)
 
 
 @lru_cache(maxsize=256)
-def _right_state(case: Case, dtype: str) -> tuple[Expected, State, Reads]:
-    """What is expected of a case in `dtype`, the State of the reference's run of it, and what its steps read."""
-    wanted = expected(case, Precision.of(dtype))
-    problem = wanted.problem
-    return wanted, *noted_run(problem.config, problem.weights, problem.inputs)
-
-
-def _differs(trace: Trace, wanted: Expected, dtype: str) -> bool:
-    """Whether the trace, rounded to `dtype`, leaves the allowed error in any array that it holds."""
-    try:
-        compare(rounded(trace, dtype), wanted.trace, wanted.allowed_error, wanted.where, dtype)
-    except ParityError:
-        return True
-    return False
+def _shows(case: Case, dtype: str) -> Shows:
+    return Shows.of(expected(case, Precision.of(dtype)), dtype)
 
 
 def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tuple[str, ...]:

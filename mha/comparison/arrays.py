@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import LAMBDA
 from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.judging.compare import distance
 from mha_core.dtypes import DTYPES, round_to
 
 PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
@@ -112,26 +113,33 @@ class Apart:
     difference: float
     index: tuple[int, ...]
 
+    @property
+    def words(self) -> str:
+        """The largest difference and its place, as the findings show them."""
+        return f"by up to {number(self.difference)} at {place(self.index)}"
+
+
+EQUAL = Apart(0.0, 0.0, 0.0, 0.0, ())
+"""The distance of equal arrays."""
+
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
     """The distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     counts = np.ones(a.shape, dtype=bool) if counts is None else np.broadcast_to(counts, a.shape)
+    far = np.where(counts, distance(a, b), 0.0)
     with np.errstate(all="ignore"):
-        distance = np.abs(a - b)
-        distance[(a == b) | (np.isnan(a) & np.isnan(b)) | ~counts] = 0.0
-        distance[np.isnan(distance)] = np.inf
         finite = np.abs(a[counts & np.isfinite(a)])
         size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-        relative = np.where(distance > 0.0, distance / (np.where(np.isfinite(a), np.abs(a), 0.0) + size), 0.0)
+        relative = np.where(far > 0.0, far / (np.where(np.isfinite(a), np.abs(a), 0.0) + size), 0.0)
         count = max(1, int(counts.sum()))
-        mean = float(np.sqrt(np.square(distance).sum() / count))
+        mean = float(np.sqrt(np.square(far).sum() / count))
     if not a.size:
-        return Apart(0.0, 0.0, 0.0, 0.0, ())
+        return EQUAL
     index = tuple(int(i) for i in np.unravel_index(np.argmax(relative), relative.shape))
     if mean > 0.0:
         mean = mean / size if size else np.inf
-    return Apart(size, mean, float(relative[index]), float(distance.max()), index)
+    return Apart(size, mean, float(relative[index]), float(far.max()), index)
 
 
 @dataclass(frozen=True)
@@ -142,10 +150,12 @@ class Allowance:
     rounding errors spread over all elements, so that few of them are much larger than most.
 
     Attributes:
+        dtype: the narrower of both dtypes, in which equal arrays are no distance apart.
         unit: the roundoffs of both dtypes together.
         carried: the largest relative difference (root mean square) of the earlier calls, in inputs and outputs.
     """
 
+    dtype: str
     unit: float
     carried: float = 0.0
 
@@ -159,6 +169,18 @@ class Allowance:
         """Largest allowed relative difference of any one element."""
         return LAMBDA * self.mean
 
+    def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
+        """The distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
+        return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
+
+    def at_worst(self, a: NDArray, found: Apart) -> float:
+        """The allowed difference where `found` is the worst distance from `a`."""
+        return float(self.worst * (abs(float(a[found.index])) + found.size))
+
+    def words(self, found: Apart, whose: str) -> str:
+        """A distance beside what is allowed, as the findings show it; `whose` size: "their" or "its"."""
+        return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
+
     def ratio(self, found: Apart) -> float:
         """Difference / allowed difference, of the mean or of the worst element, whichever is larger."""
         return max(found.mean / self.mean, found.worst / self.worst)
@@ -166,7 +188,7 @@ class Allowance:
     @classmethod
     def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:
         """The allowance between calls in two dtypes."""
-        return cls(UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)
+        return cls(narrower(dtype, other), UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)
 
 
 def number(x: float) -> str:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.judging.compare import distance, error_ratio
 from conformance.judging.expected import Expected
-from mha.comparison.arrays import Allowance, Apart, Difference, apart, narrower, number, place, same_numbers
+from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries
-from mha.recipes.judge import Judgement, judge_trace
-from mha_core import SpecError, Trace
+from mha.recipes.judge import Judgement, judge_recorded
+from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
 from mha_core.reference import pipeline as reference
 
 GIVEN = ("queries", "keys", "values")
 PAST = ("past_keys", "past_values")
+FIELDS = {"inputs": (*GIVEN, *PAST), "mask": ("mask", "dropout_keep"), "layer": ()}
+"""Part of a call -> the fields of its inputs; a layer is config and weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +40,7 @@ class ComparedCall:
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
         """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
-        stages: dict[str, Any] = dict(self.problem.recorded)
-        if rows is not None:
-            for name, array in stages.items():
-                counts = rows[..., None] if name == "output" else rows[:, None, :, None]
-                stages[name] = np.where(counts, array, getattr(self.wanted.trace, name)).astype(array.dtype)
-        return judge_trace(Trace(**stages), self.wanted, self.dtype)
+        return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,8 @@ def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDi
     else:
         rows = ~padded_queries(a.wanted, b.wanted)
     ratio, drift, found, notes = _inputs(a, b, allowance, rows)
-    dtype = narrower(a.dtype, b.dtype)
     if a.wanted.where.shape == b.wanted.where.shape:
-        masks, more = mask_differences(a.wanted, b.wanted, dtype, allowance, rows)
+        masks, more = mask_differences(a.wanted, b.wanted, allowance, rows)
         found += masks
         notes += more
     found += _keeps(a.problem.inputs, b.problem.inputs)
@@ -104,15 +100,14 @@ def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
 def _inputs(
     a: ComparedCall, b: ComparedCall, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[float, float, list[Difference], list[str]]:
-    dtype = narrower(a.dtype, b.dtype)
     counts = {"queries": rows, "keys": _keys_that_count(a, b), "values": _keys_that_count(a, b)}
     worst, drift, parted, padded = 0.0, 0.0, [], []
     for name in GIVEN:
         one, other = getattr(a.problem.inputs, name), getattr(b.problem.inputs, name)
-        if same_numbers(one, other, dtype):
-            continue
         here = counts[name][:, None, :, None] if one.ndim == 4 else counts[name][:, :, None]
-        found = apart(one, other, here)
+        found = allowance.apart(one, other, here)
+        if found is EQUAL:
+            continue
         worst = max(worst, allowance.ratio(found))
         if allowance.ratio(found) > 1.0:
             parted.append((name, found, _in_words(one, other, here, found, allowance)))
@@ -143,8 +138,7 @@ def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: Comp
     differences = []
     for words, same in by_words.items():
         names, found = ", ".join(name for name, _ in same), same[0][1]
-        there = getattr(a.problem.inputs, same[0][0])[found.index]
-        allowed = allowance.worst * (abs(float(there)) + found.size)
+        allowed = allowance.at_worst(getattr(a.problem.inputs, same[0][0]), found)
         differences.append(Difference("inputs", f"{names} {words}", names, found.difference, allowed))
     return differences
 
@@ -154,14 +148,10 @@ def _in_words(a: NDArray, b: NDArray, counts: NDArray[np.bool_], found: Apart, a
     counts = np.broadcast_to(counts, a.shape)
     wide = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(all="ignore"):
-        distance = np.where(counts, np.abs(wide[0] - wide[1]), 0.0)
-        off = ~(distance <= allowance.worst * (np.abs(wide[0]) + found.size))
+        off = ~(np.where(counts, np.abs(wide[0] - wide[1]), 0.0) <= allowance.worst * (np.abs(wide[0]) + found.size))
     rows, total = int((off & counts).any(axis=-1).sum()), int(counts.any(axis=-1).sum())
     where = f"in {rows} of {total} rows" if rows else "a little in all rows"
-    words = (
-        f"differ {where}, by up to {number(found.difference)} at {place(found.index)}; relative to their size by "
-        f"{number(found.mean)}, where {number(allowance.mean)} is allowed"
-    )
+    words = f"differ {where}, {allowance.words(found, 'their')}"
     shrunk = _shrunk(*(array[counts.any(axis=-1)] for array in wide))
     if shrunk is not None:
         words += (
@@ -215,47 +205,38 @@ def _past(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> tuple[list[
             shapes = ["none" if array is None else str(array.shape) for array in (one, other)]
             found.append(Difference("past", f"{name}: the original has {shapes[0]}, the port {shapes[1]}", name))
             continue
-        if same_numbers(one, other, narrower(a.dtype, b.dtype)):
-            continue
-        distance = apart(one, other)
+        distance = allowance.apart(one, other)
         ratio = allowance.ratio(distance)
         worst = max(worst, ratio)
         if ratio > 1.0:
-            message = f"{name} differ by up to {number(distance.difference)} at {place(distance.index)}"
-            allowed = allowance.worst * (abs(float(one[distance.index])) + distance.size)
-            found.append(Difference("past", message, name, distance.difference, allowed))
+            allowed = allowance.at_worst(one, distance)
+            found.append(Difference("past", f"{name} differ {distance.words}", name, distance.difference, allowed))
     return found, worst
 
 
 # Outputs ---------------------------------------------------------------------------------------------
 
 
-def mixed(a: Problem, b: Problem, parts: Mapping[str, bool]) -> Problem:
-    """The original's problem with those of the port's inputs, mask and layer that `parts` chooses; sizes may differ."""
-    given: dict[str, object] = {}
-    if parts["inputs"]:
-        given.update({name: getattr(b.inputs, name) for name in (*GIVEN, *PAST)})
-    if parts["mask"]:
-        given.update(mask=b.inputs.mask, dropout_keep=b.inputs.dropout_keep)
-    inputs = replace(a.inputs, **given)  # type: ignore[arg-type]  # the fields of the same class
-    layer = b if parts["layer"] else a
-    return Problem(layer.config, layer.weights, inputs)
+def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
+    """How far `parts` of the port's call move the original's output: (B, Lq, Do), or None if sizes don't fit.
 
-
-def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], **parts: bool) -> NDArray | None:
-    """How far these parts of the port's call move the original's output: (B, Lq, Do), or None if sizes don't fit."""
-    problem = mixed(a.wanted.problem, b.wanted.problem, {"inputs": False, "mask": False, "layer": False, **parts})
+    Args:
+        a, b: the original's call and the port's.
+        rows: bool (B, Lq, 1), the queries that count.
+        parts: some of "inputs", "mask" and "layer".
+    """
+    own, other = a.wanted.problem, b.wanted.problem
+    taken = [name for part in parts for name in FIELDS[part]]
+    inputs = replace(own.inputs, **{name: getattr(other.inputs, name) for name in taken})
+    layer = other if "layer" in parts else own
     try:
-        output = reference.run(problem.config, problem.weights, problem.inputs).output
+        output = reference.run(layer.config, layer.weights, inputs).output
     except SpecError:
         return None
-    own = np.asarray(a.wanted.trace.output)
-    if output is None or output.shape != own.shape:
+    right = np.asarray(a.wanted.trace.output)
+    if output is None or output.shape != right.shape:
         return None
-    with np.errstate(invalid="ignore"):
-        moved = np.abs(output - own)
-    moved[(output == own) | (np.isnan(output) & np.isnan(own)) | ~rows] = 0.0
-    return np.where(np.isnan(moved), np.inf, moved)
+    return np.where(rows, distance(output, right), 0.0)
 
 
 def outputs_apart(
@@ -266,17 +247,12 @@ def outputs_apart(
     Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
-    one, other = a.output.astype(np.float64), b.output.astype(np.float64)
-    with np.errstate(all="ignore"):
-        distance = np.abs(one - other)
-        distance[(one == other) | (np.isnan(one) & np.isnan(other)) | ~rows] = 0.0
-        distance[np.isnan(distance)] = np.inf
-        ratio = np.where(distance > 0.0, distance / slack, 0.0)
-    ratio[np.isinf(distance)] = np.inf
+    far = np.where(rows, distance(a.output.astype(np.float64), b.output.astype(np.float64)), 0.0)
+    ratio = error_ratio(far, slack)
     if not ratio.size:
         return 0.0, 0.0, 0.0
     worst = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return float(distance[worst]), float(slack[worst]), float(ratio[worst])
+    return float(far[worst]), float(slack[worst]), float(ratio[worst])
 
 
 def own_differences(
@@ -302,21 +278,3 @@ def own_differences(
             message = f"the {whose}'s own {mismatch.message}; it is not what its inputs, mask and weights give"
             found.append(Difference("outputs", message, mismatch.stage, mismatch.error, mismatch.allowed))
     return found, notes, (ratios[0], ratios[1])
-
-
-def with_moves(
-    differences: list[Difference], a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Mapping[str, str]
-) -> list[Difference]:
-    """Fill in the `moves` of each difference: how far its part alone moves the original's output.
-
-    `parts` gives the argument of `moves` for each part.
-    """
-    known: dict[str, float | None] = {}
-    found = []
-    for difference in differences:
-        keyword = parts.get(difference.part)
-        if keyword is not None and keyword not in known:
-            moved = moves(a, b, rows[:, :, None], **{keyword: True})
-            known[keyword] = None if moved is None else float(moved.max(initial=0.0))
-        found.append(difference if keyword is None else replace(difference, moves=known[keyword]))
-    return found

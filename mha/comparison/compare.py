@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import numpy as np
@@ -20,16 +19,17 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
+from conformance.subjects.items import items_of
 from conformance.subjects.subject import Subject
 from mha.comparison.arrays import PARTS, Allowance, Difference, apart
 from mha.comparison.call import (
+    FIELDS,
     CallDifferences,
     ComparedCall,
     calls_part,
     moves,
     outputs_apart,
     own_differences,
-    with_moves,
 )
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.ends import check_also, compare_ends, unjudged
@@ -38,10 +38,9 @@ from mha.comparison.masks import FINITE
 from mha.comparison.pairs import pair_calls, unpaired_lines
 from mha.comparison.text import findings, other_dtypes
 from mha.comparison.weights import WeightIndex, layer_differences
-from mha.recordings.explain import items_of
-from mha.recordings.recording import RecordedCall, Recording
-from mha.unseen.unseen import unseen as find_unseen
-from mha_core import SpecError
+from mha.recordings.recording import Recording
+from mha.recordings.replay import matching
+from mha.undetectable_bugs.find import undetectable_bugs
 
 MOST_ITEMS = 64
 """Items of a batch up to which another order of them is looked for."""
@@ -73,7 +72,7 @@ def compare(
         SpecError: a file is no recording, no call has such a name, pairing is impossible, or what `also` names lacks.
         FileNotFoundError: there is no such file.
 
-    >>> from mha.recordings.recording import RecordedLayer
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
     >>> from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> layer = RecordedLayer("encoder.0", "mine.Attention", "float64", config, init_weights(config, seed=0))
@@ -94,9 +93,9 @@ def compare(
     if isinstance(port, (Recording, str, os.PathLike)):
         second = _loaded(port)
         check_also((first, second), also)
-        chosen = _chosen((*first.names, *second.names), patterns)
+        chosen = matching((*first.names, *second.names), patterns)
     else:
-        chosen = _chosen(first.names, patterns)
+        chosen = matching(first.names, patterns)
         calls = zip(first.names, first.calls, strict=True)
         first = replace(first, calls=tuple(call for name, call in calls if name in chosen))
         second, failed = answered(first, port, progress)
@@ -123,7 +122,7 @@ def compare(
         failed=failed,
         ends=tuple(ends),
         unjudged=() if is_live else tuple(unjudged(first, second, ends)),
-        unseen=find_unseen(second, {pair.port for pair in pairs}, progress=progress) if unseen and pairs else None,
+        unseen=undetectable_bugs(second, {one.port for one in pairs}, progress=progress) if unseen and pairs else None,
     )
 
 
@@ -138,12 +137,8 @@ def _read(original: Recording, port: Recording) -> Iterator[str]:
             yield f"Of the {whose}: {recording.coverage.line}."
 
 
-def _chosen(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The names that match a pattern; SpecError for a pattern that none matches."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")
-    return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+CAUSES = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inputs", "past": "inputs"}
+"""Part of a call in which two differ -> what of it is put into the original, to see what that does."""
 
 
 @dataclass
@@ -167,7 +162,6 @@ class _Walk:
 
     def __post_init__(self) -> None:
         self.index = WeightIndex(self.original.layers)
-        self.called = [layer.name or "layer" for layer in self.original.layers]
         self.layers = lru_cache(maxsize=None)(self._layers)
         self.begun = False
 
@@ -210,32 +204,26 @@ class _Walk:
         """The pair with the distance of its outputs, and each difference with its effect on the original's output."""
         assert found.rows is not None
         rows = found.rows[:, :, None]
-        parts = {one.part for one in pair.differences}
-        alike = {
-            "inputs": not parts & {"inputs", "past"},
-            "mask": "mask" not in parts,
-            "layer": not parts & {"config", "weights"},
-        }
-        drift = moves(a, b, rows, **alike)
+        alike = FIELDS.keys() - {CAUSES.get(one.part) for one in pair.differences}
+        drift = moves(a, b, rows, alike)
         distance, allowed, ratio = outputs_apart(a, b, rows, drift)
-        causes = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inputs", "past": "inputs"}
-        differences = with_moves(list(pair.differences), a, b, found.rows, causes)
-        if not alike["inputs"] or ratio > 1.0:
+        moved = {part: moves(a, b, rows, (part,)) for part in FIELDS.keys() - alike}
+        largest = {part: None if by is None else float(by.max(initial=0.0)) for part, by in moved.items()}
+        differences = tuple(replace(one, moves=largest.get(CAUSES.get(one.part, ""))) for one in pair.differences)
+        if "inputs" not in alike or ratio > 1.0:
             self.parted = True
         if not self.parted:
             self.carried = max(self.carried, found.drift, apart(a.output, b.output, rows).mean)
-        return replace(pair, differences=tuple(differences), distance=distance, allowed=allowed)
+        return replace(pair, differences=differences, distance=distance, allowed=allowed)
 
     def _layers(self, position: int, partner: int) -> tuple[list[Difference], list[str]]:
-        return layer_differences(self.original.layers[position], self.port.layers[partner], self.index, self.called)
+        return layer_differences(self.original.layers[position], self.port.layers[partner], self.index)
 
     def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> ComparedCall:
-        call: RecordedCall = recording.calls[position]
-        layer = recording.layers[call.layer]
+        layer = recording.layers[recording.calls[position].layer]
         problem = recording.problems[position]
-        if order is not None and len(order) == len(call.inputs.queries):
-            moved = items_of(call, order)
-            problem = replace(problem, inputs=moved.inputs, recorded=moved.outputs)
+        if order is not None and len(order) == len(problem.inputs.queries):
+            problem = items_of(problem, order)
         return _side_of(recording.names[position], layer.dtype, problem)
 
 

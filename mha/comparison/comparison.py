@@ -8,7 +8,7 @@ from typing import Any
 
 from mha.comparison.arrays import PARTS, Difference
 from mha.comparison.ends import EndPair
-from mha.unseen.unseen import Unseen
+from mha.undetectable_bugs.find import UndetectableBugs
 
 SCHEMA_VERSION = 1
 """Version of the JSON report's format."""
@@ -87,7 +87,7 @@ class Comparison:
     notes: tuple[str, ...]
     findings: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
-    unseen: Unseen | None = None
+    unseen: UndetectableBugs | None = None
     ends: tuple[EndPair, ...] = ()
     unjudged: tuple[str, ...] = ()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.comparison.arrays import Allowance, apart, narrower, number, place, same_numbers
+from mha.comparison.arrays import Allowance
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.recording import Recording
 from mha_core import SpecError
@@ -122,19 +122,14 @@ def _compared(
         one, other = a.arrays[own], b.arrays[theirs]
         if order is not None and len(other) == len(order):
             other = other[order]
-        if same_numbers(one, other, narrower(a.dtypes[own], b.dtypes[theirs])):
-            continue
         counts = rows is not None and one.ndim > 2 and one.shape[:2] == rows.shape
         here = rows.reshape(*rows.shape, *(1,) * (one.ndim - 2)) if counts and rows is not None else None
         allowance = Allowance.between(a.dtypes[own], b.dtypes[theirs], carried)
-        distance = apart(one, other, here)
+        distance = allowance.apart(one, other, here)
         ratio = allowance.ratio(distance)
         worst = max(worst, ratio)
         if ratio > 1.0:
-            words.append(
-                f"{own or 'its output'} by up to {number(distance.difference)} at {place(distance.index)}; relative to "
-                f"its size by {number(distance.mean)}, where {number(allowance.mean)} is allowed"
-            )
+            words.append(f"{own or 'its output'} {allowance.words(distance, 'its')}")
     compared, theirs_compared = {own for own, _ in pairs}, {theirs for _, theirs in pairs}
     left = [*(own for own in a.arrays if own not in compared), *(own for own in b.arrays if own not in theirs_compared)]
     arrays = tuple(own or "its output" for own, _ in pairs)

@@ -13,14 +13,16 @@ from conformance.judging.expected import Expected
 from mha.comparison.arrays import Allowance, Difference, apart, number, place, same_numbers
 from mha_core import AttentionMask
 from mha_core.call.masks import additive_bias, allowed_keys
-from mha_core.call.sizes import CallSizes
 
 FINITE = "one of both masks excludes by a large finite number, which leaves those keys no weight here"
 """Remark where a large finite number excludes a key that the other mask excludes by -inf or False."""
 
 
+FORGETS_CAUSAL = "it forgets that the mask is causal"
+
+
 def mask_differences(
-    a: Expected, b: Expected, dtype: str, allowance: Allowance, rows: NDArray[np.bool_]
+    a: Expected, b: Expected, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[list[Difference], list[str]]:
     """The differences of the port's mask from the original's, and remarks about things that are no difference.
 
@@ -29,7 +31,6 @@ def mask_differences(
 
     Args:
         a, b: the reference's answers to the original's call and to the port's, which have one shape.
-        dtype: the narrower one of both.
         allowance: how far biases may differ, as they may have been computed.
         rows: bool (B, Lq), the queries that count.
     """
@@ -46,7 +47,7 @@ def mask_differences(
         found.append(Difference("mask", _exclusions(a, b, parted, counts), "allowed"))
     elif finite_numbers:
         notes.append(FINITE)
-    bias = _bias_difference(a, b, dtype, allowance, a.where & b.where & ~unseen & counts)
+    bias = _bias_difference(a, b, allowance, a.where & b.where & ~unseen & counts)
     if bias is not None:
         found.append(bias)
     return found, notes
@@ -75,58 +76,44 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
     yield "it forgets the mask", everything
     yield "its mask is inverted (True and False exchanged)", ~where
 
-    def of(changed: AttentionMask) -> NDArray[np.bool_]:
-        return allowed_keys(changed, sizes, heads)
+    def of(**changed: Any) -> NDArray[np.bool_]:
+        return allowed_keys(replace(mask, **changed), sizes, heads)
 
     for name, words in (("valid_lens", "lengths"), ("allowed", "mask of keys (allowed)"), ("window", "window")):
         if getattr(mask, name) is not None:
-            forgotten: dict[str, Any] = {name: None}
-            yield f"it forgets the {words}", of(replace(mask, **forgotten))
+            yield f"it forgets the {words}", of(**{name: None})
     if mask.bias is not None:
-        yield "it forgets the bias, and what that excludes", of(replace(mask, bias=None))
+        yield "it forgets the bias, and what that excludes", of(bias=None)
     if mask.causal:
-        yield "it forgets that the mask is causal", of(replace(mask, causal=False))
+        yield FORGETS_CAUSAL, of(causal=False)
         for shift in (-1, 1):
-            moved = np.asarray(mask.query_offset) + shift
-            yield f"its causal mask is shifted by {shift:+d}", of(replace(mask, query_offset=moved))
+            yield f"its causal mask is shifted by {shift:+d}", of(query_offset=np.asarray(mask.query_offset) + shift)
     if mask.allowed is not None:
-        yield (
-            "its mask of keys (allowed) is inverted (True and False exchanged)",
-            of(replace(mask, allowed=~np.asarray(mask.allowed))),
-        )
+        inverted = of(allowed=~np.asarray(mask.allowed))
+        yield "its mask of keys (allowed) is inverted (True and False exchanged)", inverted
     if mask.valid_lens is not None:
         lens = np.asarray(mask.valid_lens)
-        for shift in (-1, 1):
-            changed = replace(mask, valid_lens=np.clip(lens + shift, 0, sizes.key_len))
-            yield f"its lengths are {'one short' if shift < 0 else 'one too long'}", of(changed)
-        yield (
-            "its lengths are inverted: it keeps the padding and excludes the rest",
-            ~of(AttentionMask(valid_lens=lens)) & of(replace(mask, valid_lens=None)),
-        )
-    offsets = sorted({0, sizes.key_len - sizes.query_len})
-    for offset in offsets:
-        causal = _causal(sizes, heads, offset)
+        for shift, words in ((-1, "one short"), (1, "one too long")):
+            yield f"its lengths are {words}", of(valid_lens=np.clip(lens + shift, 0, sizes.key_len))
+        padding = ~allowed_keys(AttentionMask(valid_lens=lens), sizes, heads)
+        yield "its lengths are inverted: it keeps the padding and excludes the rest", padding & of(valid_lens=None)
+    for offset in sorted({0, sizes.key_len - sizes.query_len}):
+        causal = allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
         if _same(b.where & causal, where, everything):  # the original's may be within an array
-            yield "it forgets that the mask is causal", b.where
+            yield FORGETS_CAUSAL, b.where
         yield "it is causal in addition", where & causal
     if sizes.query_len == sizes.key_len:
         yield "its mask is transposed", where.swapaxes(-1, -2)
     yield "it has the first item's mask for all items", np.broadcast_to(where[:1], where.shape)
 
 
-def _causal(sizes: CallSizes, heads: int, offset: int) -> NDArray[np.bool_]:
-    return allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
-
-
-def _bias_difference(
-    a: Expected, b: Expected, dtype: str, allowance: Allowance, counts: NDArray[np.bool_]
-) -> Difference | None:
+def _bias_difference(a: Expected, b: Expected, allowance: Allowance, counts: NDArray[np.bool_]) -> Difference | None:
     """The difference of the biases where both calls attend; a constant for all keys of a query is no difference."""
     given = [one.problem.inputs.mask.bias is not None for one in (a, b)]
     if not any(given) or not counts.any():
         return None
     first, second = (_whole_bias(one, counts.shape) for one in (a, b))
-    if same_numbers(np.where(counts, first, 0.0), np.where(counts, second, 0.0), dtype):
+    if same_numbers(np.where(counts, first, 0.0), np.where(counts, second, 0.0), allowance.dtype):
         return None
     found = apart(first, second, counts)
     centred = apart(_centred(first, counts), _centred(second, counts), counts)
@@ -138,11 +125,10 @@ def _bias_difference(
         )
     else:
         what = "the biases differ"
-        if same_numbers(first, -second, dtype):
+        if same_numbers(first, -second, allowance.dtype):
             what = "the port's bias has the other sign"
     where = f"by up to {number(found.difference)} where both attend, worst at {place(found.index)}"
-    allowed = allowance.worst * (abs(first[found.index]) + found.size)
-    return Difference("mask", f"{what}, {where}", "bias", found.difference, float(allowed))
+    return Difference("mask", f"{what}, {where}", "bias", found.difference, allowance.at_worst(first, found))
 
 
 def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mha.comparison.arrays import Difference, number
+from mha.comparison.arrays import PARTS, Difference, number
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.ends import EndPair
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS = 12
 """Most findings that are written out."""
-
-COLUMNS = ("inputs", "mask", "past", "config", "weights", "outputs")
 
 
 def findings(pairs: Sequence[Pair]) -> Iterator[str]:
@@ -87,7 +85,7 @@ def table(comparison: Comparison) -> Table:
     found = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     found.add_column("")
     past = any(difference.part == "past" for pair in comparison.pairs for difference in pair.differences)
-    columns = [name for name in COLUMNS if name != "past" or past]
+    columns = [name for name in PARTS if name != "past" or past]
     for name in columns:
         found.add_column(name, justify="right", no_wrap=True)
     for name in ("difference", "allowed"):

@@ -26,10 +26,16 @@ SETTINGS = tuple(field.name for field in fields(AttentionConfig) if field.name n
 
 
 class WeightIndex:
-    """Finds arrays of the original's layers by their numbers."""
+    """Finds arrays of the original's layers by their numbers.
+
+    Attributes:
+        layers: the original's layers.
+        called: their names, in their order.
+    """
 
     def __init__(self, layers: Sequence[RecordedLayer]) -> None:
         self.layers = layers
+        self.called = [layer.name or "layer" for layer in layers]
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def _of(self, dtype: str) -> dict[bytes, list[tuple[int, str]]]:
@@ -59,9 +65,7 @@ def _digest(array: NDArray, dtype: str) -> bytes:
     return sha256(repr(wide.shape).encode() + np.ascontiguousarray(wide).tobytes()).digest()
 
 
-def layer_differences(
-    a: RecordedLayer, b: RecordedLayer, index: WeightIndex, called: Sequence[str]
-) -> tuple[list[Difference], list[str]]:
+def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) -> tuple[list[Difference], list[str]]:
     """The differences of the port's layer `b` from the original's `a` in settings and weights, and remarks.
 
     Weights are compared after rounding to the narrower of the two dtypes. A missing bias is equal to one of zeros,
@@ -70,7 +74,6 @@ def layer_differences(
     Args:
         a, b: the layers.
         index: the arrays of all of the original's layers.
-        called: the names of the original's layers, in their order.
     """
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)
@@ -91,7 +94,7 @@ def layer_differences(
         return found, notes
     whose = [position for position in index.whose(b.weights, dtype) if index.layers[position] is not a]
     if whose:
-        names = " or ".join(dict.fromkeys(called[position] for position in whose))
+        names = " or ".join(dict.fromkeys(index.called[position] for position in whose))
         message = f"the port's layer holds the weights of the original's {names}"
         return [*found, Difference("weights", message)], notes
     joined = _joined(own, other, parted, dtype)
@@ -110,7 +113,7 @@ def layer_differences(
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(name, own, other, a, index=index, called=called, dtype=dtype)}"
+        message = f"{name} {_what_it_is(own[name], other[name], a, index, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
@@ -198,18 +201,8 @@ def _joined(
     return names if same_numbers(both[0], both[1], dtype) else ()
 
 
-def _what_it_is(
-    name: str,
-    own: Mapping[str, NDArray],
-    other: Mapping[str, NDArray],
-    a: RecordedLayer,
-    *,
-    index: WeightIndex,
-    called: Sequence[str],
-    dtype: str,
-) -> str:
+def _what_it_is(ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
     """The likely origin of the port's array, in words that follow its name."""
-    ours, theirs = own[name], other[name]
     if not theirs.any():
         return "is missing or all zeros"
     if not ours.any():
@@ -217,7 +210,7 @@ def _what_it_is(
     if ours.ndim == 2 and same_numbers(ours.T, theirs, dtype):
         return "is the original's transposed"
     for position, there in index.holders(theirs, dtype):
-        whose = "" if index.layers[position] is a else f" of {called[position]}"
+        whose = "" if index.layers[position] is a else f" of {index.called[position]}"
         return f"holds the original's {there}{whose}"
     narrow = rounded_to_which(ours, theirs)
     if narrow is not None and ours.dtype == theirs.dtype:

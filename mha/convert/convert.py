@@ -28,8 +28,7 @@ from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_la
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.survey import Survey, survey
 from mha.models.standing import MOVED, About, Standing, metadata_of
-from mha.unseen.unseen import Unseen
-from mha.unseen.unseen import unseen as find_unseen
+from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype
 from mha_core.errors import shown
@@ -86,7 +85,7 @@ class Conversion:
     size: int
     seconds: float
     survey: Survey
-    unseen: Unseen | None = None
+    unseen: UndetectableBugs | None = None
 
 
 def list_layers(source: str | Path) -> list[FoundLayer]:
@@ -192,7 +191,7 @@ def convert(
                 for index, job in enumerate(jobs):
                     layers.append(_verify(job, written, target, standings[job.to_prefix]))
                     progress("verified", index + 1, len(jobs))
-    missed = find_unseen(recording_of(proofs)) if unseen and proofs else None
+    missed = undetectable_bugs(recording_of(proofs)) if unseen and proofs else None
     seconds = time.perf_counter() - start
     return Conversion(source, out, to_layout, tuple(layers), out.stat().st_size, seconds, seen, missed)
 

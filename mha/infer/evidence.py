@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import answer
 from mha.infer.hypotheses.bias_sums import constants
 from mha.infer.hypotheses.candidates import Candidates
@@ -120,12 +119,7 @@ class Judge:
         spread_out = np.unique(np.linspace(0, len(pieces) - 1, MOST_PIECES).astype(int))
         for problem, output in self._problems(hypothesis, config, weights, [pieces[i] for i in spread_out]):
             wanted = answer(problem, self.precision)
-            try:
-                ratios = compare(
-                    Trace(output=output), wanted.trace, wanted.allowed_error, wanted.where, self.precision.storage
-                )
-            except ParityError as mismatch:
-                ratios = mismatch.ratios
+            ratios, _ = wanted.judge(Trace(output=output), self.precision.storage)
             worst = max(worst, ratios["output"])
             furthest = max(furthest, float(wanted.allowed_error["output"].max(initial=0.0)))
             error = max(error, _worst(wanted.trace.output, output))

@@ -31,8 +31,7 @@ from mha.port.moved import allowed_move
 from mha.recipes import Site, record, replaced, survey
 from mha.recipes.judge import Judgement, judge_original, judge_trace
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha.unseen.unseen import Unseen
-from mha.unseen.unseen import unseen as find_unseen
+from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
 from mha_core import SpecError
 from mha_core.backend import Backend, Run
 from mha_core.errors import one_line
@@ -120,7 +119,7 @@ class PortReport:
     failed: dict[str, str]
     diagnoses: dict[str, str]
     versions: dict[str, dict[str, str]]
-    unseen: Unseen | None = None
+    unseen: UndetectableBugs | None = None
 
     @property
     def equal(self) -> bool:
@@ -231,7 +230,7 @@ def port(
             ORIGINAL: {package: version(package) for package in ("torch", "transformers")},
             **{backend.name: backend.versions() for backend in backends},
         },
-        unseen=find_unseen(_recording(layers, dtype), progress=progress) if unseen else None,
+        unseen=undetectable_bugs(_recording(layers, dtype), progress=progress) if unseen else None,
     )
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, answer
 from mha_core import Trace
 
@@ -46,10 +47,20 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
-    try:
-        return Judgement(compare(trace, wanted.trace, wanted.allowed_error, wanted.where, dtype), error)
-    except ParityError as failure:
-        return Judgement(failure.ratios, error, tuple(failure.mismatches))
+    ratios, mismatches = wanted.judge(trace, dtype)
+    return Judgement(ratios, error, mismatches)
+
+
+def judge_recorded(
+    problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
+) -> Judgement:
+    """Compare the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
+    stages: dict[str, Any] = dict(problem.recorded)
+    if left_out is not None:
+        for name, array in problem.recorded.items():
+            rows = left_out.any(axis=1) if name == "output" else left_out
+            stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
+    return judge_trace(Trace(**stages), wanted, dtype)
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
@@ -60,9 +71,5 @@ def judge_original(problem: Problem, precision: Precision, wanted: Expected | No
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)
-    stages: dict[str, Any] = {}
-    for name, array in problem.recorded.items():
-        rows = keyless.any(axis=1) if name == "output" else keyless
-        stages[name] = np.where(rows[..., None], getattr(wanted.trace, name), array).astype(array.dtype)
-    found = judge_trace(Trace(**stages), wanted, precision.storage)
+    found = judge_recorded(problem, wanted, precision.storage, keyless)
     return replace(found, rows_without_key=int(keyless.sum()))

@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conformance.cases.problem import Problem
-from conformance.diagnosis.diagnose import Diagnosis, Observation, Runs
+from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.subjects.items import take_items
-from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.recording import Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import round_to
@@ -40,22 +37,8 @@ def explain(
         if cases:
             bugs = [*all_bugs(), *packing_bugs()]
             subject = RecordedSubject(recording, dtype)
-            found.append(find_bugs(subject, cases, bugs=bugs, runs=_LeanRuns(), progress=progress))
+            found.append(find_bugs(subject, cases, bugs=bugs, progress=progress))
     return found
-
-
-class _LeanRuns(Runs):
-    """Runs that keep only the recorded stages, and nothing of pairs of bugs: those of a large layer fill memory."""
-
-    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
-        if len(bugs) == 1:
-            return super().arrays(observation, bugs)
-        return self._run(observation.wanted.problem, bugs, with_gradients=False)
-
-    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
-        arrays = super()._run(problem, bugs, with_gradients)
-        # None or nothing of bugs that can't be put in, or that contradict each other; the same is said here.
-        return {name: arrays[name] for name in problem.recorded} if arrays else arrays
 
 
 SMALL = 100_000
@@ -70,15 +53,11 @@ def _two_items_each(recording: Recording) -> Recording:
         batch = call.inputs.queries.shape[0]
         if batch > 2 and call.outputs["output"].size > SMALL:
             first = (worst.get(name) or (0,))[0]
-            call = items_of(call, np.array([first, (first + 1) % batch]))
+            items = np.array([first, (first + 1) % batch])
+            outputs = {name: array[items] for name, array in call.outputs.items()}
+            call = replace(call, inputs=take_items(call.inputs, items), outputs=outputs)
         calls.append(call)
     return replace(recording, calls=tuple(calls))
-
-
-def items_of(call: RecordedCall, items: NDArray) -> RecordedCall:
-    """The call with these batch items alone, in every array that has an axis for them."""
-    outputs = {name: array[items] for name, array in call.outputs.items()}
-    return replace(call, inputs=take_items(call.inputs, items), outputs=outputs)
 
 
 def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:

@@ -6,7 +6,7 @@ writes the right weights in one of them and reads the arrays in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from itertools import permutations
@@ -71,12 +71,6 @@ def _with_weights(
     return {made: partial(step, made) for name, (_, made) in PROJECTED.items() if name in projections}
 
 
-def _first_stage(steps: Iterable[str]) -> str:
-    """The stage in which the first of these steps shows."""
-    first = next(iter(steps))
-    return PART_OF.get(first, first)
-
-
 def _channels_mixed(projections: Collection[str], config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
     """The weights whose channels stand as (d, h), which the reference reads as (h, d)."""
 
@@ -92,27 +86,34 @@ def _channels_mixed(projections: Collection[str], config: AttentionConfig, weigh
     return {name: mixed(name, array) for name, array in weights.items()}
 
 
-def _channel_bug(name: str, sentence: str, projections: Collection[str]) -> Bug:
-    forward = _with_weights(partial(_channels_mixed, projections), projections)
-    fix = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
-    return Bug(name, sentence, _first_stage(forward), fix, forward=forward)
-
-
 def _bug(
     name: str,
     sentence: str,
-    written: Layout,
-    read: Layout,
-    *,
+    change: Callable[[AttentionConfig, Weights], Mapping[str, NDArray]],
     projections: Collection[str] = PROJECTIONS[:3],
+    *,
+    fix: str = FIX,
     seen_in: str = "",
 ) -> Bug:
-    forward = _with_weights(partial(_reread, written, read), projections)
-    return Bug(name, sentence, _first_stage(forward), FIX, forward=forward, seen_in=seen_in)
+    """A bug that changes the weights of some projections; it first shows in the stage of the first of them."""
+    forward = _with_weights(change, projections)
+    first = next(iter(forward))
+    return Bug(name, sentence, PART_OF.get(first, first), fix, forward=forward, seen_in=seen_in)
 
 
-def _in_words(order: tuple[str, ...]) -> str:
-    return "; ".join(LETTER[projection] for projection in order)
+def _of_channels(name: str, sentence: str, projections: Collection[str]) -> Bug:
+    fix = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
+    return _bug(name, sentence, partial(_channels_mixed, projections), projections, fix=fix)
+
+
+def _of_order(order: tuple[str, ...]) -> Bug:
+    letters = [LETTER[projection] for projection in order]
+    return _bug(
+        f"packed-order-{''.join(letters)}",
+        f"A packed weight [{'; '.join(letters)}] is read as [q; k; v], with its bias.",
+        partial(_reread, _layout((order,)), _layout(QKV)),
+        [own for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other],
+    )
 
 
 @cache
@@ -122,61 +123,43 @@ def packing_bugs() -> tuple[Bug, ...]:
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']
     """
-    bugs = [
+    per_head, halves = _layout(KV, interleaved=True), _layout(KV)
+    return (
         _bug(
             "packed-per-head-read-as-thirds",
             "A weight packed head by head, (head, [q, k, v], width) as MXNet's interleaved operators have it, "
             "is read as [q; k; v], as torch.nn.MultiheadAttention has it.",
-            _layout(QKV, interleaved=True),
-            _layout(QKV),
+            partial(_reread, _layout(QKV, interleaved=True), _layout(QKV)),
         ),
         _bug(
             "packed-keys-values-per-head-read-as-halves",
             "A weight of keys and values packed head by head, (head, [k, v], width) as MXNet's encoder-decoder "
             "operators have it, is read as [k; v].",
-            _layout(KV, interleaved=True),
-            _layout(KV),
-            projections=PROJECTIONS[1:3],
+            partial(_reread, per_head, halves),
+            PROJECTIONS[1:3],
             seen_in="awslabs/sockeye#985",
         ),
         _bug(
             "packed-keys-values-halves-read-per-head",
             "A packed weight [k; v] is read head by head, (head, [k, v], width).",
-            _layout(KV),
-            _layout(KV, interleaved=True),
-            projections=PROJECTIONS[1:3],
+            partial(_reread, halves, per_head),
+            PROJECTIONS[1:3],
         ),
         _bug(
             "packed-in-out-read-as-it-lies",
             "A packed weight (in, out), as GPT-2's Conv1D has it, is read as (out, in): reshaped where a "
             "transposition is due.",
-            _layout(QKV, transposed=True),
-            _layout(QKV),
+            partial(_reread, _layout(QKV, transposed=True), _layout(QKV)),
         ),
-    ]
-    bugs.append(
-        _channel_bug(
+        _of_channels(
             "channels-d-h-read-as-h-d",
             "Weights of queries, keys and values whose channels stand as (d, h) are read as (h, d).",
             PROJECTIONS[:3],
-        )
-    )
-    bugs.append(
-        _channel_bug(
+        ),
+        _of_channels(
             "output-channels-d-h-read-as-h-d",
             "The output weight, whose input channels stand as (d, h), is read as (h, d).",
             PROJECTIONS[3:],
-        )
+        ),
+        *map(_of_order, list(permutations(PROJECTIONS[:3]))[1:]),
     )
-    for order in list(permutations(PROJECTIONS[:3]))[1:]:
-        moved = [own for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other]
-        bugs.append(
-            _bug(
-                f"packed-order-{''.join(LETTER[projection] for projection in order)}",
-                f"A packed weight [{_in_words(order)}] is read as [q; k; v], with its bias.",
-                _layout((order,)),
-                _layout(QKV),
-                projections=moved,
-            )
-        )
-    return tuple(bugs)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.judging.compare import distance, error_ratio
 from conformance.judging.expected import expected
 from conformance.judging.result import Result
 from conformance.runner import run_case
@@ -197,10 +198,15 @@ def check_reproduced(recording: Recording, source: object) -> Recording:
 
 def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
     """The names of the calls that match one of the patterns."""
+    return matching(recording.names, patterns)
+
+
+def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
+    """The names of calls that match one of the patterns; SpecError for a pattern that none matches."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in recording.names):
-            raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(recording.names)})")
-    return frozenset(name for name in recording.names if any(fnmatchcase(name, pattern) for pattern in patterns))
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")
+    return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def _told(results: Iterator[Result], progress: Callable[[Result], None]) -> Iterator[Result]:
@@ -239,17 +245,14 @@ def _agreement(case: Case, recording: Recording, kept: _Keeping) -> Agreement:
     output, recorded = kept.trace.output, problem.recorded["output"]
     if output.shape != recorded.shape:
         return Agreement(case.id, kept.name, kept.dtype, np.inf, None)
-    with np.errstate(all="ignore"):
-        distance = np.abs(output.astype(np.float64) - recorded)
-        distance[(output == recorded) | (np.isnan(output) & np.isnan(recorded))] = 0.0
-        distance[np.isnan(distance)] = np.inf
-        ratio = np.where(distance > 0.0, distance / (own.allowed_error["output"] + theirs.allowed_error["output"]), 0.0)
+    apart = distance(output.astype(np.float64), recorded)
+    ratio = error_ratio(apart, own.allowed_error["output"] + theirs.allowed_error["output"])
     alike = _same_numbers(own.problem, theirs.problem)
     return Agreement(
         case.id,
         kept.name,
         kept.dtype,
-        float(distance.max(initial=0.0)),
+        float(apart.max(initial=0.0)),
         float(ratio.max(initial=0.0)) if alike else None,
     )
 

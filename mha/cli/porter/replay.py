@@ -77,7 +77,7 @@ def replay(asked: ReplayOptions) -> None:
     from mha.recordings.recording import Recording
     from mha.recordings.replay import replay as run
     from mha.recordings.replay import selected
-    from mha.unseen.unseen import unseen as find_unseen
+    from mha.undetectable_bugs.find import undetectable_bugs
     from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
     from mha_core.files.writing import write_json
@@ -94,7 +94,7 @@ def replay(asked: ReplayOptions) -> None:
         patterns = asked.patterns or ("*",)
         with apart.kept(), progress(errors, len(recording.calls) * (1 + len(subjects)), of_result) as advance:
             outcome = run(recording, subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
-        missed = find_unseen(recording, selected(recording, patterns)) if asked.unseen else None
+        missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen else None
     except (SpecError, BackendError, FileNotFoundError) as error:
         raise CouldNotRun(str(error)) from error
     _print(console, recording, outcome, asked.file)

@@ -200,10 +200,10 @@ def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
     """Which bugs the calls in FILE would not have shown, in words."""
     from mha.recordings.recording import Recording
     from mha.recordings.replay import selected
-    from mha.unseen.unseen import unseen
+    from mha.undetectable_bugs.find import undetectable_bugs
 
     recording = Recording.load(file)
-    return unseen(recording, selected(recording, patterns or ("*",))).text()
+    return undetectable_bugs(recording, selected(recording, patterns or ("*",))).text()
 
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:

@@ -9,17 +9,15 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
-from conformance.judging.expected import Expected, answer
+from conformance.judging.expected import answer
 from conformance.subjects.handout import input_arrays
 from conformance.workers.wire import is_sendable, sendable
-from conformance.zoo.bug import Bug, DoesNotApply, pipelines
+from conformance.zoo.bug import Bug, DoesNotApply
 from conformance.zoo.registry import all_bugs, select
-from conformance.zoo.rerun import rerun
+from conformance.zoo.shows import Shows
 from mha.learn.running.attempt import NotBegun, Unfit, called, captured, found
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, Trace, init_weights
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.errors import one_line, shown
-from mha_core.reference import pipeline as reference
 
 PRECISION = Precision.of("float64")
 
@@ -85,27 +83,14 @@ class Shown:
     """Which bugs change the output of one call, or its gradients if it has a cotangent."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._wanted: Expected = answer(problem, PRECISION)
-        self._state = reference.run_state(problem.config, problem.weights, problem.inputs)
+        self._shows = Shows.of(answer(problem, PRECISION), "float64", ("output",))
 
     def by(self, bug: Bug) -> bool:
         """Whether the call shows this bug."""
-        forward, backward = pipelines(bug)
         try:
-            state, changed = rerun(self._state, forward, bug.steps)
-            if self.problem.inputs.cotangent is not None:
-                state, changed = rerun(state, backward, bug.steps, changed=changed)
-            if not changed:
-                return False
-            trace = reference.trace_of(state)
-            visible = Trace(output=trace.output, gradients=trace.gradients)
-            compare(visible, self._wanted.trace, self._wanted.allowed_error, self._wanted.where, "float64")
+            return self._shows.first_difference(bug) is not None
         except DoesNotApply:
             return False
-        except ParityError:
-            return True
-        return False
 
     def all(self) -> tuple[int, int]:
         """How many bugs the call shows, and how many there are."""

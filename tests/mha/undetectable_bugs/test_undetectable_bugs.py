@@ -1,4 +1,4 @@
-"""Unseen: which bugs of the zoo recorded calls would not have shown, and why."""
+"""Undetectable bugs: which bugs of the zoo recorded calls would not have shown, and why."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mha.cli.porter.replay import replay
 from mha.cli.suite.diagnose import diagnose
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.replay import judge_recording
-from mha.unseen import unseen as module
-from mha.unseen.needs import NEEDS, is_of_gradients, need_of
-from mha.unseen.unseen import unseen
+from mha.undetectable_bugs import find as module
+from mha.undetectable_bugs.find import undetectable_bugs
+from mha.undetectable_bugs.needed_calls import NEEDS, is_of_gradients, need_of
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
@@ -44,7 +44,7 @@ def recording_of(*masks, dtype="float32", batch=3, length=7, config=CONFIG, weig
 
 
 def test_every_bug_is_in_one_list():
-    found = unseen(recording_of(AttentionMask(valid_lens=np.array([3, 7, 5]))))
+    found = undetectable_bugs(recording_of(AttentionMask(valid_lens=np.array([3, 7, 5]))))
     lists = (found.seen, found.within, found.idle, found.impossible, found.untried, *found.never_asked.values())
     names = [name for one in lists for name in one]
     assert sorted(names) == sorted(bug.id for bug in all_bugs() if not bug.equivalent)
@@ -59,7 +59,7 @@ def test_what_is_seen_would_have_been_different():
     """A recording with such a bug in it is not equal, and with one that is not seen it is."""
     mask = AttentionMask(valid_lens=np.array([3, 7, 5]))
     recording = recording_of(mask)
-    found = unseen(recording)
+    found = undetectable_bugs(recording)
     for name in (*found.seen[::9], *found.within, *found.idle[::3]):
         (bug,) = select((name,))
         (problem,) = recording.problems
@@ -70,17 +70,17 @@ def test_what_is_seen_would_have_been_different():
 
 
 def test_one_token_and_small_weights_do_not_show_a_wrong_scale():
-    one = unseen(recording_of(length=1))
+    one = undetectable_bugs(recording_of(length=1))
     assert {"scale-missing", "scale-twice", "q-k-weights-exchanged"} <= {*one.within, *one.idle}
-    small = unseen(recording_of(dtype="float16", weight_scale=0.02))
+    small = undetectable_bugs(recording_of(dtype="float16", weight_scale=0.02))
     assert "scale-missing" in small.within
-    assert "scale-missing" in unseen(recording_of()).seen
-    assert {*one.seen} < {*unseen(recording_of()).seen}
+    assert "scale-missing" in undetectable_bugs(recording_of()).seen
+    assert {*one.seen} < {*undetectable_bugs(recording_of()).seen}
 
 
 def test_another_call_shows_more():
     masks = AttentionMask(), AttentionMask(causal=True), AttentionMask(valid_lens=np.array([3, 7, 5]))
-    every, first = unseen(recording_of(*masks)), unseen(recording_of(*masks), {"layer#1"})
+    every, first = undetectable_bugs(recording_of(*masks)), undetectable_bugs(recording_of(*masks), {"layer#1"})
     assert "a causal mask" not in every.never_asked
     assert {"causal-ignored", "lens-ignored"} <= {*every.seen} - {*first.seen}
     assert (first.calls, every.calls) == (1, 3)
@@ -95,22 +95,22 @@ def test_large_calls_are_cut_and_tell_the_same(monkeypatch):
         AttentionMask(valid_lens=lens, causal=True),
         AttentionMask(window=(2, 0)),
     ):
-        whole = unseen(recording_of(mask, batch=5), seconds=60)
+        whole = undetectable_bugs(recording_of(mask, batch=5), seconds=60)
         with monkeypatch.context() as small:
             small.setattr(module, "LARGE", 0)
             small.setattr(module, "ROWS", 4)
             small.setattr(module, "FIRST", 6)
             recording = recording_of(mask, batch=5)
-            cut = unseen(recording, seconds=60)
-            call = module._Call("layer", "float32", recording.calls[0], recording.problems[0])
+            cut = undetectable_bugs(recording, seconds=60)
+            call = module._Call("layer", "float32", recording.problems[0])
             assert [is_cut for _, is_cut in module._in_order([call])] == [True, False]
-            assert module._cut(call).inputs.queries.shape == (2, 6 if mask.has_positions else 4, 12)
+            assert module._cut(call.problem).inputs.queries.shape == (2, 6 if mask.has_positions else 4, 12)
         assert (cut.seen, cut.impossible) == (whole.seen, whole.impossible)
 
 
 def test_no_time_is_said():
     masks = AttentionMask(), AttentionMask(causal=True)
-    found = unseen(recording_of(*masks), seconds=0.0)
+    found = undetectable_bugs(recording_of(*masks), seconds=0.0)
     assert found.seen == found.within == ()
     assert f"not tried, for want of time: {len(found.untried)}" in found.text()
 
@@ -121,15 +121,14 @@ def test_what_bugs_need():
     for id in SMALLEST_SET:
         (case,) = cases.select((id,))
         problem = case.build()
-        runner = module._BugRunner(
-            module._Call(id, "float64", None, replace(problem, recorded=dict.fromkeys(["output"]))), False
-        )
+        call = module._Call(id, "float64", replace(problem, recorded=dict.fromkeys(["output"])))
+        shows = module._shows(call, False)
         for bug in zoo:
             need = need_of(bug)
             if need is not None and not need[1](problem):
-                found = runner.run(bug)
+                found = module._run(bug, shows)
                 assert found is None or not found[0], (id, bug.id, need[0])
-    plain = unseen(recording_of(dtype="float64", config=replace(CONFIG, query_dim=12), batch=3), bugs=zoo)
+    plain = undetectable_bugs(recording_of(dtype="float64", config=replace(CONFIG, query_dim=12), batch=3), bugs=zoo)
     assert {*plain.within, *plain.idle} <= {
         *("k-proj-bias-missing", "denominator-epsilon", "maximum-of-tensor", "maximum-missing", "maximum-clamped"),
         *("softmax-of-clamped", "block-maximum-shared", "mask-after-softmax-renormalised"),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
-from conformance.judging.expected import Expected
-from conformance.zoo.bug import rounded
-from mha_core import Trace
+from conformance.zoo.shows import Shows
 from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
 
 SOFTCAPS = (1000.0, 300.0, 100.0, 50.0, 30.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 """Softcaps that are tried, the largest first, which shows least; 50 and 30 are those of public models."""
@@ -20,32 +16,7 @@ MOST_TRIED = 8
 """Most calls that they are tried on."""
 
 
-@dataclass(frozen=True)
-class Looked:
-    """A call, or a part of it, with what is known of it.
-
-    Args:
-        wanted: the right result with its bounds.
-        outputs: the names of the stages that were recorded.
-        dtype: what the layer computed in.
-    """
-
-    wanted: Expected
-    outputs: Collection[str]
-    dtype: str
-
-    def shows(self, state: State) -> bool:
-        """Whether another result than the right one leaves its bound in one of the recorded outputs."""
-        trace = rounded(Trace(**{name: state[name] for name in self.outputs}), self.dtype)
-        wanted = self.wanted
-        try:
-            compare(trace, wanted.trace, wanted.allowed_error, wanted.where, self.dtype)
-        except ParityError:
-            return True
-        return False
-
-
-def beyond(problems: Sequence[Problem], looked: Sequence[Looked]) -> tuple[str, ...]:
+def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
     """The settings in words.
 
     Args:
@@ -62,13 +33,14 @@ def beyond(problems: Sequence[Problem], looked: Sequence[Looked]) -> tuple[str, 
     return (*found, f"a window, a chunk or positions beyond {max(lengths)} keys")
 
 
-def _hidden_softcap(looked: Sequence[Looked]) -> float | None:
+def _hidden_softcap(looked: Sequence[Shows]) -> float | None:
     """The least of SOFTCAPS from which on none shows; None if all do, or no call is without a softcap."""
     hidden = None
     for softcap in SOFTCAPS if looked else ():
         for one in looked:
             given = one.wanted.problem
-            if one.shows(reference.run_state(replace(given.config, softcap=softcap), given.weights, given.inputs)):
+            state = reference.run_state(replace(given.config, softcap=softcap), given.weights, given.inputs)
+            if one.first_stage(state) is not None:
                 return hidden
         hidden = softcap
     return hidden

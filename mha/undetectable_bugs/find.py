@@ -1,4 +1,4 @@
-"""Unseen: find the bugs of the zoo that the recorded calls could not have shown.
+"""Find the bugs of the zoo that recorded calls could not have shown.
 
 "Equal" means that no output left its bound. But with one key alone, or small weights in 16 bits, not even a scale that
 is wrong by half leaves it. So each bug of the zoo is put into the reference and runs on the recorded inputs, and its
@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
-from conformance.zoo.bug import Bug, pipelines
+from conformance.subjects.items import items_of, take_positions
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from conformance.zoo.rerun import rerun
-from mha.recordings.explain import items_of
-from mha.recordings.recording import RecordedCall, Recording
-from mha.unseen.needs import asked_by, is_of_gradients, need_of, signature
-from mha.unseen.settings import Looked, beyond
+from conformance.zoo.shows import Shows
+from mha.recordings.recording import Recording
+from mha.undetectable_bugs.needed_calls import asked_by, is_of_gradients, need_of, signature
+from mha.undetectable_bugs.settings import beyond
 from mha_core import STAGES
-from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
 
 SECONDS = 2.0
 """Default time limit; bugs that were not tried by then are reported as untried."""
@@ -52,8 +50,8 @@ LAST = ("block-", "online-", "fill-", "past-")
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """The result of `unseen`: for every bug, whether the calls show it, and if not, why.
+class UndetectableBugs:
+    """The result of `undetectable_bugs`: for every bug, whether the calls show it, and if not, why.
 
     Attributes:
         calls: how many calls there are.
@@ -124,14 +122,14 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{more}"
 
 
-def unseen(
+def undetectable_bugs(
     recording: Recording,
     names: Collection[str] | None = None,
     *,
     seconds: float = SECONDS,
     bugs: Sequence[Bug] | None = None,
     progress: Callable[[str], None] = lambda what: None,
-) -> Unseen:
+) -> UndetectableBugs:
     """Put every bug of the zoo into the reference, and see whether the recorded calls would show it.
 
     A bug shows if an output of the kind that was recorded leaves its bound in some call. One call of
@@ -145,36 +143,36 @@ def unseen(
         bugs: the zoo. Default: all of it.
         progress: is told what is being done.
 
-    >>> from mha.recordings.recording import RecordedLayer
-    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
+    >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> layer = RecordedLayer("", "mine.Attention", "float64", config, init_weights(config, seed=0))
     >>> x = np.random.default_rng(1).normal(size=(2, 1, 6))  # one token: its weight is 1, whatever the scale
     >>> inputs = AttentionInputs(x, x, x)
     >>> call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
-    >>> found = unseen(Recording((layer,), (call,)))
+    >>> found = undetectable_bugs(Recording((layer,), (call,)))
     >>> "scale-missing" in found.within, "v-proj-weight-transposed" in found.seen, "a causal mask" in found.never_asked
     (True, True, True)
     """
     deadline = time.monotonic() + seconds
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     calls = [
-        _Call(name, recording.layers[call.layer].dtype, call, problem)
+        _Call(name, recording.layers[call.layer].dtype, problem)
         for name, call, problem in zip(recording.names, recording.calls, recording.problems, strict=True)
         if names is None or name in names
     ]
     problems = [call.problem for call in calls]
     verdicts = {bug.id: _Verdict() for bug in zoo}
     left = [bug for bug in zoo if not is_of_gradients(bug)]
-    looked: list[Looked] = []
+    looked: list[Shows] = []
     tried: dict[str, bool] = {}  # name -> whether it was only cut
     for call, cut in _in_order(calls):
         if not left or (tried and time.monotonic() > deadline):
             break
         progress(f"what {call.name} would have shown")
         tried[call.name] = cut
-        runner = _BugRunner(call, cut)
-        looked.append(runner.looked)
+        shows = _shows(call, cut)
+        looked.append(shows)
         for bug in left:
             limit = deadline if verdicts[bug.id].tried else deadline + (HARD_LIMIT - 1) * seconds
             if time.monotonic() > limit:
@@ -182,7 +180,7 @@ def unseen(
             need = need_of(bug)
             if need is not None and not need[1](call.problem):  # it may look different in a part of it
                 continue
-            found = runner.run(bug)
+            found = _run(bug, shows)
             if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
                 verdicts[bug.id].add(found)
         left = [bug for bug in left if not verdicts[bug.id].seen]
@@ -199,7 +197,7 @@ class _Verdict:
     change: float = 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:
-        """Take in the result of one run (see `_BugRunner.run`)."""
+        """Take in the result of one run (see `_run`)."""
         self.tried = True
         if found is not None:
             self.possible = True
@@ -212,8 +210,8 @@ def _sorted_out(
     verdicts: Mapping[str, _Verdict],
     problems: Sequence[Problem],
     tried: Mapping[str, bool],
-    looked: Sequence[Looked],
-) -> Unseen:
+    looked: Sequence[Shows],
+) -> UndetectableBugs:
     never: dict[str, list[str]] = {}
     lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
     for bug in zoo:
@@ -237,14 +235,13 @@ def _sorted_out(
     parts = tuple(name for name, cut in tried.items() if cut)
     never_asked = {words: tuple(bugs) for words, bugs in never.items()}
     settings = beyond(problems, looked)
-    return Unseen(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
+    return UndetectableBugs(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
     name: str
     dtype: str
-    call: RecordedCall
     problem: Problem
 
     @property
@@ -266,28 +263,24 @@ def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
     return [*((call, call.size > LARGE) for call in ordered), *((call, False) for call in ordered if call.size > LARGE)]
 
 
-class _BugRunner:
-    """Runs bugs on one call, whole or cut, and compares them with the right result."""
+def _shows(call: _Call, cut: bool) -> Shows:
+    """What the recorded outputs of a call show, or of the part that it is cut to."""
+    problem = _cut(call.problem) if cut else call.problem
+    wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
+    return Shows.of(wanted, call.dtype, tuple(problem.recorded))
 
-    def __init__(self, call: _Call, cut: bool) -> None:
-        problem = _cut(call) if cut else call.problem
-        wanted = answer(replace(problem, recorded={}), Precision.of(call.dtype))
-        self.looked = Looked(wanted, tuple(problem.recorded), call.dtype)
-        given = wanted.problem
-        self.right: State = reference.run_state(given.config, given.weights, given.inputs)
 
-    def run(self, bug: Bug) -> tuple[bool, float] | None:
-        """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
-        forward, _ = pipelines(bug)
-        try:
-            state, changed = rerun(self.right, forward, bug.forward)
-        except (ValueError, IndexError):  # DoesNotApply is a ValueError; others where sizes are unheard of
-            return None
-        if not changed:
-            return False, 0.0
-        if self.looked.shows(state):
-            return True, 1.0
-        return False, max((_change(self.right[name], state[name]) for name in STAGES), default=0.0)
+def _run(bug: Bug, shows: Shows) -> tuple[bool, float] | None:
+    """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
+    try:
+        state, changed = shows.forward(bug)
+    except (ValueError, IndexError):  # DoesNotApply is a ValueError; others where sizes are unheard of
+        return None
+    if not changed:
+        return False, 0.0
+    if shows.first_stage(state) is not None:
+        return True, 1.0
+    return False, max((_change(shows.right[name], state[name]) for name in STAGES), default=0.0)
 
 
 def _change(right: NDArray, wrong: NDArray) -> float:
@@ -301,50 +294,25 @@ def _change(right: NDArray, wrong: NDArray) -> float:
     return float(max(change / size if size else 0.0, np.finfo(float).tiny))
 
 
-def _cut(call: _Call) -> Problem:
+def _cut(problem: Problem) -> Problem:
     """A part of the problem: the batch items with the fewest and most allowed keys, a few queries, and all their keys.
 
-    The outputs of these queries are those of the whole call.
+    The outputs of these queries are those of the whole call. What was recorded keeps its names, but not its shapes.
     """
-    problem = call.problem
     where = problem.allowed()
     open_keys = where.sum(axis=(1, 2, 3))
     items = np.unique([int(np.argmin(open_keys)), int(np.argmax(open_keys)), *range(ITEMS)])[: max(ITEMS, 2)]
     if len(open_keys) > len(items):
-        small = items_of(call.call, items)
-        problem = replace(problem, inputs=small.inputs, recorded=small.outputs)
+        problem = items_of(problem, items)
     sizes = problem.inputs.check(problem.config)
     mask = problem.inputs.mask
     if sizes.query_len <= ROWS:
         return problem
     if not mask.has_positions:
-        return _part(problem, slice(sizes.query_len - ROWS, None), slice(None))
+        last = slice(sizes.query_len - ROWS, None)
+        return replace(problem, inputs=take_positions(problem.inputs, last, slice(None)))
     right = 0 if mask.causal else mask.window[1] if mask.window is not None else None
     if right == 0 and sizes.query_len == sizes.key_len > FIRST and not np.any(mask.query_offset) and not sizes.past_len:
-        return _part(problem, slice(FIRST), slice(FIRST))  # they attend to none of the others
+        first = slice(FIRST)  # they attend to none of the others
+        return replace(problem, inputs=take_positions(problem.inputs, first, first))
     return problem
-
-
-def _part(problem: Problem, rows: slice, columns: slice) -> Problem:
-    """The problem with these queries and keys alone. Its recorded outputs keep their names, but not their shapes."""
-    inputs, mask = problem.inputs, problem.inputs.mask
-
-    def cut(name: str, array: NDArray) -> NDArray:
-        if name in ("allowed", "bias"):
-            array = array[..., rows, :] if array.ndim >= 2 and array.shape[-2] > 1 else array
-            return array[..., columns] if array.ndim and array.shape[-1] > 1 else array
-        if name == "valid_lens":
-            array = array[:, rows] if array.ndim == 2 else array
-            return array if columns.stop is None else np.minimum(array, columns.stop)
-        return array
-
-    keep = inputs.dropout_keep
-    changed = replace(
-        inputs,
-        queries=inputs.queries[..., rows, :],
-        keys=inputs.keys[..., columns, :],
-        values=inputs.values[..., columns, :],
-        dropout_keep=None if keep is None else keep[:, :, rows, columns],
-        mask=mask.map_arrays(cut),
-    )
-    return replace(problem, inputs=changed)
