@@ -8,24 +8,15 @@ What comes after the values is linear, so c times a source adds c times what the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.experiments.candidates.sources import SOURCES, added
 from conformance.experiments.changes.expressions import Expression, expressions_of
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
-
-
-def added_amounts(view: View) -> Iterator[Bug]:
-    """Each source added to each step as often as it takes to explain what differs."""
-    for step, sources in SOURCES.items():
-        for name in sources:
-            yield from amounts_of(view, partial(added, step, name))
 
 
 def amounts_of(view: View, bug: Callable[[Expression | None], Bug]) -> Iterator[Bug]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.parameters import weights_otherwise
 from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
 from conformance.experiments.changes.fit import factors, fit, one_change
 from conformance.experiments.changes.sample import Change, Sample, Setting
@@ -84,13 +85,21 @@ def samples_by(view: View, reading: Reading) -> list[Sample]:
     return found
 
 
-def fitted(view: View, reading: Reading) -> Iterator[Bug]:
+def is_one(change: Change) -> bool:
+    """Whether a change is one, and not another order with a factor on top of it."""
+    return not change.slug.startswith("0-of-it-")
+
+
+Find = Callable[[Sequence[Sample]], list[Change]]
+
+
+def fitted(view: View, reading: Reading, find: Find = fit) -> Iterator[Bug]:
     """Every change that is read off."""
     samples = samples_by(view, reading)
     with np.errstate(all="ignore"):
-        for change in fit(samples) if samples else []:
+        for change in find(samples) if any(sample.differs for sample in samples) else []:
             # Another order and a factor on top of it are two faults: probes that are blind to orders show the factor.
-            if not change.slug.startswith("0-of-it-"):
+            if is_one(change):
                 yield reading.bug(change)
                 yield from _elsewhere(reading, change)
 
@@ -103,6 +112,23 @@ def _elsewhere(reading: Reading, change: Change) -> Iterator[Bug]:
         yield read_otherwise("values", change)
     if reading.name == "kept_weights":
         yield change_on("weights", change)
+
+
+def any_fitted(view: View, readings: Sequence[Reading]) -> Iterator[Bug]:
+    """Every change of one of these; only if none explains what differs, two changes one after the other."""
+    yield from factors_on(view, OUTPUT)
+    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
+    yield from weights_otherwise()
+    for find in (_simple, fit):
+        for reading in readings:
+            yield from fitted(view, reading, find)
+        if view.explained:
+            return
+
+
+def _simple(samples: Sequence[Sample]) -> list[Change]:
+    with np.errstate(all="ignore"):
+        return one_change(sorted(samples, key=lambda sample: not sample.differs))
 
 
 CHOSEN = (7, 6, 9, 5)

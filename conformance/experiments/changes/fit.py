@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.experiments.changes.axes import axis_changes, orders_read
 from conformance.experiments.changes.elements.limits import limit_changes
+from conformance.experiments.changes.elements.norms import norm_changes
 from conformance.experiments.changes.elements.profiles import profile_changes
 from conformance.experiments.changes.elements.roundings import rounding_changes
 from conformance.experiments.changes.elements.values import value_changes
@@ -96,6 +97,7 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from value_changes(samples)
     yield from limit_changes(samples)
     yield from mix_changes(samples)
+    yield from norm_changes(samples)
     yield from profile_changes(samples)
     yield from shape_changes(samples[0].axes)
     yield from rounding_changes(samples)

@@ -192,4 +192,5 @@ def _mix(a: Expression, b: Expression, name: str, words: str, read: Reading) -> 
     else:
         sign = "less" if b.words == "-1" else "plus"
         sentence = f"{sign} {part}" if a.words == "1" else f"times {a.words}, {sign} {part}"
-    return Change(f"{a.slug}-of-it-{b.slug}-of-{name}", sentence, apply)
+    slug = name if (a.words, b.words) == ("0", "1") else f"{a.slug}-of-it-{b.slug}-of-{name}"
+    return Change(slug, sentence, apply)

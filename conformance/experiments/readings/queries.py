@@ -11,7 +11,6 @@ the scores is in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -35,122 +34,131 @@ def read_against_zero(answer: Answer, problem: Problem, zero: int) -> NDArray | 
     return found
 
 
-@lru_cache(maxsize=64)
-def queries_shown(config: AttentionConfig, query_len: int = 3, seed: int = 0) -> Problem:
-    """Random queries against the keys 0, e_0, e_1, ...: `read_against_zero(..., 0)[..., 1:]` are the scaled queries."""
-    width = min(config.head_dim, config.key_dim)
-    passing = np.tile(selector(config.head_dim, config.key_dim), (config.num_kv_heads, 1))
-    keys = np.zeros((1, width + 1, config.key_dim))
-    keys[0, 1:, :width] = np.eye(width)
-    return generic(
-        config,
-        seed=seed,
-        query_len=query_len,
-        key_len=width + 1,
-        weights={**NO_BIASES, "k_proj.weight": passing},
-        keys=keys,
-    )
-
-
-@lru_cache(maxsize=64)
-def keys_shown(config: AttentionConfig, key_len: int = 5, seed: int = 0) -> Problem:
-    """The queries e_0, e_1, ... against random keys, of which key 0 is 0: `read_against_zero(..., 0)` are the keys."""
-    width = min(config.head_dim, config.query_dim)
-    passing = np.tile(selector(config.head_dim, config.query_dim), (config.num_heads, 1))
-    queries = np.zeros((1, width, config.query_dim))
-    queries[0] = np.eye(width, config.query_dim)
-    plain = generic(config, seed=seed, query_len=width, key_len=key_len, weights=NO_BIASES)
-    keys = np.array(plain.inputs.keys)
-    keys[:, 0] = 0.0
-    weights: dict[str, NDArray | float] = {**NO_BIASES, "q_proj.weight": passing}
-    return generic(config, seed=seed, query_len=width, key_len=key_len, weights=weights, queries=queries, keys=keys)
-
-
 def scale_of(config: AttentionConfig) -> float:
     """What scores of a dot product are multiplied by; never 0, so that it can be divided by."""
     return config.softmax_scale or 1.0
 
 
-def read_queries(answer: Answer, config: AttentionConfig) -> NDArray | None:
-    """(1, H, Lq, d): the queries of `queries_shown`, if keys and scores are right.
+QUERIES, KEYS = 0, 1
+"""The two sides of a score."""
+
+_INPUT, _PROJECTION = ("queries", "keys"), ("q_proj", "k_proj")
+
+
+def _sizes(config: AttentionConfig, side: int) -> tuple[int, int]:
+    """The number of heads of a side, and the channels of its input."""
+    return ((config.num_heads, config.query_dim), (config.num_kv_heads, config.key_dim))[side]
+
+
+@lru_cache(maxsize=256)
+def shown(config: AttentionConfig, side: int, length: int, seed: int = 0) -> Problem:
+    """So many random queries against the keys 0, e_0, e_1, ...; or keys, the first of them 0, against such queries.
+
+    `read_side` is then the side's heads, for W_k, or W_q, passes channels through.
+    """
+    heads, channels = _sizes(config, 1 - side)
+    width = min(config.head_dim, channels)
+    codes = np.eye(width + 1, channels, -1)[None]
+    query_len, key_len = (width + 1, length) if side else (length, width + 1)
+    passing = np.tile(selector(config.head_dim, channels), (heads, 1))
+    weights: dict[str, NDArray | float] = {**NO_BIASES, f"{_PROJECTION[1 - side]}.weight": passing}
+    problem = generic(config, seed=seed, query_len=query_len, key_len=key_len, weights=weights)
+    if side:
+        return changed(problem, queries=codes, keys=_first_is_zero(problem.inputs.keys))
+    return changed(problem, keys=codes)
+
+
+def _first_is_zero(rows: NDArray) -> NDArray:
+    return np.concatenate([np.zeros_like(rows[:, :1]), rows[:, 1:]], axis=1)
+
+
+def read_side(answer: Answer, problem: Problem, side: int) -> NDArray | None:
+    """(1, H, L, channels): the queries of a problem of `shown`, or the keys as each query head reads them.
+
+    They are right if the other side and all that follows is.
 
     >>> from conformance.experiments.designs import CONFIGS
     >>> from mha_core import reference
     >>> run = lambda one: reference.run(one.config, one.weights, one.inputs)
-    >>> found = read_queries(lambda one: run(one).output, CONFIGS[0])
-    >>> bool(np.allclose(found, run(queries_shown(CONFIGS[0])).queries))
+    >>> problem = shown(CONFIGS[0], QUERIES, 3)
+    >>> bool(np.allclose(read_side(lambda one: run(one).output, problem, QUERIES), run(problem).queries))
     True
     """
-    read = read_against_zero(answer, queries_shown(config), 0)
-    return None if read is None else read[..., 1:] / scale_of(config)
+    read = read_against_zero(answer, problem, 0)
+    if read is None:
+        return None
+    return (read.swapaxes(-1, -2) if side else read)[..., 1:] / scale_of(problem.config)
 
 
-def read_keys(answer: Answer, config: AttentionConfig) -> NDArray | None:
-    """(1, H, Lk, d): the keys that each query head reads in `keys_shown`, if queries and scores are right."""
-    read = read_against_zero(answer, keys_shown(config), 0)
-    return None if read is None else read.swapaxes(-1, -2) / scale_of(config)
+def as_units(config: AttentionConfig, side: int) -> Problem:
+    """A problem of `shown` whose own input is 0, e_0, e_1, ...: `read_weight` reads the weight of the side off it."""
+    channels = _sizes(config, side)[1]
+    units = np.eye(channels + 1, channels, -1)[None]
+    problem = shown(config, side, channels + 1)
+    return changed(problem, keys=units) if side else changed(problem, queries=units)
 
 
-@lru_cache(maxsize=64)
-def _units_as_queries(config: AttentionConfig, bias: bool) -> Problem:
-    """`queries_shown` of the unit vectors; with `bias` one query of 0, which shows the bias of the queries."""
-    shown = queries_shown(config, query_len=1 if bias else config.query_dim)
-    if not bias:
-        return changed(shown, queries=np.eye(config.query_dim)[None])
-    own = generic(config, weights={}).weights.get("q_proj.bias", 0.0)
-    return changed(shown, {"q_proj.bias": np.asarray(own)}, queries=0.0)
-
-
-@lru_cache(maxsize=64)
-def _units_as_keys(config: AttentionConfig) -> Problem:
-    """`keys_shown` of 0 and the unit vectors."""
-    keys = np.concatenate([np.zeros((1, config.key_dim)), np.eye(config.key_dim)])[None]
-    return changed(keys_shown(config, key_len=config.key_dim + 1), keys=keys)
-
-
-def read_query_weight(answer: Answer, config: AttentionConfig) -> NDArray | None:
-    """(H * d, Dq): q_proj.weight as it takes effect, if keys and scores are right; None if it can't be told.
+def read_weight(answer: Answer, problem: Problem, side: int) -> NDArray | None:
+    """(H * d, Dq) or (G * d, Dk): the weight of a side as it takes effect, of keys as the first head of each group
+    reads it; None if it can't be told.
 
     >>> from conformance.experiments.designs import CONFIGS
     >>> from mha_core import reference
-    >>> run = lambda one: reference.run(one.config, one.weights, one.inputs).output
-    >>> weight = _units_as_queries(CONFIGS[0], False).weights["q_proj.weight"]
-    >>> bool(np.allclose(read_query_weight(run, CONFIGS[0]), weight))
+    >>> problem = as_units(CONFIGS[0], QUERIES)
+    >>> read = read_weight(lambda one: reference.run(one.config, one.weights, one.inputs).output, problem, QUERIES)
+    >>> bool(np.allclose(read, problem.weights["q_proj.weight"]))
     True
     """
-    read = _read_units(answer, config, _units_as_queries, False)
-    return None if read is None else read[0].swapaxes(1, 2).reshape(-1, config.query_dim)
+    config = problem.config
+    heads, channels = _sizes(config, side)
+    read = read_side(answer, problem, side) if _are_readable(answer, config, side) else None
+    if read is None:
+        return None
+    found: NDArray = read[0, :: config.num_heads // heads, 1:].swapaxes(1, 2).reshape(-1, channels)
+    return found
 
 
-def read_query_bias(answer: Answer, config: AttentionConfig) -> NDArray | None:
-    """(H * d,): q_proj.bias as it takes effect, if keys and scores are right; None if it can't be told."""
-    read = _read_units(answer, config, _units_as_queries, True) if config.bias.q_proj else None
+def read_input(answer: Answer, problem: Problem, side: int) -> NDArray | None:
+    """(1, L, Dq or Dk): the input of a side of a problem of `shown` as it takes effect; None if it can't be told."""
+    config = problem.config
+    if not _are_readable(answer, config, side):
+        return None
+    found = []
+    for passing in _passing_input(problem, side):
+        read = read_side(answer, passing, side)
+        if read is None:
+            return None
+        found.append(read[:, 0])
+    return np.concatenate(found, axis=-1)[..., : _sizes(config, side)[1]]
+
+
+@lru_cache(maxsize=512)
+def _passing_input(problem: Problem, side: int) -> tuple[Problem, ...]:
+    config = problem.config
+    heads, channels = _sizes(config, side)
+    name = f"{_PROJECTION[side]}.weight"
+    return tuple(
+        changed(problem, {name: np.tile(selector(config.head_dim, channels, first), (heads, 1))})
+        for first in range(0, channels, config.head_dim)
+    )
+
+
+def of_bias(config: AttentionConfig) -> Problem:
+    """A problem of `shown` whose query is the bias of q_proj, for a layer that has one."""
+    problem = shown(config, QUERIES, 1)
+    return changed(problem, {"q_proj.bias": generic(config).weights["q_proj.bias"]}, queries=0.0)
+
+
+def read_query_bias(answer: Answer, problem: Problem) -> NDArray | None:
+    """(H * d,): q_proj.bias of a problem of `of_bias` as it takes effect, if keys and scores are right; or None."""
+    read = read_side(answer, problem, QUERIES) if _are_readable(answer, problem.config, QUERIES) else None
     return None if read is None else read[0, :, 0].ravel()
 
 
-def _read_units(
-    answer: Answer, config: AttentionConfig, shown: Callable[[AttentionConfig, bool], Problem], bias: bool
-) -> NDArray | None:
-    if not _are_readable(answer, config) or config.key_dim < config.head_dim:
-        return None
-    read = read_against_zero(answer, shown(config, bias), 0)
-    return None if read is None else read[..., 1:] / scale_of(config)
-
-
-def read_key_weight(answer: Answer, config: AttentionConfig) -> NDArray | None:
-    """(G * d, Dk): k_proj.weight as the first query head of each group reads it; None if it can't be told."""
-    if not _are_readable(answer, config) or config.query_dim < config.head_dim:
-        return None
-    read = read_against_zero(answer, _units_as_keys(config), 0)
-    if read is None:
-        return None
-    heads = read[0, :: config.num_heads // config.num_kv_heads, :, 1:] / scale_of(config)
-    return heads.reshape(-1, config.key_dim)
-
-
-def _are_readable(answer: Answer, config: AttentionConfig) -> bool:
-    """Whether a layer has weights, takes others, and its scores are products."""
-    return takes_weights(answer, config) and config.score != "additive"
+def _are_readable(answer: Answer, config: AttentionConfig, side: int) -> bool:
+    """Whether a layer has weights, takes others, its scores are products, and codes of its other side fit into it."""
+    other = _sizes(config, 1 - side)[1]
+    return takes_weights(answer, config) and config.score != "additive" and other >= config.head_dim
 
 
 def centred(scores: NDArray) -> NDArray:

@@ -23,11 +23,8 @@ from conformance.experiments.candidates.scores.anything import (
     linear_at,
     measured_numbers,
 )
-from conformance.experiments.candidates.scores.arrays import LENGTHS as LONGER
-from conformance.experiments.candidates.scores.arrays import read_bias
 from conformance.experiments.candidates.scores.caps import caps
-from conformance.experiments.candidates.scores.families import factor
-from conformance.experiments.candidates.scores.matrices import bias_read
+from conformance.experiments.candidates.scores.families import factor, linear
 from conformance.experiments.candidates.scores.places import (
     ADDED,
     ADDITIVE,
@@ -41,6 +38,9 @@ from conformance.experiments.candidates.scores.places import (
     SIMILARITY,
     Place,
 )
+from conformance.experiments.candidates.scores.shown import read_bias
+from conformance.experiments.candidates.scores.sides import LENGTHS as LONGER
+from conformance.experiments.candidates.scores.sides import bias_read
 from conformance.experiments.candidates.scores.target import targets
 from conformance.experiments.candidates.scores.variants import additive_scores, given_scales, softcaps, sums
 from conformance.experiments.designs import NO_BIASES, generic
@@ -157,8 +157,14 @@ BEFORE_CAP = _where(SIMILARITY, "softcap-", _has_cap, "With a softcap,")
 OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, KEYS, SIMILARITY)
 
 
+OF_ALL_KEYS = [
+    replace(family, starts=(0.0,)) for family in linear(KEYS) if family.slug in ("plus-constant", "plus-position-mean")
+]
+"""What is the same for all keys of a row cancels in the softmax of scores without a softcap."""
+
+
 def _of_softcap(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
-    families = [*caps(AFTER_CAP), factor(BEFORE_CAP), *linear_at([AFTER_CAP])]
+    families = [*caps(AFTER_CAP), factor(BEFORE_CAP), *linear_at([AFTER_CAP]), *OF_ALL_KEYS]
     yield from measured_numbers(targets(view, problems), families)
 
 

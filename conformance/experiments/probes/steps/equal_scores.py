@@ -20,20 +20,16 @@ from conformance.experiments.candidates.fitted import (
     KEPT_WEIGHTS,
     MERGED,
     OUTPUT,
-    fitted,
+    any_fitted,
     fitted_by_key,
     whole_first,
 )
-from conformance.experiments.candidates.scores.anything import Candidate
-from conformance.experiments.candidates.scores.anything import whole_first as whole_scores
-from conformance.experiments.candidates.scores.matrices import weights_read
+from conformance.experiments.candidates.scores.anything import Candidate, up_to_scores
 from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
 from conformance.experiments.candidates.steps import BESIDE, positions_on
-from conformance.experiments.candidates.values import plain_otherwise
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.probes.steps.scores import plain_calls
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -73,18 +69,15 @@ def _same_value(config: AttentionConfig, keys: int) -> NDArray:
 
 def _anything(view: View) -> Iterator[Bug]:
     """What differs in the output, in the heads, or in the weights that meet the values."""
-    yield from plain_otherwise(view)
     yield from positions_on(BESIDE)
-    for reading in (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED):
-        if not view.explained:
-            yield from fitted(view, reading)
+    yield from any_fitted(view, (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED))
     if not view.explained:
         yield from fitted_by_key(view)
 
 
 def _of_chosen_keys(view: View) -> Iterator[Candidate]:
     """What differs in the weighted sum; and scores that are wrong, read off calls in which they can show."""
-    yield from whole_scores(view, plain_calls(view.lab), lambda view, problems: iter(()))
+    yield from up_to_scores(view)
     yield from _anything(view)
     yield from reordered((ORDER_OF_SCORES,))
 
@@ -99,9 +92,9 @@ def _of_biases(view: View) -> Iterator[Bug]:
     yield from _anything(view)
 
 
-def _isolated(view: View) -> Iterator[Bug]:
+def _isolated(view: View) -> Iterator[Candidate]:
     if _are_unequal(view):
-        yield from weights_read(view)
+        yield from up_to_scores(view)
     yield from whole_first(view, (*_whole(view.lab), *_chosen_keys(view.lab)), _anything, _anything)
 
 

@@ -28,11 +28,10 @@ from conformance.experiments.candidates.fitted import (
     VALUE_WEIGHT,
     VALUES,
     Reading,
+    any_fitted,
     fitted,
     whole_first,
 )
-from conformance.experiments.candidates.parameters import parameters_otherwise
-from conformance.experiments.candidates.values import plain_otherwise
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -98,13 +97,12 @@ _whole = _problems(lambda config: NO_BIASES)
 _large = _problems(lambda config: NO_BIASES, lambda config: 10.0)
 
 
+OF_VALUES = (OUTPUT, HEADS, VALUES, INPUT, VALUE_WEIGHT, MERGED, PROJECTED, OUTPUT_WEIGHT)
+
+
 def _anything(view: View) -> Iterator[Bug]:
-    """Also what is read off the steps and the matrices, if nothing plain explains what differs."""
-    yield from plain_otherwise(view)
-    for readings in ((OUTPUT,), (HEADS,), (VALUES,), (INPUT, VALUE_WEIGHT), (MERGED,), (PROJECTED,), (OUTPUT_WEIGHT,)):
-        if not view.explained:
-            for reading in readings:  # an input's channel is a column of the weight, but where there is no weight
-                yield from fitted(view, reading)
+    """What is read off the steps and the matrices."""
+    yield from any_fitted(view, OF_VALUES)
 
 
 def _isolated(view: View) -> Iterator[Bug]:
@@ -115,10 +113,9 @@ def _from_bias(reading: Reading) -> Callable[[View], Iterator[Bug]]:
     def propose(view: View) -> Iterator[Bug]:
         # The bias first: that a factor or an order is another fault's, was to be seen before there was a bias.
         yield from fitted(view, reading)
-        yield from parameters_otherwise()
         yield from biases_where_equal()
         if not view.explained:
-            yield from plain_otherwise(view)
+            yield from _anything(view)
 
     return propose
 
@@ -129,7 +126,7 @@ PROBES = (
         "One key whose value is 0, no biases: only what does not come from the values can show.",
         r"o_{bi} = 0",
         _problems(lambda config: NO_BIASES, lambda config: 0.0),
-        plain_otherwise,
+        _anything,
     ),
     Probe(
         "equal-channels",

@@ -15,42 +15,12 @@ from functools import lru_cache
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.scores.anything import (
-    EVERYWHERE,
-    Candidate,
-    anything_at,
-    measured_factors,
-    whole_first,
-)
-from conformance.experiments.candidates.scores.arrays import longer
-from conformance.experiments.candidates.scores.functions import on_both
-from conformance.experiments.candidates.scores.places import HEADS, INPUTS, KEYS, PROJECTIONS, SIMILARITY, WEIGHTS
+from conformance.experiments.candidates.scores.anything import up_to_scores
+from conformance.experiments.candidates.scores.sides import longer
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.view import View
 from mha_core import AttentionConfig
-
-OF_QUERIES = (INPUTS[0], WEIGHTS[0], PROJECTIONS[0], HEADS[0])
-OF_KEYS = (INPUTS[1], WEIGHTS[1], PROJECTIONS[1], HEADS[1], KEYS)
-SIZES = (SIMILARITY, WEIGHTS[0], WEIGHTS[1], HEADS[0], HEADS[1], KEYS)
-
-
-def _sizes(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, plain_calls(view.lab), measured_factors(SIZES))
-
-
-def _of_queries(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, plain_calls(view.lab), anything_at((*OF_QUERIES, SIMILARITY)))
-
-
-def _of_keys(view: View) -> Iterator[Candidate]:
-    yield from whole_first(view, plain_calls(view.lab), anything_at((*OF_KEYS, SIMILARITY)))
-
-
-def _of_both(view: View) -> Iterator[Candidate]:
-    yield from anything_at(EVERYWHERE)(view, view.problems)
-    yield from on_both()
 
 
 def _even(config: AttentionConfig, projection: str) -> dict[str, np.ndarray]:
@@ -136,28 +106,28 @@ PROBES = (
         "One query; all channels and heads of queries and keys alike, so only the size of scores can show.",
         r"\log a_{j} - \log a_{k} = c\, d\, \bar q\, (\bar k_j - \bar k_k)",
         _size_alone,
-        _sizes,
+        up_to_scores,
     ),
     Probe(
         "queries",
         "All channels and heads of the keys alike, so only the queries can show: their heads and inputs.",
         r"\log a_{ij} - \log a_{ik} = c\, (\sum_c q_{ic}) (\bar k_j - \bar k_k)",
         _queries_alone,
-        _of_queries,
+        up_to_scores,
     ),
     Probe(
         "keys",
         "All channels and heads of the queries alike, so only the keys can show.",
         r"\log a_{ij} - \log a_{ik} = c\, \bar q_i \sum_c (k_{jc} - k_{kc})",
         _keys_alone,
-        _of_keys,
+        up_to_scores,
     ),
     Probe(
         "scores",
         "Queries and keys without biases or mask: the bilinear form of the scores.",
         r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
         plain_calls,
-        _of_both,
+        up_to_scores,
         unknown="Scores: the subject took no call without a mask.",
     ),
     Probe(
@@ -165,13 +135,13 @@ PROBES = (
         "As many queries as keys, so what exchanges them can show.",
         r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)",
         _square,
-        _of_both,
+        up_to_scores,
     ),
     Probe(
         "scores-longer",
         "More queries and keys: what is wrong at some positions only, or in longer calls, shows.",
         r"q'_i = \arg\min_q |S'_i - c\, q\, \bar K^\top|, \quad \bar k'_j = \arg\min_k |\bar S'_j - c\, k\, Q^\top|",
         longer,
-        _of_both,
+        up_to_scores,
     ),
 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.rounded import rounded
-from conformance.experiments.candidates.scores.arrays import longer
+from conformance.experiments.candidates.scores.sides import longer
 from conformance.experiments.candidates.weights.softmaxes import likeliest
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab

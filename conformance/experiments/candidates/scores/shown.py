@@ -1,0 +1,108 @@
+"""Shown: what was done to queries, keys and scores of plain calls, each read by itself; and to a bias in the mask.
+
+A key of 0 has the score 0, so that scores show but for what is the same in all of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import product
+
+import numpy as np
+
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.scores.patterns import with_patterns
+from conformance.experiments.candidates.scores.places import ADDED, CAPPED, SIMILARITY, UNSCALED
+from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
+from conformance.experiments.candidates.scores.sides import (
+    LENGTHS,
+    centred,
+    changes_of,
+    gauged,
+    of_side,
+    samples_of,
+    solved_sides,
+)
+from conformance.experiments.candidates.scores.target import Target
+from conformance.experiments.changes.sample import Sample
+from conformance.experiments.designs import NO_BIASES, changed, generic
+from conformance.experiments.readings import queries as reading
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig
+from mha_core.call.masks import additive_bias
+
+MOST_OF_BOTH = 4
+"""Changes of one side that are tried together with one of the other side."""
+
+SCORES = ("item", "head", "query", "key")
+
+Candidate = Bug | tuple[Bug, ...]
+
+
+def shown(view: View) -> Iterator[Candidate]:
+    """Every change that is read off calls without biases and masks."""
+    sides = [list(of_side(view, side)) for side in (reading.QUERIES, reading.KEYS)]
+    for bugs in sides:
+        yield from bugs
+    yield from product(*(bugs[:MOST_OF_BOTH] for bugs in sides))
+    yield from _of_scores(view)
+    if not any(sides):
+        yield from solved_sides(view)
+
+
+@lru_cache(maxsize=64)
+def _with_zero(config: AttentionConfig, query_len: int, key_len: int, zero: int) -> Problem:
+    """Random queries, the later ones larger, against random keys, of which key `zero` is 0."""
+    plain = generic(config, seed=3, query_len=query_len, key_len=key_len, weights=NO_BIASES)
+    keys = np.array(plain.inputs.keys)
+    keys[:, zero] = 0.0
+    sizes = np.geomspace(0.2, 4.0, query_len)[None, :, None]
+    return changed(plain, keys=keys, queries=plain.inputs.queries * sizes)
+
+
+def _of_scores(view: View) -> Iterator[Bug]:
+    """The changes of scores that are read against the score of a key of 0, first or last of all."""
+    for first in (True, False):
+        samples: list[Sample] = []
+        for config, (query_len, key_len) in zip(view.lab.configs, LENGTHS, strict=False):
+            zero = 0 if first else key_len - 1
+            one = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])[0]
+            samples += samples_of(view, partial(reading.read_against_zero, zero=zero), SCORES, one)
+        found = [one for one in changes_of(samples) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
+        for change in found:
+            yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS))
+        known = {change.slug for change in found}
+        for change in changes_of([_without_scale(sample) for sample in samples]):
+            if change.slug not in known and not change.slug.startswith("times-"):  # else it does the same there
+                yield UNSCALED.changed(change)
+        for place in (SIMILARITY, SCORES_AND_BIAS):
+            yield from with_patterns(place, samples)
+        if found:
+            return
+
+
+def _without_scale(sample: Sample) -> Sample:
+    scale = reading.scale_of(sample.setting.config)
+    return replace(sample, measured=sample.measured / scale, expected=sample.expected / scale)
+
+
+def read_bias(view: View, problems: Iterable[Problem]) -> Iterator[Bug]:
+    """Every change of the additive bias that is read off what scores are besides those before it."""
+    found, differs = [], False
+    for problem in problems:
+        target = Target(view, problem)
+        if problem.inputs.mask.bias is None or target.measured is None or not target.is_plain:
+            continue
+        state = target.state
+        bias = np.broadcast_to(additive_bias(state.inputs.mask), state["capped"].shape)
+        rest = target.measured - centred(state["capped"], -1)
+        if np.isfinite(rest).all():
+            unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(bias).max(initial=0.0))
+            found.append(Sample(rest, np.array(bias), SCORES, target.setting, unit=unit, least=least))
+            differs |= not target.is_given_by()
+    if differs:
+        for change in gauged(found, -1, SCORES):
+            yield ADDED.changed(change)

@@ -1,0 +1,266 @@
+r"""Sides: what was done to the inputs, weights and heads of queries, or of keys, read off plain calls.
+
+With W_k that passes channels through and unit vectors as keys, queries show as they are; with such queries, keys do.
+A layer whose weights can't be chosen shows both too, if it is asked with more keys, or queries, than it has channels:
+
+    q'_i = \arg\min_q |S'_i - c\, q\, \bar K^\top|,   \bar k'_j = \arg\min_k |\bar S'_j - c\, k\, Q^\top|
+
+S' less its mean over the keys, and \bar K the keys less theirs. If nothing is left, the change is one of that side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.fitted import is_one
+from conformance.experiments.candidates.scores.places import BIASES, HEADS, INPUTS, KEYS, WEIGHTS, setting_of
+from conformance.experiments.candidates.scores.target import Target
+from conformance.experiments.candidates.steps import read_otherwise
+from conformance.experiments.changes.fit import gives, singles
+from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.changes.where import part_changes
+from conformance.experiments.designs import NO_BIASES, generic
+from conformance.experiments.lab import Lab
+from conformance.experiments.linear import pseudo_inverse
+from conformance.experiments.readings import queries as reading
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import AttentionConfig
+from mha_core.reference.state import State
+
+LENGTHS = ((6, 11), (11, 6), (5, 22), (22, 5))
+"""Queries and keys of the layers' calls: enough for several places of each kind, and for the equations."""
+
+SHOWN = (7, 6, 9, 11)
+"""Queries, or keys, of the layers' calls that show them."""
+
+LEFT = 1e-7
+"""What the equations may leave, relative to the scores."""
+
+MOST = 12
+"""Changes of one array that are proposed."""
+
+ARRAY = ("item", "head", "position", "channel")
+
+Read = Callable[[reading.Answer, Problem], "NDArray | None"]
+
+
+def samples_of(view: View, read: Read, axes: tuple[str, ...], problem: Problem) -> list[Sample]:
+    """What is read of the subject beside what is read of the model; none if either can't be."""
+    measured = read(view.got, problem)
+    expected = None if measured is None else read(view.made, problem)
+    if measured is None or expected is None or measured.shape != expected.shape or not np.isfinite(measured).all():
+        return []
+    unit = max(1e-12, 100.0 * view.lab.unit)
+    least = 1e-9 * float(np.abs(expected).max(initial=0.0))
+    return [Sample(measured, expected, axes, Setting(problem.config, problem.sizes), unit=unit, least=least)]
+
+
+def changes_of(samples: Sequence[Sample]) -> list[Change]:
+    """The changes of one array, or of a part of it, that give all samples; the simplest first."""
+    if not any(sample.differs for sample in samples):
+        return []
+    with any_numbers:
+        ordered = sorted(samples, key=lambda sample: not sample.differs)
+        found = singles(ordered) or [one for one in part_changes(ordered, singles) if gives(one, ordered)]
+    # Another order and a factor on top of it are two faults, as where values are fitted.
+    return [one for one in found if is_one(one)][:MOST]
+
+
+# Weights, inputs and heads of one side ----------------------------------------------------------------
+
+
+def of_side(view: View, side: int) -> Iterator[Bug]:
+    if view.lab.fixed_weights is not None:
+        return
+    calls = zip(view.lab.configs, SHOWN, strict=False)
+    problems = [reading.shown(config, side, length) for config, length in calls if config.projections]
+    weights, inputs, heads = [], [], []
+    for one in problems:
+        units = reading.as_units(one.config, side)
+        weights += samples_of(view, partial(reading.read_weight, side=side), WEIGHTS[side].axes, units)
+        inputs += samples_of(view, partial(reading.read_input, side=side), INPUTS[side].axes, one)
+        heads += samples_of(view, partial(reading.read_side, side=side), ARRAY, one)
+    for change in changes_of(weights):
+        yield WEIGHTS[side].changed(change)
+    for change in changes_of(inputs):
+        yield INPUTS[side].changed(change)
+    yield from _of_heads(side, heads, lambda samples, axis, axes: changes_of(samples))
+
+
+def bias_read(view: View) -> Iterator[Bug]:
+    """The changes of q_proj.bias that were read off in every layer."""
+    samples = []
+    for config in view.lab.configs:
+        if config.bias.q_proj:
+            samples += samples_of(view, reading.read_query_bias, BIASES[0].axes, reading.of_bias(config))
+    for change in changes_of(samples):
+        yield BIASES[0].changed(change)
+
+
+Find = Callable[[Sequence[Sample], int, tuple[str, ...]], Iterable[Change]]
+"""(samples, the axis along which they may be off by one row, their axes) -> the changes that give them."""
+
+
+def _of_heads(side: int, samples: Sequence[Sample], find: Find) -> Iterator[Bug]:
+    """The changes of queries, or of keys: of all key heads, or of what each query head reads."""
+    if not side:
+        for change in find(samples, -2, ARRAY):
+            yield HEADS[0].changed(change)
+            yield from _before(change, 0)
+        return
+    own = [_of_groups(sample) for sample in samples]
+    whole = [one for one in own if one is not None]
+    if samples and len(whole) == len(samples):
+        for change in find(whole, -2, ARRAY):
+            yield HEADS[1].changed(change)
+            yield KEYS.changed(change)
+            yield from _before(change, 1)
+    if len(whole) < len(samples) or any(_is_grouped(sample.setting) for sample in samples):
+        for change in find(samples, -2, ARRAY):
+            yield read_otherwise("keys", change)
+
+
+def _is_grouped(setting: Setting) -> bool:
+    return setting.config.num_heads > setting.config.num_kv_heads
+
+
+def _of_groups(sample: Sample) -> Sample | None:
+    """The sample with one head for each key head, if all query heads of a group read the same."""
+    groups = sample.setting.config.num_kv_heads
+    split = sample.measured.reshape(len(sample.measured), groups, -1, *sample.measured.shape[2:])
+    if not np.allclose(split, split[:, :, :1], rtol=1e-6, atol=sample.tolerance):
+        return None
+    each = sample.setting.config.num_heads // groups
+    return replace(sample, measured=split[:, :, 0], expected=sample.expected[:, ::each])
+
+
+def _before(change: Change, side: int) -> Iterator[Bug]:
+    """The same before the projection: of the matrix' rows, split into heads, or of the positions of the input."""
+    yield WEIGHTS[side].bug(f"split-{change.slug}", _of_rows(change, side), f"the definition's {change.words}")
+    yield INPUTS[side].bug(f"as-{change.slug}", _of_input(change), f"the definition's {change.words}")
+
+
+def _of_rows(change: Change, side: int) -> Callable[[State, NDArray], NDArray]:
+    def apply(state: State, matrix: NDArray) -> NDArray:
+        heads = state.config.num_kv_heads if side else state.config.num_heads
+        split = matrix.reshape(heads, -1, matrix.shape[1]).swapaxes(1, 2)[None]
+        changed = change.apply(split, ARRAY, setting_of(state))
+        if changed.shape != split.shape:
+            raise DoesNotApply("the matrix has another shape then")
+        return changed[0].swapaxes(1, 2).reshape(matrix.shape)
+
+    return apply
+
+
+def _of_input(change: Change) -> Callable[[State, NDArray], NDArray]:
+    def apply(state: State, x: NDArray) -> NDArray:
+        changed = change.apply(x[:, None], ARRAY, setting_of(state))
+        if changed.shape != (len(x), 1, *x.shape[1:]):
+            raise DoesNotApply("the input has another shape then")
+        return changed[:, 0]
+
+    return apply
+
+
+# Layers whose weights can't be chosen -----------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _longer(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+    return generic(
+        config,
+        query_len=max(query_len, config.head_dim),
+        key_len=max(key_len, config.head_dim + 1),
+        weights=NO_BIASES,
+    )
+
+
+def longer(lab: Lab) -> Sequence[Problem]:
+    """A call of each layer with more queries and keys than it has channels, without biases and masks."""
+    return lab.nearest([_longer(config, *LENGTHS[place % len(LENGTHS)]) for place, config in enumerate(lab.configs)])
+
+
+def solved_sides(view: View) -> Iterator[Bug]:
+    """Every change of queries or keys that the scores of longer calls follow from."""
+    read = []
+    for problem in longer(view.lab):
+        target = Target(view, problem)
+        if target.measured is None or not target.is_plain or not np.isfinite(target.measured).all():
+            return
+        read.append(target)
+    for side in (reading.QUERIES, reading.KEYS):
+        samples = [_solved(target, side) for target in read]
+        if all(samples):
+            yield from _of_heads(
+                side, [one for one in samples if one], gauged if side else lambda s, a, n: changes_of(s)
+            )
+
+
+def _solved(target: Target, side: int) -> Sample | None:
+    """X with c x @ known^T = the scores; or None if that leaves anything."""
+    state, wanted = target.state, target.measured
+    assert wanted is not None
+    queries, keys = state["queries"], state.heads_of("keys")
+    expected, known = (keys, queries) if side else (queries, centred(keys, -2))
+    if known.shape[-2] < known.shape[-1]:
+        return None
+    known, wanted = known * state.config.softmax_scale, wanted.swapaxes(-1, -2) if side else wanted
+    found: NDArray = wanted @ pseudo_inverse(known).swapaxes(-1, -2)
+    left = np.abs(found @ known.swapaxes(-1, -2) - wanted).max(initial=0.0)
+    unit = max(1e-12, 100.0 * target.view.lab.unit)
+    if not left <= max(LEFT, 1e4 * target.view.lab.unit) * target.size:
+        return None
+    least = 1e-9 * float(np.abs(expected).max(initial=0.0))
+    return Sample(found, expected, ARRAY, target.setting, unit=unit, least=least)
+
+
+def centred(array: NDArray, axis: int) -> NDArray:
+    found: NDArray = array - array.mean(axis=axis, keepdims=True)
+    return found
+
+
+Gauge = Callable[[NDArray, NDArray], tuple[NDArray, NDArray]]
+"""(measured, expected), each up to a number that is the same along an axis, now last -> both, comparable."""
+
+
+def _first_alike(measured: NDArray, expected: NDArray) -> tuple[NDArray, NDArray]:
+    return measured + (expected - measured)[..., :1], expected
+
+
+def _last_alike(measured: NDArray, expected: NDArray) -> tuple[NDArray, NDArray]:
+    return measured + (expected - measured)[..., -1:], expected
+
+
+def _mean_alike(measured: NDArray, expected: NDArray) -> tuple[NDArray, NDArray]:
+    return measured + (expected - measured).mean(axis=-1, keepdims=True), expected
+
+
+def _less_their_means(measured: NDArray, expected: NDArray) -> tuple[NDArray, NDArray]:
+    return centred(measured, -1), centred(expected, -1)
+
+
+GAUGES: tuple[Gauge, ...] = (_less_their_means, _mean_alike, _first_alike, _last_alike)
+"""What is not known may be: of no account (all along the axis change alike), or as it is where the axis begins or ends,
+or such that all along the axis are there, in another order."""
+
+
+def gauged(samples: Sequence[Sample], axis: int, axes: tuple[str, ...]) -> Iterator[Change]:
+    """The changes that some gauge shows, of arrays that are known up to a number along an axis."""
+    seen: set[str] = set()
+    for gauge in GAUGES:
+        gauged = []
+        for one in samples:
+            m, e = gauge(np.moveaxis(one.measured, axis, -1), np.moveaxis(one.expected, axis, -1))
+            gauged.append(replace(one, measured=np.moveaxis(m, -1, axis), expected=np.moveaxis(e, -1, axis), axes=axes))
+        for change in changes_of(gauged):
+            if change.slug not in seen:
+                seen.add(change.slug)
+                yield change
