@@ -247,6 +247,7 @@ def test_an_array_whose_entry_is_damaged_is_not_passed_over_in_an_archive(tmp_pa
 
 FULL = """
 import resource, sys
+sys.dont_write_bytecode = True  # under the limit Python keeps half of a .pyc, and every later process fails at it
 from pathlib import Path
 from click.testing import CliRunner
 import mha.cli.main as program
