@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.experiments.candidates.steps import parameter_on, same_shape
+from conformance.experiments.candidates.steps import PARAMETERS, change_of_parameter, parameter_on, same_shape
+from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.designs import selector
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State
@@ -23,6 +24,9 @@ def weights_otherwise() -> Iterator[Bug]:
     for name in WEIGHTS:
         for slug, (words, read) in WEIGHT_READINGS.items():
             yield parameter_on(name, slug, _checked(read), words)
+    # Its columns show only summed over the heads that share values.
+    for change in axis_changes(PARAMETERS["out_proj.weight"][1].axes):
+        yield change_of_parameter("out_proj.weight", change)
 
 
 def square(weight: NDArray) -> NDArray:

@@ -87,7 +87,7 @@ FAMILIES = (
     Family(
         "plus-raw",
         "The sum of exponentials that is divided by has {} added.",
-        lambda s, c: s.weights * s.raw_sum / (s.raw_sum + c),
+        lambda s, c: s.weights * s.stable_sum / (s.stable_sum + c * s.smallest),
         SIGNED,
     ),
     Family(
@@ -111,7 +111,7 @@ FAMILIES = (
     Family(
         "raw-exponentials-plus",
         "Exponentials have {} added, and are divided by the sum of that.",
-        lambda s, c: s.normalised(s.raw + c),
+        lambda s, c: s.normalised(s.stable + c * s.smallest),
         SIGNED,
     ),
     Family(

@@ -73,6 +73,12 @@ class Scored:
         return np.where(self.has_key, self.stable.sum(axis=-1, keepdims=True), 1.0)
 
     @cached_property
+    def smallest(self) -> Array:
+        """(B, H, Lq, 1): what 1 is beside exponentials less the maximum: exp(-highest)."""
+        with any_numbers:
+            return np.exp(-self.highest)
+
+    @cached_property
     def raw_sum(self) -> Array:
         return np.where(self.has_key, self.raw.sum(axis=-1, keepdims=True), 1.0)
 
@@ -86,6 +92,12 @@ class Scored:
         x = np.where(self.allowed, x, 0.0)
         total = x.sum(axis=-1, keepdims=True)
         return x / np.where(self.has_key, total, 1.0)
+
+    def normalised_or_0(self, x: Array) -> Array:
+        """As `normalised`, and 0 where that sum is 0."""
+        x = np.where(self.allowed, x, 0.0)
+        total = x.sum(axis=-1, keepdims=True)
+        return np.where(total == 0.0, 0.0, x / np.where(total == 0.0, 1.0, total))
 
     def kept(self, x: Array, *, excluded: bool = False) -> Array:
         """What is given where a key is allowed (with `excluded` everywhere); rows without a key as they are beneath."""
@@ -241,6 +253,11 @@ def _each(name: str, words: str, function: Callable[[Array], Array]) -> tuple[Fo
     return (
         Form(f"{name}-alone", f"Weights are {words}, not divided by their sum.", of),
         Form(f"{name}-normalised", f"Weights are {words} over the sum of the row.", lambda s: s.normalised(of(s))),
+        Form(
+            f"{name}-normalised-or-0",
+            f"Weights are {words} over the sum of the row, and 0 where that is 0.",
+            lambda s: s.normalised_or_0(of(s)),
+        ),
         Form(f"{name}-over-magnitudes", f"Weights are {words} over the sum of their magnitudes.", over_magnitudes),
         Form(f"{name}-over-norm", f"Weights are {words} over the root of the sum of their squares.", over_norm),
         Form(f"softmax-of-{name}", f"The softmax is of {words} in place of the score.", lambda s: s.softmax(of(s))),

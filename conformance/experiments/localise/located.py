@@ -167,6 +167,8 @@ def stage_of(bench: Bench) -> str | None:
     """The first wrong stage, or KEYS_LEFT_OUT; None if it can't be told."""
     # Padding has values of 0 and their bias: keys that are seen there are seen without it alone.
     problem = changed(bench.problem, {"v_proj.bias": 0.0})
+    if not bench.arrays(problem):
+        return None  # the model's bugs contradict each other there
     if bench.lab.ask(problem) is not None and not bench.fits(problem):
         bench = replace(bench, problem=problem)
     elif bench.fits(bench.problem):

@@ -6,7 +6,7 @@ d_ij = kept_ij / a_ij, which should be keep_ij / (1 - p)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from conformance.experiments.changes.axes import axis_changes
 from conformance.experiments.changes.parameter import snapped
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.designs import changed
-from conformance.experiments.readings.softmax import AXES, undone
-from conformance.experiments.readings.weights import read_weights
+from conformance.experiments.readings.softmax import AXES
+from conformance.experiments.readings.weights import read_weights, undone
 from conformance.experiments.view import View
 from conformance.zoo.bug import DoesNotApply
 
@@ -65,11 +65,13 @@ def dropped(view: View) -> list[Dropped]:
 def _read(view: View, problem: Problem) -> Dropped | None:
     keep = problem.inputs.dropout_keep
     without = problem if keep is None else changed(problem, dropout_keep=None)
-    made, measured = view.made_all(problem), read_weights(view.got, problem)
+    # As they are read: what is undone depends on the model's weights after dropout.
+    got, ours = (replace(asked, undo=None) for asked in (view.got, view.made))
+    made, measured = view.made_all(problem), read_weights(got, problem)
     if made is None or measured is None or not np.isfinite(measured).all():
         return None
     setting = Setting(problem.config, problem.sizes)
-    expected = view.right(without)["weights"] if keep is None else read_weights(view.made, without)
+    expected = view.right(without)["weights"] if keep is None else read_weights(ours, without)
     back = None if expected is None else undone(expected, made["weights"], setting)
     if back is None:
         return None

@@ -5,7 +5,7 @@ a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -93,11 +93,11 @@ def weighed(view: View, problems: Iterable[Problem]) -> list[Weighed]:
         expected = read_weights(view.made, problem)
         if made is None or measured is None or expected is None:
             continue
+        if not np.allclose(expected, made["weights"], rtol=1e-6, atol=1e-9, equal_nan=True):
+            continue
         setting = Setting(problem.config, problem.sizes)
-        back = undone(expected, made["weights"], setting)
-        if back is not None:
-            scored = Scored.right(made["scores"], problem.allowed(), setting)
-            found.append(Weighed(Sample(back(measured), made["weights"], AXES, setting, unit), scored))
+        scored = Scored.right(made["scores"], problem.allowed(), setting)
+        found.append(Weighed(Sample(measured, made["weights"], AXES, setting, unit), scored))
     return found
 
 
@@ -110,28 +110,6 @@ def readable(view: View) -> list[Problem]:
         places[problem.config] = places.get(problem.config, -1) + 1
         ranked.append((places[problem.config], len(ranked), problem))
     return [problem for _, _, problem in sorted(ranked, key=lambda one: one[:2])][:MOST_SAMPLES]
-
-
-def undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
-    """What turns weights as they are read into those of the model, whose later steps may move or multiply them."""
-    if np.allclose(read, weights, rtol=1e-6, atol=1e-9, equal_nan=True):
-        return lambda array: array
-    if not np.isfinite(read).all() or not np.isfinite(weights).all() or not read.any():
-        return None
-    for change in axis_changes(AXES):
-        numbers = np.arange(weights.size, dtype=np.float64).reshape(weights.shape)
-        try:
-            order = change.apply(numbers, AXES, setting).astype(int).ravel()
-            moved = change.apply(weights, AXES, setting)
-        except DoesNotApply:
-            continue
-        if len(set(order)) == weights.size and np.allclose(read, moved, rtol=1e-6, atol=1e-9):
-            back = np.argsort(order)
-            return lambda array: array.ravel()[back].reshape(array.shape)
-    factor = float(read.ravel() @ weights.ravel()) / float(weights.ravel() @ weights.ravel())
-    if factor and np.allclose(read, factor * weights, rtol=1e-6, atol=1e-9):
-        return lambda array: array / factor
-    return None
 
 
 # What gives them --------------------------------------------------------------------------------------

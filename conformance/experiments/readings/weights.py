@@ -19,8 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.experiments.changes.axes import axis_changes
+from conformance.experiments.changes.sample import Setting
 from conformance.experiments.designs import changed
 from conformance.experiments.linear import least_squares
+from conformance.zoo.bug import DoesNotApply
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
@@ -66,7 +69,8 @@ def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None
         for place, one in enumerate(heads):
             start = place * stride
             found[:, one, :, keys.start : keys.stop] = output[:, :, start : start + len(keys)]
-    return found
+    undo = getattr(answer, "undo", None)
+    return found if undo is None or of_item is not None else undo(problem, found)
 
 
 @lru_cache(maxsize=2048)
@@ -156,3 +160,48 @@ def centred_logs(weights: NDArray) -> NDArray:
     logs = np.log(np.where(positive, weights, 1.0))
     mean = logs.sum(axis=-1, keepdims=True) / np.maximum(positive.sum(axis=-1, keepdims=True), 1)
     return np.where(positive, logs - mean, np.nan)
+
+
+AXES = ("item", "head", "query", "key")
+
+
+def undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
+    """What turns weights as they are read into those of the model, whose later steps may move or multiply them."""
+    if np.allclose(read, weights, rtol=1e-6, atol=1e-9, equal_nan=True):
+        return lambda array: array
+    if not np.isfinite(read).all() or not np.isfinite(weights).all() or not read.any():
+        return None
+    if (order := _matched(read, weights)) is not None:
+        return lambda array: array.ravel()[order].reshape(array.shape)
+    for change in axis_changes(AXES):
+        numbers = np.arange(weights.size, dtype=np.float64).reshape(weights.shape)
+        try:
+            order = change.apply(numbers, AXES, setting).astype(int).ravel()
+            moved = change.apply(weights, AXES, setting)
+        except DoesNotApply:
+            continue
+        if len(set(order)) == weights.size and np.allclose(read, moved, rtol=1e-6, atol=1e-9):
+            back = np.argsort(order)
+            return lambda array: array.ravel()[back].reshape(array.shape)
+    factor = float(read.ravel() @ weights.ravel()) / float(weights.ravel() @ weights.ravel())
+    if factor and np.allclose(read, factor * weights, rtol=1e-6, atol=1e-9):
+        return lambda array: array / factor
+    return None
+
+
+DISTINCT = 1e-7
+"""Numbers further apart than this part of the largest can be told from each other."""
+
+
+def _matched(read: NDArray, weights: NDArray) -> NDArray[np.int64] | None:
+    """The place of each of the weights among those that were read; None if they are others, or some are alike."""
+    if read.shape != weights.shape:
+        return None
+    of_read, of_weights = np.argsort(read, axis=None), np.argsort(weights, axis=None)
+    ordered = weights.ravel()[of_weights]
+    distinct = bool((np.diff(ordered) > DISTINCT * np.abs(ordered).max(initial=0.0)).all())
+    if not distinct or not np.allclose(read.ravel()[of_read], ordered, rtol=1e-6, atol=1e-9):
+        return None
+    found = np.empty(of_read.shape, np.int64)
+    found[of_weights] = of_read
+    return found

@@ -18,6 +18,7 @@ from conformance.experiments.candidates.scores.places import ADDED, CAPPED, SIMI
 from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
 from conformance.experiments.candidates.scores.sides import (
     LENGTHS,
+    but_one,
     centred,
     changes_of,
     gauged,
@@ -67,16 +68,19 @@ def _of_scores(view: View) -> Iterator[Bug]:
     """The changes of scores that are read against the score of a key of 0, first or last of all."""
     for first in (True, False):
         samples: list[Sample] = []
+        known: list[Sample] = []
         for config, (query_len, key_len) in zip(view.lab.configs, LENGTHS, strict=False):
             zero = 0 if first else key_len - 1
             one = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])[0]
-            samples += samples_of(view, partial(reading.read_against_zero, zero=zero), SCORES, one)
-        found = [one for one in changes_of(samples) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
+            read = samples_of(view, partial(reading.read_against_zero, zero=zero), SCORES, one)
+            samples += read
+            known += [but_one(sample, zero, -1) for sample in read]
+        found = [one for one in changes_of(known) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
         for change in found:
             yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS))
-        known = {change.slug for change in found}
-        for change in changes_of([_without_scale(sample) for sample in samples]):
-            if change.slug not in known and not change.slug.startswith("times-"):  # else it does the same there
+        slugs = {change.slug for change in found}
+        for change in changes_of([_without_scale(sample) for sample in known]):
+            if change.slug not in slugs and not change.slug.startswith("times-"):  # else it does the same there
                 yield UNSCALED.changed(change)
         for place in (SIMILARITY, SCORES_AND_BIAS):
             yield from with_patterns(place, samples)
