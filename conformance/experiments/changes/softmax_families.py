@@ -36,6 +36,36 @@ def _open_mean(s: Scored) -> Array:
     return np.where(s.allowed, s.scores, 0.0).sum(axis=-1, keepdims=True) / s.count
 
 
+def _over(axes: tuple[int, ...], maximum: str) -> Callable[[Scored], Array]:
+    def make(s: Scored) -> Array:
+        if maximum == "their own":
+            highest = s.open.max(axis=axes, keepdims=True, initial=-np.inf)
+            exponentials = np.exp(s.open - np.where(np.isneginf(highest), 0.0, highest))
+        else:
+            exponentials = s.stable if maximum == "the row's" else s.raw
+        return exponentials / exponentials.sum(axis=axes, keepdims=True)
+
+    return make
+
+
+_NAMES = {0: "items", 1: "heads", 2: "queries", 3: "keys"}
+
+AXES = tuple(
+    Form(
+        f"over-{'-and-'.join(_NAMES[axis] for axis in axes)}{name}",
+        f"The softmax runs over the {' and '.join(_NAMES[axis] for axis in axes)}{words}.",
+        _over(axes, maximum),
+    )
+    for axes in ((1,), (2,), (0,), (2, 3), (1, 3), (0, 3), (1, 2), (0, 1), (0, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3))
+    for maximum, name, words in (
+        ("their own", "", ""),
+        ("the row's", "-less-maximum-of-row", ", less the maximum of each row of keys"),
+        ("none", "-less-nothing", ", and no maximum is subtracted"),
+    )
+)
+"""The sum of the exponentials runs over other axes."""
+
+
 SHIFTS = tuple(
     Form(f"less-{name}", f"{words} is subtracted before the exponential, not the maximum of the row.", _less(shift))
     for name, words, shift in (

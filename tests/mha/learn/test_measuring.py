@@ -59,7 +59,10 @@ def test_what_is_wrong_without_an_argument_alone_is_said_with_it():
         scale = (queries.shape[-1] + 1) ** -0.5 if scale is None else scale
         return queries @ keys.swapaxes(-1, -2) * scale
 
-    wanted = "Where scale is None: scores are the definition's times sqrt(head_dim / (head_dim + 1))."
+    wanted = (
+        "Where scale is None: scores are the definition's times sqrt(head_dim / (head_dim + 1)): "
+        "queries @ keys^T is multiplied by 0.5 where 0.5774 was expected."
+    )
     assert measured("scores", scores) == [wanted]
 
 

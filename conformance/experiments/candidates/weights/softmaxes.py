@@ -14,8 +14,8 @@ from conformance.experiments.candidates.weights.left_out import left_out
 from conformance.experiments.candidates.weights.parts import in_parts
 from conformance.experiments.changes.expressions import Expression
 from conformance.experiments.changes.sample import Change
-from conformance.experiments.changes.softmax_families import FAMILIES, SHIFTS, SUMS
-from conformance.experiments.changes.softmaxes import AXES, OTHERS, Family, Form, Scored
+from conformance.experiments.changes.softmax_families import AXES, FAMILIES, SHIFTS, SUMS
+from conformance.experiments.changes.softmaxes import OTHERS, Family, Form, Scored
 from conformance.experiments.readings import softmax as reading
 from conformance.experiments.readings.terms import Terms, terms_at
 from conformance.experiments.view import View
