@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.fitted import is_one
-from conformance.experiments.candidates.scores.places import BIASES, HEADS, INPUTS, KEYS, WEIGHTS, setting_of
-from conformance.experiments.candidates.scores.target import Target
+from conformance.experiments.candidates.scores.places import HEADS, INPUTS, KEYS, WEIGHTS, setting_of
 from conformance.experiments.candidates.steps import read_otherwise
 from conformance.experiments.changes.fit import gives, singles
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.changes.where import part_changes
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.linear import pseudo_inverse
 from conformance.experiments.readings import queries as reading
+from conformance.experiments.readings.solved import solved
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import AttentionConfig
@@ -40,9 +39,6 @@ LENGTHS = ((6, 11), (11, 6), (5, 22), (22, 5))
 
 SHOWN = (7, 6, 9, 11)
 """Queries, or keys, of the layers' calls that show them."""
-
-LEFT = 1e-7
-"""What the equations may leave, relative to the scores."""
 
 MOST = 12
 """Changes of one array that are proposed."""
@@ -101,16 +97,6 @@ def but_one(sample: Sample, index: int, axis: int) -> Sample:
     """The sample without one place of an axis: that counts as not measured."""
     places = np.arange(sample.expected.shape[axis]).reshape([-1] + [1] * (-axis - 1))
     return sample.within(np.broadcast_to(places != index, sample.expected.shape))
-
-
-def bias_read(view: View) -> Iterator[Bug]:
-    """The changes of q_proj.bias that were read off in every layer."""
-    samples = []
-    for config in view.lab.configs:
-        if config.bias.q_proj:
-            samples += samples_of(view, reading.read_query_bias, BIASES[0].axes, reading.of_bias(config))
-    for change in changes_of(samples):
-        yield BIASES[0].changed(change)
 
 
 Find = Callable[[Sequence[Sample], int, tuple[str, ...]], Iterable[Change]]
@@ -198,36 +184,17 @@ def longer(lab: Lab) -> Sequence[Problem]:
 
 def solved_sides(view: View) -> Iterator[Bug]:
     """Every change of queries or keys that the scores of longer calls follow from."""
-    read = []
-    for problem in longer(view.lab):
-        target = Target(view, problem)
-        if target.measured is None or not target.is_plain or not np.isfinite(target.measured).all():
-            return
-        read.append(target)
-    for side in (reading.QUERIES, reading.KEYS):
-        samples = [_solved(target, side) for target in read]
-        if all(samples):
-            yield from _of_heads(
-                side, [one for one in samples if one], gauged if side else lambda s, a, n: changes_of(s)
-            )
-
-
-def _solved(target: Target, side: int) -> Sample | None:
-    """X with c x @ known^T = the scores; or None if that leaves anything."""
-    state, wanted = target.state, target.measured
-    assert wanted is not None
-    queries, keys = state["queries"], state.heads_of("keys")
-    expected, known = (keys, queries) if side else (queries, centred(keys, -2))
-    if known.shape[-2] < known.shape[-1]:
-        return None
-    known, wanted = known * state.config.softmax_scale, wanted.swapaxes(-1, -2) if side else wanted
-    found: NDArray = wanted @ pseudo_inverse(known).swapaxes(-1, -2)
-    left = np.abs(found @ known.swapaxes(-1, -2) - wanted).max(initial=0.0)
-    unit = max(1e-12, 100.0 * target.view.lab.unit)
-    if not left <= max(LEFT, 1e4 * target.view.lab.unit) * target.size:
-        return None
-    least = 1e-9 * float(np.abs(expected).max(initial=0.0))
-    return Sample(found, expected, ARRAY, target.setting, unit=unit, least=least)
+    for side, (name, gauge) in enumerate((("queries", None), ("keys", -2))):
+        samples = []
+        for problem in longer(view.lab):
+            read = solved(view, [problem], name, gauge)
+            if read is None or not np.isfinite(read[0]).all():
+                break
+            unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(read[1]).max(initial=0.0))
+            setting = Setting(problem.config, problem.sizes)
+            samples.append(Sample(*read, ARRAY, setting, unit=unit, least=least))
+        else:
+            yield from _of_heads(side, samples, gauged if side else lambda s, a, n: changes_of(s))
 
 
 def centred(array: NDArray, axis: int) -> NDArray:

@@ -24,8 +24,8 @@ from conformance.experiments.candidates.fitted import (
     fitted_by_key,
     whole_first,
 )
-from conformance.experiments.candidates.scores.anything import Candidate, up_to_scores
 from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
+from conformance.experiments.candidates.scores.shown import Candidate, up_to_scores
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab

@@ -1,0 +1,238 @@
+"""Features of the score, each met alone: a scale, a softcap, biases, the additive score, a bias in the mask.
+
+What a subject uses in place of a feature's number, parameter or array is solved for, and a change is fitted to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.scores.places import (
+    ADDED,
+    CAPPED,
+    OF_ADDITIVE,
+    OF_CAP,
+    OF_SCORES,
+    SCORES,
+    SIMILARITY,
+    UNSCALED,
+    Place,
+    setting_of,
+)
+from conformance.experiments.candidates.scores.sides import changes_of, gauged
+from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
+from conformance.experiments.changes.fit import factors
+from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.designs import NO_BIASES, changed
+from conformance.experiments.measured import around, on_step
+from conformance.experiments.readings.solved import alike, number_of, solved, with_number
+from conformance.experiments.view import View
+from conformance.zoo.bug import Bug
+from mha_core.call.masks import additive_bias
+from mha_core.reference.state import State, Step
+
+KEY = -1
+"""The axis along which what is the same for all elements cancels in the softmax."""
+
+
+Read = tuple[tuple[NDArray, NDArray], Problem]
+
+
+def _read(view: View, problems: Iterable[Problem], name: str, gauge: int | None = None) -> list[Read]:
+    """What is solved for beside the model's own, for each problem that has such an array; none if one can't be."""
+    found = []
+    for problem in problems:
+        calls = alike(view, problem, name)
+        if not calls:
+            continue
+        read = solved(view, calls, name, gauge)
+        if read is None:
+            return []
+        if np.isfinite(read[0]).any():
+            found.append((read, problem))
+    return found
+
+
+def _sample(view: View, problem: Problem, measured: NDArray, own: NDArray, axes: tuple[str, ...]) -> Sample:
+    unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(own).max(initial=0.0))
+    return Sample(measured, own, axes, Setting(problem.config, problem.sizes), unit=unit, least=least)
+
+
+def _samples(
+    view: View, problems: Iterable[Problem], name: str, axes: tuple[str, ...], gauge: int | None = None
+) -> list[Sample]:
+    return [_sample(view, problem, *read, axes) for read, problem in _read(view, problems, name, gauge)]
+
+
+# Numbers of the config --------------------------------------------------------------------------------
+
+Has = Callable[[State], bool]
+
+
+def of_number(view: View, name: str, words: str, step: str, fix: str, given: Has | None = None) -> Iterator[Bug]:
+    """Every change of the scale, or of the softcap, that a subject uses in its place."""
+    samples = _samples(view, _with_number(view.problems, name), name, ("number",))
+    for change in changes_of(samples):
+
+        def apply(state: State, beneath: Step, change: Change = change) -> NDArray:
+            own = number_of(state.config, name)
+            if own is None or not (given is None or given(state)):
+                return np.asarray(beneath(state))
+            number = float(change.apply(np.array([own]), ("number",), setting_of(state))[0])
+            return np.asarray(beneath(replace(state, config=with_number(state.config, name, number))))
+
+        yield around(step, f"{name}-{change.slug}", apply, f"{words} is the definition's {change.words}.", fix)
+
+
+def _with_number(problems: Iterable[Problem], name: str) -> list[Problem]:
+    return [problem for problem in problems if number_of(problem.config, name) is not None]
+
+
+def of_scale(view: View) -> Iterator[Bug]:
+    """What scores are multiplied by in place of the scale, wherever that is used or where it is given alone."""
+    yield from of_number(view, "scale", "The scale", "similarity", OF_SCORES)
+    if any(problem.config.scale is not None for problem in view.problems):
+        yield from of_number(view, "scale", "A given scale", "similarity", OF_SCORES, _has_scale)
+
+
+def of_scores(view: View) -> Iterator[Bug]:
+    """Every change of the scores of layers whose score is what these problems' is; all others were seen by then."""
+    scores = {problem.config.score for problem in view.problems}
+    samples = _samples(view, view.problems, "similarity", SIMILARITY.axes, KEY)
+    if any(sample.differs for sample in samples):
+        name, label = " and ".join(sorted(scores)), "-".join(sorted(scores))
+        place = replace(
+            SIMILARITY,
+            label=f"{label}-",
+            when=lambda state: state.config.score in scores,
+            name=f"With the score {name}, scores",
+        )
+        for change in gauged(samples, KEY, place.axes):
+            yield place.changed(change)
+
+
+def _has_scale(state: State) -> bool:
+    return state.config.scale is not None
+
+
+SCALED = replace(  # a step of its own, so that it is followed beside the factor of all scores
+    UNSCALED,
+    label="scaled-",
+    when=lambda state: state.config.score == "scaled_dot",
+    name="With a scale, scores",
+)
+UNCAPPED = replace(
+    SCORES, label="uncapped-", when=lambda state: state.config.softcap is None, name="Without a softcap, scores"
+)
+
+
+def of_size(view: View) -> Iterator[Bug]:
+    """The factor on all scores; the sentence says the number that was expected too."""
+    samples = _samples(view, _with_number(view.problems, "scale"), "scale", ("number",))
+    if not any(sample.differs for sample in samples):
+        return
+    first = samples[0]
+    expected, number = float(first.expected[0]), float(first.measured[0])
+    detail = f": queries @ keys^T is multiplied by {number:.4g} where {expected:.4g} was expected"
+    with any_numbers:
+        found = list(factors(samples))
+    for change in found:
+        for place in (SIMILARITY, SCORES, SCALED, UNCAPPED):
+            told = detail if place in (SIMILARITY, SCALED) else ""
+            yield place.changed(replace(change, words=change.words + told))
+
+
+# The softcap --------------------------------------------------------------------------------------------
+
+
+def of_softcap(view: View) -> Iterator[Bug]:
+    """Another number in place of the softcap c, and another function in place of tanh in c * tanh(score / c)."""
+    yield from of_number(view, "softcap", "The softcap", "capped", OF_CAP)
+    yield from of_number(view, "scale", "With a softcap, the scale", "similarity", OF_SCORES, _has_cap)
+    anchored = [changed(one, NO_BIASES, keys=_first_is_zero(one.inputs.keys)) for one in view.problems]
+    samples = _samples(view, _with_number(view.lab.nearest(anchored), "softcap"), "capped", CAPPED.axes, KEY)
+    if not any(sample.differs for sample in samples):
+        return
+    for change in changes_of([_of_fraction(sample) for sample in samples]):
+
+        def apply(state: State, beneath: Step, change: Change = change) -> NDArray:
+            c = state.config.softcap
+            if c is None:
+                return np.asarray(beneath(state))
+            return c * change.apply(state["similarity"] / c, CAPPED.axes, setting_of(state))
+
+        words = f"With a softcap c, scores are c times score / c {change.words}."
+        yield around("capped", f"softcap-{change.slug}", apply, words, OF_CAP)
+    for change in gauged(samples, KEY, CAPPED.axes):
+        yield CAPPED.changed(change)
+
+
+def _has_cap(state: State) -> bool:
+    return state.config.softcap is not None
+
+
+def _first_is_zero(rows: NDArray) -> NDArray:
+    return np.concatenate([np.zeros_like(rows[:, :1]), rows[:, 1:]], axis=1)
+
+
+def _of_fraction(sample: Sample) -> Sample:
+    """Scores after the softcap over c, of which that of key 0 is 0, beside scores before it over c."""
+    c = sample.setting.config.softcap or 1.0
+    return replace(
+        sample, measured=(sample.measured - sample.measured[..., :1]) / c, expected=np.arctanh(sample.expected / c)
+    )
+
+
+# The mask's bias ----------------------------------------------------------------------------------------
+
+
+def of_mask_bias(view: View) -> Iterator[Bug]:
+    """Every change of the additive bias: what the scores are besides those before it."""
+    samples = []
+    for sample, problem in _read(
+        view, [one for one in view.problems if one.inputs.mask.bias is not None], "scores", KEY
+    ):
+        bias = np.broadcast_to(additive_bias(problem.inputs.mask), sample[0].shape)
+        samples.append(_sample(view, problem, sample[0] - sample[1] + bias, np.array(bias), ADDED.axes))
+    for change in gauged(samples, KEY, ADDED.axes) if any(sample.differs for sample in samples) else ():
+        yield ADDED.changed(change)
+
+
+# Parameters ---------------------------------------------------------------------------------------------
+
+
+def of_parameters(view: View, places: Sequence[Place]) -> Iterator[Bug]:
+    """Every change of a parameter that is solved for."""
+    for place in places:
+        for change in changes_of(_samples(view, view.problems, place.parameter, place.axes)):
+            yield place.changed(change)
+
+
+def of_hidden() -> Iterator[Bug]:
+    """Another function in place of the tanh of the additive score; nothing is read for it, the search tries them."""
+    for name, (words, function) in {"none": ("as they are", np.asarray), **FUNCTIONS}.items():
+
+        def step(state: State, hidden: NDArray | None, function: Elementwise = function) -> NDArray | None:
+            return None if hidden is None else function(inside(state))
+
+        yield on_step(
+            "additive_hidden",
+            f"additive-{name}",
+            step,
+            f"The hidden units of the additive score are A q + C k {words}, in place of their tanh.",
+            OF_ADDITIVE,
+        )
+
+
+def inside(state: State) -> NDArray:
+    """(B, H, Lq, Lk, S): A q + C k of the additive score."""
+    weights = state.parameters
+    of_query = state["queries"] @ weights["score.query.weight"].T
+    of_key = state.heads_of("keys") @ weights["score.key.weight"].T
+    return np.asarray(of_query[:, :, :, None] + of_key[:, :, None, :])
