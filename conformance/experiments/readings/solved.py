@@ -9,7 +9,7 @@ are equations for it. Elements that the outputs do not tell are NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.experiments.changes.sample import Sample, Setting
 from conformance.experiments.designs import changed, resized
 from conformance.experiments.view import View
 from conformance.zoo.bug import DoesNotApply, pipelines
@@ -87,6 +88,7 @@ class _Call:
     problem: Problem
     name: str
     own: NDArray | None = field(init=False)
+    state: State = field(init=False, repr=False)
     _steps: dict[str, Step] = field(init=False)
     _runs: dict[int, tuple[State, Reads]] = field(init=False, default_factory=dict)
 
@@ -94,6 +96,7 @@ class _Call:
         self.problem = self.view.lab.rounded(self.problem)
         self._steps, _ = pipelines(*self.view.model)
         state, _ = self._run(1)
+        self.state = state
         if self.name in NUMBERS:
             number = number_of(state.config, self.name)
             self.own = None if number is None else np.array([number])
@@ -192,14 +195,16 @@ def alike(view: View, problem: Problem, name: str) -> list[Problem]:
     call = _Call(view, problem, name)
     if call.own is None or not 0 < call.own.size <= MOST_UNKNOWN:
         return []
-    outputs = problem.sizes.batch * problem.sizes.query_len * problem.config.output_dim
+    sizes = problem.sizes
+    # Outputs of more queries than keys are sums of those of some of them.
+    outputs = sizes.batch * min(sizes.query_len, sizes.key_len) * problem.config.output_dim
     varied = VARIED.get(name, ("out_proj.weight", "values"))
     count = math.ceil(1.3 * call.own.size / max(outputs, 1)) if varied else 1
     return [problem, *(_varied(view, problem, varied, number) for number in range(1, min(count, MOST_CALLS)))]
 
 
 def _varied(view: View, problem: Problem, names: tuple[str, ...], number: int) -> Problem:
-    rng = np.random.default_rng(number)
+    rng = np.random.default_rng(abs(number) + 1000 * (number < 0))
     fixed = view.lab.fixed_weights is not None
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
@@ -253,3 +258,81 @@ def _told(slopes: NDArray) -> NDArray[np.bool_]:
     _, sizes, directions = np.linalg.svd(slopes, full_matrices=True)
     rank = int((sizes > RANK * sizes[0]).sum()) if len(sizes) and sizes[0] > 0.0 else 0
     return np.asarray(np.abs(directions[rank:]).max(axis=0, initial=0.0) < 1e-6)
+
+
+# Matrices -----------------------------------------------------------------------------------------------
+
+INPUTS: Mapping[str, str] = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "values"}
+"""Projection -> the layer's input that makes other rows for it."""
+
+MOST_ROWS = 40
+"""Calls that one matrix may take."""
+
+
+def solved_matrix(view: View, problem: Problem, projection: str) -> tuple[NDArray, NDArray] | None:
+    """The weight (out, in) of a projection as it takes effect, and the model's own; None if it can't be told.
+
+    Y, what the projection gives, is solved for in calls of other inputs X, and Y = X W^T + b for W.
+    """
+    before, step = PROJECTED[projection]
+    rows: list[NDArray] = []
+    results: list[NDArray] = []
+    own = problem.weights.get(f"{projection}.weight")
+    count, gauge = 0, -2 if projection == "k_proj" else None
+    while own is not None and count < MOST_ROWS and (not rows or _rank(rows) < own.shape[1]):
+        call = _varied(view, problem, (INPUTS[projection],), -count) if count else problem
+        read = solved(view, alike(view, call, step), step, gauge)
+        if read is None or not np.isfinite(read[0]).all():
+            return None
+        state = _Call(view, call, step).state
+        x, y = state[before], read[0] - state.parameters.get(f"{projection}.bias", 0.0)
+        if gauge is not None:
+            x, y = (array - array.mean(axis=gauge, keepdims=True) for array in (x, y))
+        rows.append(x.reshape(-1, x.shape[-1]))
+        results.append(y.reshape(-1, y.shape[-1]))
+        count += 1
+    if own is None or not rows or _rank(rows) < own.shape[1]:
+        return None
+    x, y = np.concatenate(rows), np.concatenate(results)
+    found = np.linalg.lstsq(x, y, rcond=RANK)[0].T
+    left = np.abs(x @ found.T - y).max(initial=0.0)
+    return (found, own) if left <= max(1e2 * LEFT, 2e5 * view.lab.unit) * np.abs(y).max(initial=1e-300) else None
+
+
+def _rank(rows: Sequence[NDArray]) -> int:
+    return int(np.linalg.matrix_rank(np.concatenate(rows)))
+
+
+# Samples ------------------------------------------------------------------------------------------------
+
+Read = tuple[tuple[NDArray, NDArray], Problem]
+
+
+def read_all(view: View, problems: Iterable[Problem], name: str, gauge: int | None = None) -> list[Read]:
+    """What is solved for beside the model's own, for each problem that has such an array; none if one can't be."""
+    found = []
+    for problem in problems:
+        calls = alike(view, problem, name)
+        if not calls:
+            continue
+        projection, _, kind = name.partition(".")
+        if kind == "weight" and projection in PROJECTED:
+            read = solved_matrix(view, problem, projection)
+        else:
+            read = solved(view, calls, name, gauge)
+        if read is None:
+            return []
+        if np.isfinite(read[0]).any():
+            found.append((read, problem))
+    return found
+
+
+def sample_of(view: View, problem: Problem, measured: NDArray, own: NDArray, axes: tuple[str, ...]) -> Sample:
+    unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(own).max(initial=0.0))
+    return Sample(measured, own, axes, Setting(problem.config, problem.sizes), unit=unit, least=least)
+
+
+def samples_of(
+    view: View, problems: Iterable[Problem], name: str, axes: tuple[str, ...], gauge: int | None = None
+) -> list[Sample]:
+    return [sample_of(view, problem, *read, axes) for read, problem in read_all(view, problems, name, gauge)]

@@ -28,10 +28,10 @@ from conformance.experiments.candidates.scores.places import (
 from conformance.experiments.candidates.scores.sides import changes_of, gauged
 from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
 from conformance.experiments.changes.fit import factors
-from conformance.experiments.changes.sample import Change, Sample, Setting
+from conformance.experiments.changes.sample import Change, Sample
 from conformance.experiments.designs import NO_BIASES, changed
 from conformance.experiments.measured import around, on_step
-from conformance.experiments.readings.solved import alike, number_of, solved, with_number
+from conformance.experiments.readings.solved import number_of, read_all, sample_of, samples_of, with_number
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core.call.masks import additive_bias
@@ -41,35 +41,6 @@ KEY = -1
 """The axis along which what is the same for all elements cancels in the softmax."""
 
 
-Read = tuple[tuple[NDArray, NDArray], Problem]
-
-
-def _read(view: View, problems: Iterable[Problem], name: str, gauge: int | None = None) -> list[Read]:
-    """What is solved for beside the model's own, for each problem that has such an array; none if one can't be."""
-    found = []
-    for problem in problems:
-        calls = alike(view, problem, name)
-        if not calls:
-            continue
-        read = solved(view, calls, name, gauge)
-        if read is None:
-            return []
-        if np.isfinite(read[0]).any():
-            found.append((read, problem))
-    return found
-
-
-def _sample(view: View, problem: Problem, measured: NDArray, own: NDArray, axes: tuple[str, ...]) -> Sample:
-    unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(own).max(initial=0.0))
-    return Sample(measured, own, axes, Setting(problem.config, problem.sizes), unit=unit, least=least)
-
-
-def _samples(
-    view: View, problems: Iterable[Problem], name: str, axes: tuple[str, ...], gauge: int | None = None
-) -> list[Sample]:
-    return [_sample(view, problem, *read, axes) for read, problem in _read(view, problems, name, gauge)]
-
-
 # Numbers of the config --------------------------------------------------------------------------------
 
 Has = Callable[[State], bool]
@@ -77,7 +48,7 @@ Has = Callable[[State], bool]
 
 def of_number(view: View, name: str, words: str, step: str, fix: str, given: Has | None = None) -> Iterator[Bug]:
     """Every change of the scale, or of the softcap, that a subject uses in its place."""
-    samples = _samples(view, _with_number(view.problems, name), name, ("number",))
+    samples = samples_of(view, _with_number(view.problems, name), name, ("number",))
     for change in changes_of(samples):
 
         def apply(state: State, beneath: Step, change: Change = change) -> NDArray:
@@ -104,7 +75,7 @@ def of_scale(view: View) -> Iterator[Bug]:
 def of_scores(view: View) -> Iterator[Bug]:
     """Every change of the scores of layers whose score is what these problems' is; all others were seen by then."""
     scores = {problem.config.score for problem in view.problems}
-    samples = _samples(view, view.problems, "similarity", SIMILARITY.axes, KEY)
+    samples = samples_of(view, view.problems, "similarity", SIMILARITY.axes, KEY)
     if any(sample.differs for sample in samples):
         name, label = " and ".join(sorted(scores)), "-".join(sorted(scores))
         place = replace(
@@ -134,7 +105,7 @@ UNCAPPED = replace(
 
 def of_size(view: View) -> Iterator[Bug]:
     """The factor on all scores; the sentence says the number that was expected too."""
-    samples = _samples(view, _with_number(view.problems, "scale"), "scale", ("number",))
+    samples = samples_of(view, _with_number(view.problems, "scale"), "scale", ("number",))
     if not any(sample.differs for sample in samples):
         return
     first = samples[0]
@@ -156,7 +127,7 @@ def of_softcap(view: View) -> Iterator[Bug]:
     yield from of_number(view, "softcap", "The softcap", "capped", OF_CAP)
     yield from of_number(view, "scale", "With a softcap, the scale", "similarity", OF_SCORES, _has_cap)
     anchored = [changed(one, NO_BIASES, keys=_first_is_zero(one.inputs.keys)) for one in view.problems]
-    samples = _samples(view, _with_number(view.lab.nearest(anchored), "softcap"), "capped", CAPPED.axes, KEY)
+    samples = samples_of(view, _with_number(view.lab.nearest(anchored), "softcap"), "capped", CAPPED.axes, KEY)
     if not any(sample.differs for sample in samples):
         return
     for change in changes_of([_of_fraction(sample) for sample in samples]):
@@ -195,11 +166,11 @@ def _of_fraction(sample: Sample) -> Sample:
 def of_mask_bias(view: View) -> Iterator[Bug]:
     """Every change of the additive bias: what the scores are besides those before it."""
     samples = []
-    for sample, problem in _read(
+    for sample, problem in read_all(
         view, [one for one in view.problems if one.inputs.mask.bias is not None], "scores", KEY
     ):
         bias = np.broadcast_to(additive_bias(problem.inputs.mask), sample[0].shape)
-        samples.append(_sample(view, problem, sample[0] - sample[1] + bias, np.array(bias), ADDED.axes))
+        samples.append(sample_of(view, problem, sample[0] - sample[1] + bias, np.array(bias), ADDED.axes))
     for change in gauged(samples, KEY, ADDED.axes) if any(sample.differs for sample in samples) else ():
         yield ADDED.changed(change)
 
@@ -210,13 +181,14 @@ def of_mask_bias(view: View) -> Iterator[Bug]:
 def of_parameters(view: View, places: Sequence[Place]) -> Iterator[Bug]:
     """Every change of a parameter that is solved for."""
     for place in places:
-        for change in changes_of(_samples(view, view.problems, place.parameter, place.axes)):
+        for change in changes_of(samples_of(view, view.problems, place.parameter, place.axes)):
             yield place.changed(change)
 
 
 def of_hidden() -> Iterator[Bug]:
     """Another function in place of the tanh of the additive score; nothing is read for it, the search tries them."""
-    for name, (words, function) in {"none": ("as they are", np.asarray), **FUNCTIONS}.items():
+    functions: dict[str, tuple[str, Elementwise]] = {"none": ("as they are", lambda x: x), **FUNCTIONS}
+    for name, (words, function) in functions.items():
 
         def step(state: State, hidden: NDArray | None, function: Elementwise = function) -> NDArray | None:
             return None if hidden is None else function(inside(state))
