@@ -13,8 +13,8 @@ from conformance.experiments.candidates.parameters import weights_otherwise
 from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
 from conformance.experiments.changes.fit import factors, fit, one_change
 from conformance.experiments.changes.sample import Change, Sample, Setting
-from conformance.experiments.readings.solved import samples_of
 from conformance.experiments.readings.values import each_key_chosen, read_chosen_values
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
 

@@ -15,7 +15,9 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.places import (
     ADDED,
+    ADDITIVE,
     CAPPED,
+    KEYS,
     OF_ADDITIVE,
     OF_CAP,
     OF_SCORES,
@@ -23,6 +25,7 @@ from conformance.experiments.candidates.scores.places import (
     SIMILARITY,
     UNSCALED,
     Place,
+    reordered,
     setting_of,
 )
 from conformance.experiments.candidates.scores.sides import changes_of, gauged
@@ -31,7 +34,8 @@ from conformance.experiments.changes.fit import factors
 from conformance.experiments.changes.sample import Change, Sample
 from conformance.experiments.designs import NO_BIASES, changed
 from conformance.experiments.measured import around, on_step
-from conformance.experiments.readings.solved import number_of, read_all, sample_of, samples_of, with_number
+from conformance.experiments.solving.call import number_of, with_number
+from conformance.experiments.solving.solved import read_all, sample_of, samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core.call.masks import additive_bias
@@ -142,6 +146,9 @@ def of_softcap(view: View) -> Iterator[Bug]:
         yield around("capped", f"softcap-{change.slug}", apply, words, OF_CAP)
     for change in gauged(samples, KEY, CAPPED.axes):
         yield CAPPED.changed(change)
+    # What is the same for all keys of a row shows with a softcap alone.
+    for change in changes_of(samples_of(view, _with_number(view.problems, "softcap"), "keys", KEYS.axes)):
+        yield KEYS.changed(change)
 
 
 def _has_cap(state: State) -> bool:
@@ -179,10 +186,22 @@ def of_mask_bias(view: View) -> Iterator[Bug]:
 
 
 def of_parameters(view: View, places: Sequence[Place]) -> Iterator[Bug]:
-    """Every change of a parameter that is solved for."""
+    """Every change of a parameter that is solved for; other orders may be too far off for that, the search tries them."""
     for place in places:
         for change in changes_of(samples_of(view, view.problems, place.parameter, place.axes)):
             yield place.changed(change)
+    yield from reordered(places)
+
+
+TRANSPOSED = tuple(
+    place.bug(
+        "transposed-where-square",
+        lambda state, array: array.T if array.shape[0] == array.shape[1] else array,
+        "the definition's, transposed where they are square",
+    )
+    for place in ADDITIVE
+    if len(place.axes) == 2
+)
 
 
 def of_hidden() -> Iterator[Bug]:

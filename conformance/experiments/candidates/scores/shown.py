@@ -7,30 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.scores.features import of_size
+from conformance.experiments.candidates.scores.features import UNCAPPED, of_size
 from conformance.experiments.candidates.scores.patterns import with_patterns
 from conformance.experiments.candidates.scores.places import CAPPED, SIMILARITY, UNSCALED
 from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
 from conformance.experiments.candidates.scores.sides import (
     LENGTHS,
-    but_one,
+    anchored,
     changes_of,
     gauged,
     of_side,
-    samples_of,
-    solved_sides,
 )
 from conformance.experiments.changes.sample import Sample
 from conformance.experiments.designs import NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.readings import queries as reading
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
@@ -62,13 +60,11 @@ def up_to_scores(view: View) -> Iterator[Candidate]:
     if not _has_turn(view):
         return
     yield from of_size(view)
-    sides = [list(of_side(view, side)) for side in (reading.QUERIES, reading.KEYS)]
+    sides = [list(of_side(view, side)) for side in (0, 1)]
     for bugs in sides:
         yield from bugs
     yield from product(*(bugs[:MOST_OF_BOTH] for bugs in sides))
     yield from _of_scores(view)
-    if not any(sides):
-        yield from solved_sides(view)
 
 
 @lru_cache(maxsize=64)
@@ -88,13 +84,13 @@ def _of_scores(view: View) -> Iterator[Bug]:
         known: list[Sample] = []
         for config, (query_len, key_len) in zip(view.lab.configs, LENGTHS, strict=False):
             zero = 0 if first else key_len - 1
-            one = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])[0]
-            read = samples_of(view, partial(reading.read_against_zero, zero=zero), SCORES, one)
+            problems = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])
+            read = samples_of(view, problems, "similarity", SCORES, -1)
             samples += read
-            known += [but_one(sample, zero, -1) for sample in read]
+            known += [anchored(sample, zero, -1) for sample in read]
         found = [one for one in changes_of(known) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
         for change in found:
-            yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS))
+            yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS, UNCAPPED))
         slugs = {change.slug for change in found}
         for change in changes_of([_without_scale(sample) for sample in known]):
             if change.slug not in slugs and not change.slug.startswith("times-"):  # else it does the same there
@@ -106,5 +102,5 @@ def _of_scores(view: View) -> Iterator[Bug]:
 
 
 def _without_scale(sample: Sample) -> Sample:
-    scale = reading.scale_of(sample.setting.config)
+    scale = sample.setting.config.softmax_scale or 1.0
     return replace(sample, measured=sample.measured / scale, expected=sample.expected / scale)

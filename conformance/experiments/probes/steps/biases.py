@@ -17,6 +17,7 @@ import numpy as np
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.scores.features import (
+    TRANSPOSED,
     of_hidden,
     of_mask_bias,
     of_parameters,
@@ -91,7 +92,7 @@ def _of_biases(view: View) -> Iterator[Bug]:
 
 
 def _of_additive(view: View) -> Iterator[Bug]:
-    yield from of_hidden()
+    yield from (*of_hidden(), *TRANSPOSED)
     yield from of_parameters(view, ADDITIVE)
 
 
