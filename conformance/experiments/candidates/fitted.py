@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.parameters import weights_otherwise
 from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
 from conformance.experiments.changes.fit import factors, fit, one_change
-from conformance.experiments.changes.sample import Change, Sample, Setting
-from conformance.experiments.readings.values import each_key_chosen, read_chosen_values
+from conformance.experiments.changes.sample import Change, Sample
+from conformance.experiments.readings.values import each_key_chosen
 from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
@@ -82,19 +81,14 @@ CHOSEN = (7, 6, 9, 5)
 
 
 def fitted_by_key(view: View) -> Iterator[Bug]:
-    """Every change of the values that is read off each key by itself, as queries see them that choose one."""
-    found: list[tuple[NDArray, NDArray, Setting]] = []
-    for place, config in enumerate(view.lab.configs):
-        if not config.projections or min(config.head_dim, config.query_dim, config.key_dim) < 2:
-            continue
-        problem = each_key_chosen(config, CHOSEN[place % len(CHOSEN)])
-        measured, expected = read_chosen_values(view.got, problem), read_chosen_values(view.made, problem)
-        if measured is None or expected is None or not np.isfinite(measured).all():
-            return
-        found.append((measured, expected, Setting(problem.config, problem.sizes)))
-    axes, unit = PLACES["values"].axes, 100 * view.lab.unit
+    """Every change of the values that is solved for key by key, as queries see them that choose one key each."""
+    problems = [
+        each_key_chosen(config, CHOSEN[place % len(CHOSEN)])
+        for place, config in enumerate(view.lab.configs)
+        if config.projections and min(config.head_dim, config.query_dim, config.key_dim) >= 2
+    ]
     with np.errstate(all="ignore"):
-        whole = [Sample(measured, expected, axes, setting, unit) for measured, expected, setting in found]
+        whole = samples_of(view, problems, "values read", PLACES["values"].axes)
         if not any(sample.differs for sample in whole):
             return
         own = [_of_groups(sample) for sample in whole]

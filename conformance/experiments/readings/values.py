@@ -94,20 +94,6 @@ def each_key_chosen(config: AttentionConfig, length: int) -> Problem:
     return generic(config, query_len=length, key_len=length, weights=weights, queries=queries, keys=keys)
 
 
-def read_chosen_values(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, H, Lk, dv): the values that each query head reads, by queries that choose one key each; or None.
-
-    >>> from conformance.experiments.designs import CONFIGS
-    >>> from mha_core import reference
-    >>> problem = each_key_chosen(CONFIGS[0], 6)
-    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
-    >>> found = read_chosen_values(lambda one: trace(one).output, problem)
-    >>> bool(np.allclose(found, trace(problem).values.repeat(2, axis=1)))
-    True
-    """
-    return read_heads(answer, problem)
-
-
 def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:
     """The merged heads of a layer whose parameters are given: what its W_o makes the output of, by least squares."""
     if output is None:

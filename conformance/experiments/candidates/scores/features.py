@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.amounts import amounts_of
 from conformance.experiments.candidates.scores.places import (
     ADDED,
     ADDITIVE,
@@ -30,6 +32,7 @@ from conformance.experiments.candidates.scores.places import (
 )
 from conformance.experiments.candidates.scores.sides import changes_of, gauged
 from conformance.experiments.changes.elements.values import FUNCTIONS, Elementwise
+from conformance.experiments.changes.expressions import Expression
 from conformance.experiments.changes.fit import factors
 from conformance.experiments.changes.sample import Change, Sample
 from conformance.experiments.designs import NO_BIASES, changed
@@ -186,7 +189,7 @@ def of_mask_bias(view: View) -> Iterator[Bug]:
 
 
 def of_parameters(view: View, places: Sequence[Place]) -> Iterator[Bug]:
-    """Every change of a parameter that is solved for; other orders may be too far off for that, the search tries them."""
+    """Every change of a parameter that is solved for; and other orders, which may be too far off for that."""
     for place in places:
         for change in changes_of(samples_of(view, view.problems, place.parameter, place.axes)):
             yield place.changed(change)
@@ -219,6 +222,25 @@ def of_hidden() -> Iterator[Bug]:
             f"The hidden units of the additive score are A q + C k {words}, in place of their tanh.",
             OF_ADDITIVE,
         )
+
+
+def of_inside(view: View) -> Iterator[Bug]:
+    """A factor on what stands under the tanh of the additive score, or a number that is added to it."""
+    yield from amounts_of(view, partial(_inside, how="times"))
+    yield from amounts_of(view, partial(_inside, how="plus"))
+
+
+def _inside(amount: Expression | None, how: str) -> Bug:
+    told = "2" if amount is None else amount.words
+
+    def step(state: State, hidden: NDArray | None) -> NDArray | None:
+        if hidden is None:
+            return None
+        number = 2.0 if amount is None else amount.at(setting_of(state))
+        return np.asarray(np.tanh(inside(state) * number if how == "times" else inside(state) + number))
+
+    sentence = f"Under the tanh of the additive score stands A q + C k {how} {told}."
+    return on_step("additive_hidden", f"additive-inside-{how}-{told.replace(' ', '')}", step, sentence, OF_ADDITIVE)
 
 
 def inside(state: State) -> NDArray:

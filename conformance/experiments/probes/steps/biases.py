@@ -19,6 +19,7 @@ from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.scores.features import (
     TRANSPOSED,
     of_hidden,
+    of_inside,
     of_mask_bias,
     of_parameters,
     of_scale,
@@ -93,6 +94,7 @@ def _of_biases(view: View) -> Iterator[Bug]:
 
 def _of_additive(view: View) -> Iterator[Bug]:
     yield from (*of_hidden(), *TRANSPOSED)
+    yield from of_inside(view)
     yield from of_parameters(view, ADDITIVE)
 
 
