@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,14 +74,17 @@ class Call:
     name: str
     own: NDArray | None = field(init=False)
     state: State = field(init=False, repr=False)
-    _steps: dict[str, Step] = field(init=False)
-    _runs: dict[int, tuple[State, Reads]] = field(init=False, default_factory=dict)
+    _steps: dict[str, Step] = field(init=False, repr=False)
+    _reads: Reads = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.problem = self.view.lab.rounded(self.problem)
-        self._steps, _ = pipelines(*self.view.model)
-        state, _ = self._run(1)
-        self.state = state
+        runs = _runs.setdefault(self.view, {})
+        if self.problem not in runs:
+            asked = self.view.lab.rounded(self.problem)
+            steps, _ = pipelines(*self.view.model)
+            runs[self.problem] = (steps, *_run(asked, steps))
+        self._steps, self.state, self._reads = runs[self.problem]
+        state = self.state
         if self.name in NUMBERS:
             number = number_of(state.config, self.name)
             self.own = None if number is None else np.array([number])
@@ -89,20 +93,17 @@ class Call:
         else:
             self.own = state.parameters.get(self.name) if self.name in READERS else state[self.name]
 
-    def _run(self, copies: int) -> tuple[State, Reads]:
-        """The model's run, every item so many times."""
-        if copies not in self._runs:
-            sizes = self.problem.sizes
-            call = resized(self.problem, copies * sizes.batch, sizes.query_len, sizes.key_len)
-            inputs = replace(call.inputs, cotangent=None)
-            self._runs[copies] = noted_run(call.config, call.weights, inputs, forward=self._steps)
-        return self._runs[copies]
-
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """(n, elements of the step): what a later step gives with each of n arrays in the place of the model's own."""
+        """(n, ...): what a later step gives with each of n arrays in the place of the model's own."""
         if self.name in READERS:
-            return np.stack([np.ravel(self._with_parameter(array)[step]) for array in arrays])
-        state, reads = self._run(len(arrays))
+            return np.stack([self._with_parameter(array)[step] for array in arrays])
+        count, batch = arrays.shape[:2]
+        state, reads = self.state, self._reads
+        if batch > 1:
+            sizes = self.problem.sizes
+            copies = resized(self.view.lab.rounded(self.problem), count * batch, sizes.query_len, sizes.key_len)
+            state, reads = _run(copies, self._steps)
+        # A call of one item is copied by broadcasting.
         joined = arrays.reshape(-1, *arrays.shape[2:])
         if self.name in READ:
             read = READ[self.name]
@@ -112,13 +113,20 @@ class Call:
         else:
             steps = {**self._steps, self.name: lambda state: joined}
             found, _ = rerun(state, steps, {self.name}, reads=reads)
-        return np.asarray(found[step].reshape(len(arrays), -1))
+        made = found[step]
+        return np.asarray(made.reshape(count, batch, *made.shape[1:]))
 
     def _with_parameter(self, array: NDArray) -> State:
-        state, reads = self._run(1)
-        changed = state.copy()
+        changed = self.state.copy()
         if self.name in NUMBERS:
-            changed.config = with_number(state.config, self.name, float(array[0]))
+            changed.config = with_number(changed.config, self.name, float(array[0]))
         else:
-            changed.parameters = {**state.parameters, self.name: array}
-        return rerun(changed, self._steps, {READERS[self.name]}, reads=reads)[0]
+            changed.parameters = {**changed.parameters, self.name: array}
+        return rerun(changed, self._steps, {READERS[self.name]}, reads=self._reads)[0]
+
+
+_runs: WeakKeyDictionary[View, dict[Problem, tuple[dict[str, Step], State, Reads]]] = WeakKeyDictionary()
+
+
+def _run(problem: Problem, steps: dict[str, Step]) -> tuple[State, Reads]:
+    return noted_run(problem.config, problem.weights, replace(problem.inputs, cotangent=None), forward=steps)

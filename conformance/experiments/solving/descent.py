@@ -1,63 +1,84 @@
-"""Descent: Gauss and Newton's method for an array of unknowns, and which of them the equations tell."""
+"""Descent: Gauss and Newton's method for groups of unknowns without common equations, and which of them are told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-STEPS = 12
+STEPS = 16
 """Most steps of Gauss and Newton."""
 
 RANK = 1e-7
 """Singular values below this part of the largest count as 0."""
 
+CLOSE = 1e-13
+"""Of the numbers that are wanted, what may be left when no further step is made."""
 
-def sums(shape: tuple[int, ...], gauge: int | None) -> NDArray:
-    """(k, elements): what each sum along an axis is made of; no rows without an axis."""
-    size = int(np.prod(shape))
-    if gauge is None:
-        return np.zeros((0, size))
-    return np.eye(size).reshape(size, *shape).sum(axis=gauge).reshape(size, -1).T
+AGAIN = 0.03
+"""While a step leaves less than this of what was left, the next one takes the same slopes."""
 
 
-def descended(
-    outputs: Callable[[NDArray], NDArray], array: NDArray, wanted: NDArray, fixed: NDArray
-) -> tuple[NDArray, float, NDArray] | None:
-    """(the array, the largest difference that is left, the outputs' slopes there); None if they don't come closer."""
-    width = 1e-6 * max(1e-3, float(np.abs(array).max(initial=0.0)))
-    units = width * np.eye(array.size).reshape(-1, *array.shape)
+class Descent(NamedTuple):
+    """Where it ended: the unknowns (G, U), what is left of each equation (G, E), and which unknowns are told (G, U)."""
 
-    def slopes_at(array: NDArray) -> tuple[NDArray, NDArray]:
-        made = outputs(np.concatenate([array[None], array + units]))
-        slopes = (made[1:] - made[0]).T / width
-        return wanted - made[0], np.concatenate([slopes, fixed * np.abs(slopes).max(initial=0.0)])
+    found: NDArray
+    left: NDArray
+    told: NDArray[np.bool_]
 
-    off, slopes = slopes_at(array)
+
+def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArray, fixed: NDArray) -> Descent | None:
+    """The unknowns with which equations give what is wanted; None if they don't come closer.
+
+    Args:
+        made: unknowns (n, G, U) -> what each of n choices gives, (n, G, E). Group g of them depends on group g alone.
+        start: (G, U).
+        wanted: (G, E).
+        fixed: (k, U): sums of a group's unknowns that stay as they are.
+    """
+    groups, unknowns = start.shape
+    width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
+    norm = np.linalg.norm(wanted)
+    here, inverse = start, None
+    off = wanted - made(here[None])[0]
     size = np.linalg.norm(off)
+    told = np.zeros(start.shape, bool)
     for step in range(STEPS):
-        if not np.isfinite(slopes).all() or not np.isfinite(size):
-            return None
-        forward = np.linalg.lstsq(slopes, np.concatenate([off, np.zeros(len(fixed))]), rcond=RANK)[0]
+        if inverse is None:
+            units = here + width * np.eye(unknowns)[:, None, :]
+            slopes = np.moveaxis(made(units) - (wanted - off), 0, -1) / width  # (G, E, U)
+            if not np.isfinite(slopes).all():
+                return None
+            held = np.broadcast_to(fixed * np.abs(slopes).max(initial=0.0), (groups, *fixed.shape))
+            left, sizes, right = np.linalg.svd(np.concatenate([slopes, held], axis=1), full_matrices=False)
+            seen = sizes > RANK * sizes[:, :1]
+            told = (np.where(seen[..., None], right, 0.0) ** 2).sum(axis=1) > 1.0 - 1e-9
+            scaled = np.where(seen, 1.0 / np.where(seen, sizes, 1.0), 0.0)[..., None] * right
+            inverse = scaled.swapaxes(1, 2) @ left.swapaxes(1, 2)  # (G, U, E + k)
+        forward = (inverse[..., : off.shape[1]] @ off[..., None])[..., 0]
         for shorter in (1.0, 0.3, 0.1):
-            after = array + shorter * forward.reshape(array.shape)
-            left = np.linalg.norm(wanted - outputs(after[None])[0])
-            if left < size:
+            after = here + shorter * forward
+            rest = wanted - made(after[None])[0]
+            if np.linalg.norm(rest) < size:
                 break
         else:
             break
-        if step > 3 and left > 0.5 * size and left > 1e-6 * np.linalg.norm(wanted):
+        before, size = size, np.linalg.norm(rest)
+        here, off = after, rest
+        if not np.isfinite(size) or (step > 3 and size > 0.5 * before and size > 1e-6 * norm):
             return None
-        array, size = after, left
-        off, slopes = slopes_at(array)
-        if size <= 1e-14 * np.linalg.norm(wanted):
+        if size <= CLOSE * norm:
             break
-    return array, float(np.abs(off).max(initial=0.0)), slopes
+        if size > AGAIN * before:
+            inverse = None
+    return Descent(here, off, told)
 
 
-def told(slopes: NDArray) -> NDArray[np.bool_]:
-    """Which elements the outputs tell: those that no combination without effect contains."""
-    _, sizes, directions = np.linalg.svd(slopes, full_matrices=True)
-    rank = int((sizes > RANK * sizes[0]).sum()) if len(sizes) and sizes[0] > 0.0 else 0
-    return np.asarray(np.abs(directions[rank:]).max(axis=0, initial=0.0) < 1e-6)
+def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
+    """(k, elements): what each sum along an axis is made of; no rows without an axis."""
+    size = int(np.prod(shape))
+    if axis is None:
+        return np.zeros((0, size))
+    return np.eye(size).reshape(size, *shape).sum(axis=axis).reshape(size, -1).T

@@ -20,8 +20,9 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.changes.sample import Sample, Setting
 from conformance.experiments.designs import changed
+from conformance.experiments.readings.weights import read_weights, takes_weights
 from conformance.experiments.solving.call import READ, READERS, Call
-from conformance.experiments.solving.descent import RANK, descended, sums, told
+from conformance.experiments.solving.descent import RANK, Descent, descended, sums
 from conformance.experiments.view import View
 from conformance.zoo.bug import DoesNotApply
 from mha_core.reference.forward import FORWARD, PROJECTED
@@ -34,6 +35,9 @@ MOST_CALLS = 8
 
 LEFT = 1e-9
 """Of the largest output, what may be left; more in coarser arithmetic."""
+
+OF_LOGARITHMS = 1e-8
+"""What may be left of log weights; more in coarser arithmetic."""
 
 AFTER_WEIGHTS = ("heads", "merged", "output")
 
@@ -68,27 +72,85 @@ def _solved(view: View, problem: Problem, name: str, gauge: int | None) -> Solve
     own = first.own
     if own is None or not 0 < own.size <= MOST_UNKNOWN or not np.isfinite(own).all():
         return None
+    axes = _apart(first, np.asarray(own, np.float64))
+    start = _grouped(np.asarray(own, np.float64)[None], axes)[0]
+    fixed = sums(_shape_of_group(own.shape, axes), gauge)
+    if _is_before_softmax(name) and (found := _by_logarithms(first, axes, start, fixed)) is not None:
+        if _is_given(first, found, axes):
+            return _put_together(np.where(found.told, found.found, np.nan)[None], own.shape, axes)[0], own
+        start = found.found
     calls = [first, *(Call(view, one, name) for one in _alike(view, problem, first))]
     answers = [view.got(call.problem) for call in calls]
-    if any(answer is None for answer in answers):
+    given = [answer for answer in answers if answer is not None and np.isfinite(answer).all()]
+    if len(given) < len(calls):
         return None
-    wanted = np.concatenate([np.ravel(answer) for answer in answers if answer is not None])
-    if not np.isfinite(wanted).all():
-        return None
-    fixed, start = sums(own.shape, gauge), np.asarray(own, np.float64)
-    if _is_before_softmax(name):
-        start = _by_logarithms(view, problem, first, start, fixed)
+    of_output = axes and ((0, 1) if len(axes) > 1 else (0,))
 
-    def outputs(arrays: NDArray) -> NDArray:
-        return np.concatenate([call.given(arrays) for call in calls], axis=1)
+    def made(groups: NDArray) -> NDArray:
+        arrays = _put_together(groups, own.shape, axes)
+        return np.concatenate([_grouped(call.given(arrays), of_output) for call in calls], axis=-1)
 
-    found = descended(outputs, start, wanted, fixed)
-    if found is None:
+    wanted = np.concatenate([_grouped(answer[None], of_output) for answer in given], axis=-1)[0]
+    found = descended(made, start, wanted, fixed)
+    if found is None or np.abs(found.left).max() > _allowed(view, wanted):
         return None
-    array, left, slopes = found
-    if left > max(LEFT, 2e3 * view.lab.unit) * np.abs(wanted).max(initial=1e-300):
-        return None
-    return np.where(told(slopes).reshape(own.shape), array, np.nan), own
+    return _put_together(np.where(found.told, found.found, np.nan)[None], own.shape, axes)[0], own
+
+
+def _allowed(view: View, wanted: NDArray) -> float:
+    return max(LEFT, 2e3 * view.lab.unit) * float(np.abs(wanted).max(initial=1e-300))
+
+
+def _is_given(call: Call, found: Descent, axes: Axes) -> bool:
+    """Whether logarithms are right, and the array gives the output of its own call."""
+    got, shape = call.view.got(call.problem), call.own.shape if call.own is not None else ()
+    if got is None or np.abs(found.left).max(initial=0.0) > max(OF_LOGARITHMS, 1e3 * call.view.lab.unit):
+        return False
+    made = call.given(_put_together(found.found[None], shape, axes))[0]
+    return bool(np.abs(made - got).max(initial=0.0) <= _allowed(call.view, got))
+
+
+# Groups of unknowns -------------------------------------------------------------------------------------
+
+Axes = tuple[int, ...]
+
+OF_QUERIES: Mapping[str, int] = {
+    **dict.fromkeys(("output", "merged", "q_proj", "query_inputs"), 1),
+    **dict.fromkeys(("queries", "unscaled", "similarity", "capped", "scores", "weights", "kept_weights", "heads"), 2),
+}
+"""Step -> the axis of the queries, each of which makes its own output."""
+
+
+def _apart(call: Call, own: NDArray) -> Axes:
+    """The axes along which parts of an array make outputs of their own: that of items, and of queries if it has one."""
+    if call.name in READERS:
+        return ()
+    axes: Axes = (0, OF_QUERIES[call.name]) if call.name in OF_QUERIES else (0,)
+    if not call.view.model or (own.shape[0] == 1 and len(axes) == 1):
+        return axes
+    groups = _grouped(own[None], axes)
+    moved = groups.copy()
+    moved[:, 0] += 0.1 * (1.0 + np.abs(moved[:, 0]))
+    before, after = call.given(_put_together(np.concatenate([groups, moved]), own.shape, axes))
+    of_others = np.abs(after - before).reshape(*before.shape[: len(axes)], -1).max(axis=-1).ravel()[1:]
+    return axes if of_others.max(initial=0.0) == 0.0 else ()
+
+
+def _shape_of_group(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _grouped(arrays: NDArray, axes: Axes) -> NDArray:
+    """(n, ...) -> (n, groups, unknowns)."""
+    moved = np.moveaxis(arrays, [axis + 1 for axis in axes], range(1, len(axes) + 1))
+    return moved.reshape(len(arrays), int(np.prod(moved.shape[1 : len(axes) + 1])), -1)
+
+
+def _put_together(groups: NDArray, shape: Sequence[int], axes: Axes) -> NDArray:
+    """(n, groups, unknowns) -> (n, *shape)."""
+    first = [shape[axis] for axis in axes]
+    moved = groups.reshape(len(groups), *first, *_shape_of_group(shape, axes))
+    return np.moveaxis(moved, range(1, len(axes) + 1), [axis + 1 for axis in axes])
 
 
 def _alike(view: View, problem: Problem, call: Call) -> Iterable[Problem]:
@@ -126,34 +188,41 @@ def _is_before_softmax(name: str) -> bool:
     return STEPS.index(step) < STEPS.index("weights") and name not in OF_VALUES and not name.startswith("v_proj")
 
 
-_weights: WeakKeyDictionary[View, dict[Problem, Solved | None]] = WeakKeyDictionary()
+def _by_logarithms(call: Call, axes: Axes, start: NDArray, fixed: NDArray) -> Descent | None:
+    """The groups that make the logarithms of the weights right, where these can be read."""
+    weights, model = _weights_of(call), call.state["kept_weights"]
+    if weights is None or call.own is None or not np.isfinite(weights).all() or not (weights[model > 0.0] > 0.0).all():
+        return None
+    shape, of_weights = call.own.shape, axes and ((0, 2) if len(axes) > 1 else (0,))
+    there = model > 0.0
+
+    def made(groups: NDArray) -> NDArray:
+        return _grouped(_logs(call.given(_put_together(groups, shape, axes), "kept_weights"), there), of_weights)
+
+    return descended(made, start, _grouped(_logs(weights[None], there), of_weights)[0], fixed)
 
 
-def _by_logarithms(view: View, problem: Problem, call: Call, start: NDArray, fixed: NDArray) -> NDArray:
-    """The array that makes the logarithms of the weights right; the one to start from if there is none."""
+def _logs(weights: NDArray, there: NDArray) -> NDArray:
+    """Log weights less their mean in each row, where there are weights."""
+    logs = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
+    mean = logs.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
+    return np.where(there, logs - mean, 0.0)
+
+
+_weights: WeakKeyDictionary[View, dict[Problem, NDArray | None]] = WeakKeyDictionary()
+
+
+def _weights_of(call: Call) -> NDArray | None:
+    """(B, H, Lq, Lk): the weights that meet the values, each as exact as it is large or small if codes show them."""
+    view, problem = call.view, call.problem
     known = _weights.setdefault(view, {})
     if problem not in known:
-        known[problem] = solved(view, problem, "kept_weights")
-    read = known[problem]
-    if read is None or not np.isfinite(read[0]).all() or not (read[0][read[1] > 0.0] > 0.0).all():
-        return start
-    measured, shape = np.where(read[1] > 0.0, read[0], 0.0), read[0].shape
-
-    def logarithms(arrays: NDArray) -> NDArray:
-        made = call.given(arrays, "kept_weights").reshape(len(arrays), *shape)
-        return _centred(made, measured).reshape(len(arrays), -1)
-
-    wanted = _centred(measured[None], measured).ravel()
-    found = descended(logarithms, start, wanted, fixed)
-    return start if found is None else found[0]
-
-
-def _centred(weights: NDArray, measured: NDArray) -> NDArray:
-    """Log weights less their mean in each row, where there are weights; larger weights count more."""
-    there = measured > 0.0
-    logs = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
-    mean = (logs * measured).sum(axis=-1, keepdims=True) / measured.sum(axis=-1, keepdims=True)
-    return np.where(there, (logs - mean) * np.sqrt(measured), 0.0)
+        if takes_weights(view.got, problem.config):
+            known[problem] = read_weights(view.lab.output, problem)
+        else:
+            read = solved(view, problem, "kept_weights")
+            known[problem] = None if read is None else read[0]
+    return known[problem]
 
 
 # Matrices -----------------------------------------------------------------------------------------------

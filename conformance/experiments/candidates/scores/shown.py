@@ -19,7 +19,6 @@ from conformance.experiments.candidates.scores.patterns import with_patterns
 from conformance.experiments.candidates.scores.places import CAPPED, SIMILARITY, UNSCALED
 from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
 from conformance.experiments.candidates.scores.sides import (
-    LENGTHS,
     anchored,
     changes_of,
     gauged,
@@ -32,6 +31,9 @@ from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
+
+LENGTHS = ((6, 11), (8, 3), (4, 7), (9, 4))
+"""Queries and keys of the layers' calls in which scores are read: of all kinds, few keys and many."""
 
 MOST_OF_BOTH = 4
 """Changes of one side that are tried together with one of the other side."""
