@@ -5,7 +5,7 @@ The latest steps first. Where two steps have the same array, what is fitted to o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.problem import Problem
 from conformance.experiments.candidates.scores.places import (
     CAPPED,
     HEADS,
@@ -57,6 +58,8 @@ STEPS = (
     *(_to_scores(place, None) for place in (HEADS[0], INPUTS[0])),
 )
 
+ALL = frozenset(place.step for place in STEPS)
+
 MOST_PROBLEMS = 3
 
 MOST_TURNS, MOST_TURNS_HERE = 8, 2
@@ -78,11 +81,17 @@ def anywhere(view: View) -> Iterator[Bug]:
     """Every change of one step's array that gives what differs."""
     if view.explained or view.gradients or not view.problems or not _has_turn(view):
         return
-    problems = list(islice(view.differing(), MOST_PROBLEMS))
+    yield from changes_at(view, list(islice(view.differing(), MOST_PROBLEMS)))
+
+
+def changes_at(view: View, problems: Sequence[Problem], steps: Collection[str] = ()) -> Iterator[Bug]:
+    """Every change of one of some steps (default: any) that is fitted to what these calls have there."""
     done: list[tuple[list[NDArray], list[Change]]] = []
     for place in STEPS:
-        samples = samples_of(view, problems, place.step, place.axes, place.gauge)
-        if not samples or not all(sample.differs for sample in samples):
+        samples = (
+            samples_of(view, problems, place.step, place.axes, place.gauge) if place.step in (steps or ALL) else []
+        )
+        if not any(sample.differs for sample in samples):
             continue
         arrays = [sample.expected for sample in samples]
         changes = next((changes for other, changes in done if _same(arrays, other)), None)

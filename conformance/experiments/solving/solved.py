@@ -156,7 +156,7 @@ def _put_together(groups: NDArray, shape: Sequence[int], axes: Axes) -> NDArray:
 def _alike(view: View, problem: Problem, call: Call) -> Iterable[Problem]:
     """As many calls more as it takes to tell the array, which is the same in them."""
     assert call.own is not None
-    if call.name in ("output", "merged") or (call.name in READERS and READERS[call.name] == "output"):
+    if call.name == "output" or (call.name in READERS and READERS[call.name] == "output"):
         return
     sizes, config = problem.sizes, problem.config
     unknown = call.own.size
