@@ -99,11 +99,11 @@ class Call:
             return np.stack([self._with_parameter(array)[step] for array in arrays])
         count, batch = arrays.shape[:2]
         state, reads = self.state, self._reads
-        if batch > 1:
-            sizes = self.problem.sizes
+        sizes = self.problem.sizes
+        if batch > 1 or sizes.past_len:
             copies = resized(self.view.lab.rounded(self.problem), count * batch, sizes.query_len, sizes.key_len)
             state, reads = _run(copies, self._steps)
-        # A call of one item is copied by broadcasting.
+        # Else the one item is copied by broadcasting.
         joined = arrays.reshape(-1, *arrays.shape[2:])
         if self.name in READ:
             read = READ[self.name]

@@ -93,9 +93,8 @@ def _of_scores(view: View) -> Iterator[Bug]:
         found = [one for one in changes_of(known) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
         for change in found:
             yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS, UNCAPPED))
-        slugs = {change.slug for change in found}
         for change in changes_of([_without_scale(sample) for sample in known]):
-            if change.slug not in slugs and not change.slug.startswith("times-"):  # else it does the same there
+            if not change.slug.startswith("times-"):  # a factor does the same there
                 yield UNSCALED.changed(change)
         for place in (SIMILARITY, SCORES_AND_BIAS):
             yield from with_patterns(place, samples)
