@@ -23,6 +23,7 @@ from conformance.experiments.candidates.scores.places import (
     OF_ADDITIVE,
     OF_CAP,
     OF_SCORES,
+    OF_SUM,
     SCORES,
     SIMILARITY,
     UNSCALED,
@@ -53,8 +54,16 @@ KEY = -1
 Has = Callable[[State], bool]
 
 
-def of_number(view: View, name: str, words: str, step: str, fix: str, given: Has | None = None) -> Iterator[Bug]:
-    """Every change of the scale, or of the softcap, that a subject uses in its place."""
+def of_number(view: View, name: str, words: str, place: tuple[str, str], given: Has | None = None) -> Iterator[Bug]:
+    """Every change of the scale, or of the softcap, that a subject uses in its place.
+
+    Args:
+        view: has the subject and the model.
+        name: "scale" or "softcap".
+        words: how a sentence calls it.
+        place: the step that reads it, and what to do about it.
+        given: in which layers it is wrong. Default: in all that have it.
+    """
     samples = samples_of(view, _with_number(view.problems, name), name, ("number",))
     for change in changes_of(samples):
 
@@ -65,18 +74,22 @@ def of_number(view: View, name: str, words: str, step: str, fix: str, given: Has
             number = float(change.apply(np.array([own]), ("number",), setting_of(state))[0])
             return np.asarray(beneath(replace(state, config=with_number(state.config, name, number))))
 
-        yield around(step, f"{name}-{change.slug}", apply, f"{words} is the definition's {change.words}.", fix)
+        slug = f"{words.lower().replace(',', '').replace(' ', '-')}-{change.slug}"
+        yield around(place[0], slug, apply, f"{words} is the definition's {change.words}.", place[1])
 
 
 def _with_number(problems: Iterable[Problem], name: str) -> list[Problem]:
     return [problem for problem in problems if number_of(problem.config, name) is not None]
 
 
+OF_SIMILARITY = "similarity", OF_SCORES
+
+
 def of_scale(view: View) -> Iterator[Bug]:
     """What scores are multiplied by in place of the scale, wherever that is used or where it is given alone."""
-    yield from of_number(view, "scale", "The scale", "similarity", OF_SCORES)
+    yield from of_number(view, "scale", "The scale", OF_SIMILARITY)
     if any(problem.config.scale is not None for problem in view.problems):
-        yield from of_number(view, "scale", "A given scale", "similarity", OF_SCORES, _has_scale)
+        yield from of_number(view, "scale", "A given scale", OF_SIMILARITY, _has_scale)
 
 
 def of_scores(view: View) -> Iterator[Bug]:
@@ -131,8 +144,8 @@ def of_size(view: View) -> Iterator[Bug]:
 
 def of_softcap(view: View) -> Iterator[Bug]:
     """Another number in place of the softcap c, and another function in place of tanh in c * tanh(score / c)."""
-    yield from of_number(view, "softcap", "The softcap", "capped", OF_CAP)
-    yield from of_number(view, "scale", "With a softcap, the scale", "similarity", OF_SCORES, _has_cap)
+    yield from of_number(view, "softcap", "The softcap", ("capped", OF_CAP))
+    yield from of_number(view, "scale", "With a softcap, the scale", OF_SIMILARITY, _has_cap)
     anchored = [changed(one, NO_BIASES, keys=_first_is_zero(one.inputs.keys)) for one in view.problems]
     samples = samples_of(view, _with_number(view.lab.nearest(anchored), "softcap"), "capped", CAPPED.axes, KEY)
     if not any(sample.differs for sample in samples):
@@ -183,6 +196,15 @@ def of_mask_bias(view: View) -> Iterator[Bug]:
         samples.append(sample_of(view, problem, sample[0] - sample[1] + bias, np.array(bias), ADDED.axes))
     for change in gauged(samples, KEY, ADDED.axes) if any(sample.differs for sample in samples) else ():
         yield ADDED.changed(change)
+
+
+def bias_left_out() -> Bug:
+    """The bias is not added; -inf in it excludes keys all the same."""
+
+    def step(state: State, scores: NDArray) -> NDArray:
+        return scores if state.inputs.mask.bias is None else np.asarray(state["capped"])
+
+    return on_step("scores", "bias-left-out", step, "The additive bias is not added.", OF_SUM)
 
 
 # Parameters ---------------------------------------------------------------------------------------------
