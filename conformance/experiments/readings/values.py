@@ -17,7 +17,6 @@ from conformance.experiments.designs import NO_BIASES, changed, generic, selecto
 from conformance.experiments.linear import least_squares
 from conformance.experiments.readings.weights import Answer
 from mha_core import AttentionConfig
-from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
 
@@ -58,12 +57,6 @@ def _passing(problem: Problem) -> tuple[tuple[int, Problem], ...]:
         (first, changed(problem, {"out_proj.weight": selector(config.output_dim, width, first), "out_proj.bias": 0.0}))
         for first in range(0, width, config.output_dim)
     )
-
-
-def read_heads(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, H, Lq, dv): the heads before they are merged, if they are merged as they should be; or None."""
-    merged = read_merged(answer, problem)
-    return None if merged is None else split_heads(merged, problem.config.num_heads)
 
 
 HIGHEST_SCORE = 600.0
