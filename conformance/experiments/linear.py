@@ -28,17 +28,3 @@ def least_squares(a: NDArray, b: NDArray, rcond: float | None = None) -> tuple[N
     bad = ~np.isfinite(b)
     found, _, rank, _ = np.linalg.lstsq(a, np.where(bad, 0.0, b), rcond=rcond)
     return np.where(bad.any(axis=0), np.nan, found), int(rank)
-
-
-def pseudo_inverse(a: NDArray) -> NDArray:
-    """`numpy.linalg.pinv` of the last two axes: zeros where a holds infinity.
-
-    Raises:
-        numpy.linalg.LinAlgError: a holds NaN.
-    """
-    if np.isnan(a).any():
-        raise np.linalg.LinAlgError("the inverse of NaN")
-    if not np.isfinite(a).all():
-        return np.zeros_like(a).swapaxes(-1, -2)
-    inverse: NDArray = np.linalg.pinv(a)
-    return inverse

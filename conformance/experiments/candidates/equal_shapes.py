@@ -15,10 +15,6 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.experiments.candidates.amounts import amounts_of
 from conformance.experiments.candidates.parameters import WEIGHT_READINGS
-from conformance.experiments.candidates.scores.families import Family, mixed
-from conformance.experiments.candidates.scores.numbers import measured_numbers
-from conformance.experiments.candidates.scores.places import INPUTS
-from conformance.experiments.candidates.scores.target import targets
 from conformance.experiments.changes.expressions import Expression
 from conformance.experiments.changes.sample import Setting
 from conformance.experiments.measured import on_parameter, on_step
@@ -147,23 +143,15 @@ def inputs_where_equal() -> tuple[Bug, ...]:
     )
 
 
-def _mixtures() -> Iterator[Family]:
-    """So much of another input in that of queries or keys."""
-    for place in INPUTS:
-        for other in GIVEN:
-            if other != place.step:
-                words = f"the layer's {GIVEN[other]}, {WHERE}"
-                yield mixed(place, f"{other}-where-shapes-agree", _fitting(_input(other)), words)
-
-
 def added_where_equal(view: View) -> Iterator[Bug | tuple[Bug, ...]]:
     """So much of an input of the layer mixed into another, or added to a projection or the output."""
     for step in ("output", "merged", "v_proj"):
         for other in GIVEN:
             yield from amounts_of(view, partial(_added, step, other))
-    for other in ("query_inputs", "key_inputs"):
-        yield from amounts_of(view, partial(_added, "value_inputs", other, is_mixture=True))
-    yield from measured_numbers(targets(view, view.problems), tuple(_mixtures()), pairs=False)
+    for step in GIVEN:
+        for other in GIVEN:
+            if other != step:
+                yield from amounts_of(view, partial(_added, step, other, is_mixture=True))
 
 
 def _added(step: str, other: str, amount: Expression | None, *, is_mixture: bool = False) -> Bug:

@@ -4,85 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.parameters import weights_otherwise
 from conformance.experiments.candidates.steps import PARAMETERS, PLACES, change_of_parameter, change_on, read_otherwise
 from conformance.experiments.changes.fit import factors, fit, one_change
-from conformance.experiments.changes.sample import Change, Sample, Setting
-from conformance.experiments.readings.projection import read_output_weight, read_value_weight
-from conformance.experiments.readings.values import (
-    each_key_chosen,
-    read_chosen_values,
-    read_heads,
-    read_lone_input,
-    read_lone_values,
-    read_merged,
-)
-from conformance.experiments.readings.weights import Answer, read_weights
+from conformance.experiments.changes.sample import Change, Sample
+from conformance.experiments.readings.values import each_key_chosen
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View, fits
 from conformance.zoo.bug import Bug
 
 Propose = Callable[[View], Iterator[Bug]]
 
 
-class Reading(NamedTuple):
-    """A step or a parameter, and how it is read; its axes are those of its place."""
-
-    name: str
-    read: Callable[[Answer, Problem], NDArray | None]
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return (PARAMETERS[self.name][1] if self.name in PARAMETERS else PLACES[self.name]).axes
-
-    def bug(self, change: Change) -> Bug:
-        return change_of_parameter(self.name, change) if self.name in PARAMETERS else change_on(self.name, change)
+def axes_of(name: str) -> tuple[str, ...]:
+    """The axes of a step of the values' way, or of a parameter."""
+    return (PARAMETERS[name][1] if name in PARAMETERS else PLACES[name]).axes
 
 
-def _merged_values(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, 1, G * dv): the values of a problem with one key before they are split."""
-    values = read_lone_values(answer, problem)
-    return None if values is None else values.swapaxes(1, 2).reshape(len(values), 1, -1)
-
-
-def _value_bias(answer: Answer, problem: Problem) -> NDArray | None:
-    values = _merged_values(answer, problem)
-    return None if values is None else values[0, 0]
-
-
-def _output_bias(answer: Answer, problem: Problem) -> NDArray | None:
-    output = answer(problem)
-    return None if output is None else output[0, 0]
-
-
-OUTPUT = Reading("output", lambda answer, problem: answer(problem))
-MERGED = Reading("merged", read_merged)
-HEADS = Reading("heads", read_heads)
-VALUES = Reading("new_values", read_lone_values)
-PROJECTED = Reading("v_proj", _merged_values)
-INPUT = Reading("value_inputs", read_lone_input)
-KEPT_WEIGHTS = Reading("kept_weights", read_weights)
-VALUE_WEIGHT = Reading("v_proj.weight", read_value_weight)
-OUTPUT_WEIGHT = Reading("out_proj.weight", read_output_weight)
-VALUE_BIAS = Reading("v_proj.bias", _value_bias)
-OUTPUT_BIAS = Reading("out_proj.bias", _output_bias)
-
-
-def samples_by(view: View, reading: Reading) -> list[Sample]:
-    """What is read of the subject beside what is read of the model, for each problem that both answer."""
-    found = []
-    for problem in view.problems:
-        measured = reading.read(view.got, problem)
-        expected = None if measured is None else reading.read(view.made, problem)
-        if measured is not None and expected is not None and measured.shape == expected.shape:
-            setting = Setting(problem.config, problem.sizes)
-            found.append(Sample(measured, expected, reading.axes, setting, unit=100 * view.lab.unit))
-    return found
+def bug_of(name: str, change: Change) -> Bug:
+    """A change of such a step or parameter."""
+    return change_of_parameter(name, change) if name in PARAMETERS else change_on(name, change)
 
 
 def is_one(change: Change) -> bool:
@@ -93,35 +38,35 @@ def is_one(change: Change) -> bool:
 Find = Callable[[Sequence[Sample]], list[Change]]
 
 
-def fitted(view: View, reading: Reading, find: Find = fit) -> Iterator[Bug]:
-    """Every change that is read off."""
-    samples = samples_by(view, reading)
+def fitted(view: View, name: str, find: Find = fit) -> Iterator[Bug]:
+    """Every change of a step or parameter that is solved for."""
+    samples = samples_of(view, view.problems, name, axes_of(name))
     with np.errstate(all="ignore"):
         for change in find(samples) if any(sample.differs for sample in samples) else []:
             # Another order and a factor on top of it are two faults: probes that are blind to orders show the factor.
             if is_one(change):
-                yield reading.bug(change)
-                yield from _elsewhere(reading, change)
+                yield bug_of(name, change)
+                yield from _elsewhere(name, change)
 
 
-def _elsewhere(reading: Reading, change: Change) -> Iterator[Bug]:
+def _elsewhere(name: str, change: Change) -> Iterator[Bug]:
     """The same change of arrays with the same axes, which this problem may not tell apart."""
-    if reading.name == "new_values":
+    if name == "new_values":
         yield change_on("values", change)
-    if reading.name in ("new_values", "heads"):
+    if name in ("new_values", "heads"):
         yield read_otherwise("values", change)
-    if reading.name == "kept_weights":
+    if name == "kept_weights":
         yield change_on("weights", change)
 
 
-def any_fitted(view: View, readings: Sequence[Reading]) -> Iterator[Bug]:
+def any_fitted(view: View, names: Sequence[str]) -> Iterator[Bug]:
     """Every change of one of these; only if none explains what differs, two changes one after the other."""
-    yield from factors_on(view, OUTPUT)
-    yield from factors_on(view, HEADS, ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
+    yield from factors_on(view, "output")
+    yield from factors_on(view, "heads", ("value_inputs", "v_proj", "new_values", "values", "kept_weights", "merged"))
     yield from weights_otherwise()
     for find in (_simple, fit):
-        for reading in readings:
-            yield from fitted(view, reading, find)
+        for name in names:
+            yield from fitted(view, name, find)
         if view.explained:
             return
 
@@ -136,19 +81,14 @@ CHOSEN = (7, 6, 9, 5)
 
 
 def fitted_by_key(view: View) -> Iterator[Bug]:
-    """Every change of the values that is read off each key by itself, as queries see them that choose one."""
-    found: list[tuple[NDArray, NDArray, Setting]] = []
-    for place, config in enumerate(view.lab.configs):
-        if not config.projections or min(config.head_dim, config.query_dim, config.key_dim) < 2:
-            continue
-        problem = each_key_chosen(config, CHOSEN[place % len(CHOSEN)])
-        measured, expected = read_chosen_values(view.got, problem), read_chosen_values(view.made, problem)
-        if measured is None or expected is None or not np.isfinite(measured).all():
-            return
-        found.append((measured, expected, Setting(problem.config, problem.sizes)))
-    axes, unit = PLACES["values"].axes, 100 * view.lab.unit
+    """Every change of the values that is solved for key by key, as queries see them that choose one key each."""
+    problems = [
+        each_key_chosen(config, CHOSEN[place % len(CHOSEN)])
+        for place, config in enumerate(view.lab.configs)
+        if config.projections and min(config.head_dim, config.query_dim, config.key_dim) >= 2
+    ]
     with np.errstate(all="ignore"):
-        whole = [Sample(measured, expected, axes, setting, unit) for measured, expected, setting in found]
+        whole = samples_of(view, problems, "values read", PLACES["values"].axes)
         if not any(sample.differs for sample in whole):
             return
         own = [_of_groups(sample) for sample in whole]
@@ -169,14 +109,14 @@ def _of_groups(sample: Sample) -> Sample | None:
     return replace(sample, measured=split[:, :, 0], expected=sample.expected[:, ::each])
 
 
-def factors_on(view: View, reading: Reading, names: Sequence[str] = ()) -> Iterator[Bug]:
+def factors_on(view: View, read: str, names: Sequence[str] = ()) -> Iterator[Bug]:
     """The factor that is read off, on the step that is read, and on others."""
-    samples = samples_by(view, reading)
+    samples = samples_of(view, view.problems, read, axes_of(read))
     if not any(sample.differs for sample in samples):
         return
     with np.errstate(all="ignore"):
         for change in factors(samples):
-            yield reading.bug(change)
+            yield bug_of(read, change)
             for name in names:
                 yield change_on(name, change)
 

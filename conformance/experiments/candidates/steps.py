@@ -138,12 +138,6 @@ def read_otherwise(what: str, change: Change) -> Bug:
     )
 
 
-def function_on(step: str, slug: str, function: Callable[[State, NDArray], NDArray], words: str) -> Bug:
-    """A function of a step's result; `words` follow its name: "is bounded by tanh"."""
-    place = PLACES[step]
-    return on_step(step, f"{step}-{slug}", function, f"{upper(place.name)}: {words}.", place.fix)
-
-
 def parameter_on(name: str, slug: str, change: Callable[[State, NDArray], NDArray], words: str) -> Bug:
     """A parameter read otherwise; `words` follow "is used"."""
     step, place = PARAMETERS[name]
@@ -166,14 +160,6 @@ def same_shape(array: NDArray, changed: NDArray) -> NDArray:
     if np.shape(changed) != array.shape:
         raise DoesNotApply(f"a parameter of shape {np.shape(changed)} does not fit where {array.shape} is needed")
     return changed
-
-
-def orders_on(steps: Iterable[str]) -> Iterator[Bug]:
-    """Every other order of every axis of these steps but the items'."""
-    for step in steps:
-        for change in axis_changes(PLACES[step].axes):
-            if not change.slug.startswith("item-"):
-                yield change_on(step, change)
 
 
 def positions_on(steps: Iterable[str]) -> Iterator[Bug]:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.designs import NO_BIASES, changed, generic, selector
 from conformance.experiments.linear import least_squares
-from conformance.experiments.readings.weights import Answer, takes_weights
+from conformance.experiments.readings.weights import Answer
 from mha_core import AttentionConfig
-from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
 
@@ -60,45 +59,6 @@ def _passing(problem: Problem) -> tuple[tuple[int, Problem], ...]:
     )
 
 
-def read_heads(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, H, Lq, dv): the heads before they are merged, if they are merged as they should be; or None."""
-    merged = read_merged(answer, problem)
-    return None if merged is None else split_heads(merged, problem.config.num_heads)
-
-
-def read_lone_values(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, G, 1, dv): the values of a problem with one key, as the first query of each group's first head sees them."""
-    heads = read_heads(answer, problem)
-    if heads is None or problem.sizes.key_len != 1:
-        return None
-    return heads[:, :: problem.config.num_heads // problem.config.num_kv_heads, :1]
-
-
-def read_lone_input(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, 1, Dv): the value input of a problem with one key, by W_v that passes its channels through; or None."""
-    config = problem.config
-    width = config.num_kv_heads * config.value_head_dim
-    if not takes_weights(answer, config):
-        return None
-    found = []
-    for first, passing in _passing_input(problem):
-        values = read_lone_values(answer, passing)
-        if values is None:
-            return None
-        found.append(values.swapaxes(1, 2).reshape(len(values), 1, width)[..., : config.value_dim - first])
-    return np.concatenate(found, axis=-1)
-
-
-@lru_cache(maxsize=1024)
-def _passing_input(problem: Problem) -> tuple[tuple[int, Problem], ...]:
-    config = problem.config
-    width = config.num_kv_heads * config.value_head_dim
-    return tuple(
-        (first, changed(problem, {"v_proj.weight": selector(width, config.value_dim, first), "v_proj.bias": 0.0}))
-        for first in range(0, config.value_dim, width)
-    )
-
-
 HIGHEST_SCORE = 600.0
 """Of a chosen key, against 0 for one at a right angle to it: others get no weight, also if scores are a tenth."""
 
@@ -125,20 +85,6 @@ def each_key_chosen(config: AttentionConfig, length: int) -> Problem:
     }
     queries, keys = rows(config.query_dim), rows(config.key_dim)
     return generic(config, query_len=length, key_len=length, weights=weights, queries=queries, keys=keys)
-
-
-def read_chosen_values(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, H, Lk, dv): the values that each query head reads, by queries that choose one key each; or None.
-
-    >>> from conformance.experiments.designs import CONFIGS
-    >>> from mha_core import reference
-    >>> problem = each_key_chosen(CONFIGS[0], 6)
-    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
-    >>> found = read_chosen_values(lambda one: trace(one).output, problem)
-    >>> bool(np.allclose(found, trace(problem).values.repeat(2, axis=1)))
-    True
-    """
-    return read_heads(answer, problem)
 
 
 def _solved(output: NDArray | None, weights: Weights) -> NDArray | None:

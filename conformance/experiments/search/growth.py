@@ -8,10 +8,10 @@ from functools import partial
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.anywhere import anywhere
 from conformance.experiments.candidates.calls.circumstances import revisions
 from conformance.experiments.candidates.calls.lengths import other_lengths
 from conformance.experiments.candidates.calls.within import within_circumstances
-from conformance.experiments.candidates.elementwise.curves import curves
 from conformance.experiments.lab import Lab
 from conformance.experiments.measured import TROUBLE
 from conformance.experiments.outcome import Model
@@ -40,7 +40,7 @@ EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
 each, and at how many probes."""
 
 MOST_CURVED = 8
-"""Most problems of earlier probes in which functions of one step are looked for, in place of the last bug."""
+"""Earlier problems used to fit a change of one step that would replace the last bug."""
 
 PARTLY, PARTLY_OF_GRADIENTS = 6, 3
 """Most candidates that explain a part of a probe's problems and are extended by another bug. In probes of gradients
@@ -153,7 +153,7 @@ class Growth:
             return
         passed = (one for before, there in self.passed for one in there if not self.fits(base, one, before))
         view = View(self.lab, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))
-        for bug in curves(view):
+        for bug in anywhere(view):
             if self._explains((*base, bug), probe, problems, passed=view.problems != problems):
                 yield (*base, bug)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.cases.problem import Problem
+from conformance.experiments.candidates.anywhere import changes_at
 from conformance.experiments.candidates.calls.conditions import consistent, of_places, of_sizes
-from conformance.experiments.candidates.calls.items import all_of_items, exchanged
-from conformance.experiments.candidates.calls.mixtures import mixtures
+from conformance.experiments.candidates.calls.items import all_of_items
 from conformance.experiments.candidates.calls.places import (
     factors_where,
     filed_where,
@@ -15,8 +16,13 @@ from conformance.experiments.candidates.calls.places import (
     seen_places,
     simple_where,
 )
+from conformance.experiments.candidates.scores.features import of_mask_bias
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
+
+OF_SCORES = ("output", "heads", "kept_weights", "weights", "values", "scores", "similarity", "keys", "queries")
+
+MOST_PROBLEMS = 4
 
 MOST_NAMED = 3
 """Conditions under which every bug on file is tried."""
@@ -25,22 +31,25 @@ MOST_NAMED = 3
 def of_values(view: View) -> Iterator[Bug]:
     """Where scores can't show: values, heads, outputs."""
     yield from all_of_items()
-    yield from mixtures(view, ("values", "heads", "output"))
+    yield from changes_at(view, _several(view), ("output", "heads", "values"))
     yield from of_some(view)
 
 
 def of_scores(view: View) -> Iterator[Bug]:
     """Where scores show too."""
     yield from all_of_items()
-    yield from mixtures(view, ("queries", "keys", "scores", "weights", "values", "output"))
+    yield from changes_at(view, _several(view), OF_SCORES)
     yield from of_some(view)
 
 
 def of_bias(view: View) -> Iterator[Bug]:
     """Where the mask's bias shows too."""
-    yield from exchanged(("bias",))
-    yield from mixtures(view, ("bias",))
+    yield from of_mask_bias(view)
     yield from of_scores(view)
+
+
+def _several(view: View) -> list[Problem]:
+    return [problem for problem in view.problems if problem.sizes.batch > 1][:MOST_PROBLEMS]
 
 
 def of_some(view: View) -> Iterator[Bug]:

@@ -1,44 +1,18 @@
-"""Items: what those of a batch can do to each other: exchanged, mixed, normalised together, folded in a wrong order."""
+"""Items: what those of a batch do to each other besides orders and mixtures: axes folded, softmaxes together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.changes.axes import RULES, taken
-from conformance.experiments.measured import PREFIX, on_step, stage_of
+from conformance.experiments.measured import PREFIX, on_step
 from conformance.zoo.bug import Bug, DoesNotApply, OnTop
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
 
 FIX = "Each item of a batch uses its own queries, keys, values and mask; fold and unfold (B, H) in one order."
-
-Matrix = Callable[[int], NDArray[np.float64]]
-"""Batch size -> (B, B): row b says how much of each item item b gets."""
-
-
-def _taking(rule: Callable[[int], NDArray[np.int64]]) -> Matrix:
-    return lambda n: taken(np.eye(n), rule(n), 0)
-
-
-MATRICES: dict[str, tuple[str, Matrix]] = {
-    **{name: (words, _taking(rule)) for name, (words, rule) in RULES.items()},
-    "mean": ("the mean of all items", lambda n: np.full((n, n), 1.0 / n)),
-    "sum": ("the sum of all items", lambda n: np.ones((n, n))),
-    "sum-so-far": ("the sum of the items up to it", lambda n: np.tril(np.ones((n, n)))),
-    "mean-so-far": (
-        "the mean of the items up to it",
-        lambda n: np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None],
-    ),
-    "mean-of-others": (
-        "the mean of the other items",
-        lambda n: (np.ones((n, n)) - np.eye(n)) / max(n - 1, 1),
-    ),
-    "sum-of-others": ("the sum of the other items", lambda n: np.ones((n, n)) - np.eye(n)),
-}
-"""Name -> (words, what each item gets)."""
 
 PARTS: dict[str, tuple[str, ...]] = {
     "queries": ("queries",),
@@ -46,52 +20,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "values": ("values",),
     "keys-and-values": ("keys", "values"),
     "queries-and-keys": ("queries", "keys"),
-    "scores": ("similarity",),
-    "bias": ("scores",),
-    "weights": ("weights",),
     "heads": ("heads",),
-    "output": ("output",),
+    "queries-keys-and-values": ("queries", "keys", "values"),
 }
 """Name -> the steps that are changed alike."""
-
-
-WORDS = {"bias": "bias of the mask"}
-"""How a sentence calls a part, unless by its name."""
-
-
-def mixed(part: str, slug: str, words: str, matrix: Callable[[State], NDArray]) -> Bug:
-    """A bug by which each item's part is a sum of those of all: `matrix(state)` is (B, B).
-
-    Of the scores with the mask's bias, the bias alone.
-    """
-
-    def change(state: State, beneath: Callable[[State], NDArray]) -> NDArray:
-        own = beneath(state)
-        if part == "bias":
-            if state.inputs.mask.bias is None:
-                return own
-            return state["capped"] + np.tensordot(matrix(state), own - state["capped"], axes=1)
-        return np.tensordot(matrix(state), own, axes=1)
-
-    names = PARTS[part]
-    return Bug(
-        f"{PREFIX}items-of-{part}-{slug}",
-        f"Each batch item gets the {WORDS.get(part, part.replace('-', ' '))} of other items: {words}.",
-        stage_of(names[0]),
-        FIX,
-        forward={name: OnTop(FORWARD[name], change) for name in names},
-    )
-
-
-def exchanged(parts: Iterable[str] = PARTS) -> Iterator[Bug]:
-    """Every matrix in every part, or in some."""
-    for part in parts:
-        for name, (words, matrix) in MATRICES.items():
-            yield mixed(part, name, words, _of_batch(matrix))
-
-
-def _of_batch(matrix: Matrix) -> Callable[[State], NDArray]:
-    return lambda state: matrix(state.sizes.batch)
 
 
 # Folded axes --------------------------------------------------------------------------------------
@@ -129,15 +61,10 @@ FOLDS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "lengths-folded": ("folded with its positions as (L, B) and unfolded as (B, L)", _lengths_folded),
 }
 
-FOLDED_PARTS: dict[str, tuple[str, ...]] = {
-    **{name: PARTS[name] for name in ("queries", "keys", "values", "keys-and-values", "queries-and-keys", "heads")},
-    "queries-keys-and-values": ("queries", "keys", "values"),
-}
-
 
 def folded() -> Iterator[Bug]:
     """The batch axis folded with another one in a wrong order."""
-    for part, names in FOLDED_PARTS.items():
+    for part, names in PARTS.items():
         for slug, (words, fold) in FOLDS.items():
             yield Bug(
                 f"{PREFIX}items-of-{part}-{slug}",
@@ -252,4 +179,4 @@ def over_items() -> Iterator[Bug]:
 
 def all_of_items() -> Sequence[Bug]:
     """Every candidate that needs no measured number."""
-    return (*exchanged(), *folded(), *together(), *over_items())
+    return (*folded(), *together(), *over_items())

@@ -1,39 +1,39 @@
-"""Shown: what was done to queries, keys and scores of plain calls, each read by itself; and to a bias in the mask.
+"""Shown: what was done to queries, keys and scores of plain calls, each read by itself.
 
 A key of 0 has the score 0, so that scores show but for what is the same in all of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from conformance.cases.problem import Problem
+from conformance.experiments.candidates.scores.features import UNCAPPED, of_size
 from conformance.experiments.candidates.scores.patterns import with_patterns
-from conformance.experiments.candidates.scores.places import ADDED, CAPPED, SIMILARITY, UNSCALED
+from conformance.experiments.candidates.scores.places import CAPPED, SIMILARITY, UNSCALED
 from conformance.experiments.candidates.scores.places import SCORES as SCORES_AND_BIAS
 from conformance.experiments.candidates.scores.sides import (
-    LENGTHS,
-    but_one,
-    centred,
+    anchored,
     changes_of,
     gauged,
     of_side,
-    samples_of,
-    solved_sides,
 )
-from conformance.experiments.candidates.scores.target import Target
 from conformance.experiments.changes.sample import Sample
 from conformance.experiments.designs import NO_BIASES, changed, generic
-from conformance.experiments.readings import queries as reading
+from conformance.experiments.lab import Lab
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
-from mha_core.call.masks import additive_bias
+
+LENGTHS = ((6, 11), (8, 3), (4, 7), (9, 4))
+"""Queries and keys of the layers' calls in which scores are read: of all kinds, few keys and many."""
 
 MOST_OF_BOTH = 4
 """Changes of one side that are tried together with one of the other side."""
@@ -43,15 +43,30 @@ SCORES = ("item", "head", "query", "key")
 Candidate = Bug | tuple[Bug, ...]
 
 
-def shown(view: View) -> Iterator[Candidate]:
-    """Every change that is read off calls without biases and masks."""
-    sides = [list(of_side(view, side)) for side in (reading.QUERIES, reading.KEYS)]
+MOST_MODELS = 4
+"""Models of one size whose scores are read at one probe: those of a beam are mostly the same in other words."""
+
+_turns: WeakKeyDictionary[Lab, dict[tuple[int, int], int]] = WeakKeyDictionary()
+
+
+def _has_turn(view: View) -> bool:
+    """Whether a model is one of the first MOST_MODELS of its size at a probe."""
+    turns = _turns.setdefault(view.lab, {})
+    key = id(view.problems[0]) if view.problems else 0, len(view.model)
+    turns[key] = turns.get(key, 0) + 1
+    return turns[key] <= MOST_MODELS
+
+
+def up_to_scores(view: View) -> Iterator[Candidate]:
+    """Every change of an array up to the scores that is read off calls without biases and masks."""
+    if not _has_turn(view):
+        return
+    yield from of_size(view)
+    sides = [list(of_side(view, side)) for side in (0, 1)]
     for bugs in sides:
         yield from bugs
     yield from product(*(bugs[:MOST_OF_BOTH] for bugs in sides))
     yield from _of_scores(view)
-    if not any(sides):
-        yield from solved_sides(view)
 
 
 @lru_cache(maxsize=64)
@@ -71,16 +86,15 @@ def _of_scores(view: View) -> Iterator[Bug]:
         known: list[Sample] = []
         for config, (query_len, key_len) in zip(view.lab.configs, LENGTHS, strict=False):
             zero = 0 if first else key_len - 1
-            one = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])[0]
-            read = samples_of(view, partial(reading.read_against_zero, zero=zero), SCORES, one)
+            problems = view.lab.nearest([_with_zero(config, query_len, key_len, zero)])
+            read = samples_of(view, problems, "similarity", SCORES, -1)
             samples += read
-            known += [but_one(sample, zero, -1) for sample in read]
+            known += [anchored(sample, zero, -1) for sample in read]
         found = [one for one in changes_of(known) or gauged(samples, -1, SCORES) if not one.slug.startswith("times-")]
         for change in found:
-            yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS))
-        slugs = {change.slug for change in found}
+            yield from (place.changed(change) for place in (SIMILARITY, CAPPED, SCORES_AND_BIAS, UNCAPPED))
         for change in changes_of([_without_scale(sample) for sample in known]):
-            if change.slug not in slugs and not change.slug.startswith("times-"):  # else it does the same there
+            if not change.slug.startswith("times-"):  # a factor does the same there
                 yield UNSCALED.changed(change)
         for place in (SIMILARITY, SCORES_AND_BIAS):
             yield from with_patterns(place, samples)
@@ -89,24 +103,5 @@ def _of_scores(view: View) -> Iterator[Bug]:
 
 
 def _without_scale(sample: Sample) -> Sample:
-    scale = reading.scale_of(sample.setting.config)
+    scale = sample.setting.config.softmax_scale or 1.0
     return replace(sample, measured=sample.measured / scale, expected=sample.expected / scale)
-
-
-def read_bias(view: View, problems: Iterable[Problem]) -> Iterator[Bug]:
-    """Every change of the additive bias that is read off what scores are besides those before it."""
-    found, differs = [], False
-    for problem in problems:
-        target = Target(view, problem)
-        if problem.inputs.mask.bias is None or target.measured is None or not target.is_plain:
-            continue
-        state = target.state
-        bias = np.broadcast_to(additive_bias(state.inputs.mask), state["capped"].shape)
-        rest = target.measured - centred(state["capped"], -1)
-        if np.isfinite(rest).all():
-            unit, least = max(1e-12, 100.0 * view.lab.unit), 1e-9 * float(np.abs(bias).max(initial=0.0))
-            found.append(Sample(rest, np.array(bias), SCORES, target.setting, unit=unit, least=least))
-            differs |= not target.is_given_by()
-    if differs:
-        for change in gauged(found, -1, SCORES):
-            yield ADDED.changed(change)

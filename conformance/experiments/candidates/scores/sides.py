@@ -1,18 +1,10 @@
-r"""Sides: what was done to the inputs, weights and heads of queries, or of keys, read off plain calls.
-
-With W_k that passes channels through and unit vectors as keys, queries show as they are; with such queries, keys do.
-A layer whose weights can't be chosen shows both too, if it is asked with more keys, or queries, than it has channels:
-
-    q'_i = \arg\min_q |S'_i - c\, q\, \bar K^\top|,   \bar k'_j = \arg\min_k |\bar S'_j - c\, k\, Q^\top|
-
-S' less its mean over the keys, and \bar K the keys less theirs. If nothing is left, the change is one of that side.
-"""
+"""Sides: what was done to the inputs, weights and heads of queries, or of keys: all are solved for in plain calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +12,14 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.fitted import is_one
-from conformance.experiments.candidates.scores.places import BIASES, HEADS, INPUTS, KEYS, WEIGHTS, setting_of
-from conformance.experiments.candidates.scores.target import Target
+from conformance.experiments.candidates.scores.places import HEADS, INPUTS, KEYS, WEIGHTS, setting_of
 from conformance.experiments.candidates.steps import read_otherwise
 from conformance.experiments.changes.fit import gives, singles
 from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.changes.where import part_changes
-from conformance.experiments.designs import NO_BIASES, generic
+from conformance.experiments.designs import NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab
-from conformance.experiments.linear import pseudo_inverse
-from conformance.experiments.readings import queries as reading
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import AttentionConfig
@@ -38,29 +28,13 @@ from mha_core.reference.state import State
 LENGTHS = ((6, 11), (11, 6), (5, 22), (22, 5))
 """Queries and keys of the layers' calls: enough for several places of each kind, and for the equations."""
 
-SHOWN = (7, 6, 9, 11)
+SHOWN = (7, 6, 9, 8)
 """Queries, or keys, of the layers' calls that show them."""
-
-LEFT = 1e-7
-"""What the equations may leave, relative to the scores."""
 
 MOST = 12
 """Changes of one array that are proposed."""
 
 ARRAY = ("item", "head", "position", "channel")
-
-Read = Callable[[reading.Answer, Problem], "NDArray | None"]
-
-
-def samples_of(view: View, read: Read, axes: tuple[str, ...], problem: Problem) -> list[Sample]:
-    """What is read of the subject beside what is read of the model; none if either can't be."""
-    measured = read(view.got, problem)
-    expected = None if measured is None else read(view.made, problem)
-    if measured is None or expected is None or measured.shape != expected.shape or not np.isfinite(measured).all():
-        return []
-    unit = max(1e-12, 100.0 * view.lab.unit)
-    least = 1e-9 * float(np.abs(expected).max(initial=0.0))
-    return [Sample(measured, expected, axes, Setting(problem.config, problem.sizes), unit=unit, least=least)]
 
 
 def changes_of(samples: Sequence[Sample]) -> list[Change]:
@@ -77,24 +51,41 @@ def changes_of(samples: Sequence[Sample]) -> list[Change]:
 # Weights, inputs and heads of one side ----------------------------------------------------------------
 
 
+@lru_cache(maxsize=64)
+def _shown(config: AttentionConfig, side: int, length: int) -> Problem:
+    """So many queries, or keys of which the first is 0, against one more of the other side than it has channels."""
+    lengths = (config.head_dim + 1, length) if side else (length, config.head_dim + 1)
+    problem = generic(config, query_len=lengths[0], key_len=lengths[1], weights=NO_BIASES)
+    return changed(problem, keys=_first_is_zero(problem.inputs.keys)) if side else problem
+
+
+def _first_is_zero(rows: NDArray) -> NDArray:
+    return np.concatenate([np.zeros_like(rows[:, :1]), rows[:, 1:]], axis=1)
+
+
 def of_side(view: View, side: int) -> Iterator[Bug]:
-    if view.lab.fixed_weights is not None:
-        return
+    """Every change of queries, or of keys, of their inputs, and of the weight that they are projected with."""
     calls = zip(view.lab.configs, SHOWN, strict=False)
-    problems = [reading.shown(config, side, length) for config, length in calls if config.projections]
-    weights, inputs, heads = [], [], []
-    for one in problems:
-        units = reading.as_units(one.config, side)
-        weights += samples_of(view, partial(reading.read_weight, side=side), WEIGHTS[side].axes, units)
-        inputs += samples_of(view, partial(reading.read_input, side=side), INPUTS[side].axes, one)
-        heads += samples_of(view, partial(reading.read_side, side=side), ARRAY, one)
+    problems = view.lab.nearest([_shown(config, side, length) for config, length in calls])
+    gauge = -2 if side else None
+    heads = samples_of(view, problems, "keys read" if side else "queries", ARRAY, gauge)
+    if not any(sample.differs for sample in heads):
+        return
+    inputs = samples_of(view, problems, INPUTS[side].step, INPUTS[side].axes, gauge)
+    weights = samples_of(view, problems, WEIGHTS[side].parameter, WEIGHTS[side].axes)
     if side:  # key 0 is 0, whatever is done to it
-        inputs, heads = ([but_one(sample, 0, -2) for sample in samples] for samples in (inputs, heads))
+        inputs, heads = ([anchored(sample, 0, -2) for sample in samples] for samples in (inputs, heads))
     for change in changes_of(weights):
         yield WEIGHTS[side].changed(change)
     for change in changes_of(inputs):
         yield INPUTS[side].changed(change)
-    yield from _of_heads(side, heads, lambda samples, axis, axes: changes_of(samples))
+    yield from _of_heads(side, heads)
+
+
+def anchored(sample: Sample, index: int, axis: int) -> Sample:
+    """The sample as it is if one place of an axis is as expected; that counts as not measured."""
+    there = np.take(sample.expected - sample.measured, [index], axis)
+    return but_one(replace(sample, measured=sample.measured + there), index, axis)
 
 
 def but_one(sample: Sample, index: int, axis: int) -> Sample:
@@ -103,37 +94,27 @@ def but_one(sample: Sample, index: int, axis: int) -> Sample:
     return sample.within(np.broadcast_to(places != index, sample.expected.shape))
 
 
-def bias_read(view: View) -> Iterator[Bug]:
-    """The changes of q_proj.bias that were read off in every layer."""
-    samples = []
-    for config in view.lab.configs:
-        if config.bias.q_proj:
-            samples += samples_of(view, reading.read_query_bias, BIASES[0].axes, reading.of_bias(config))
-    for change in changes_of(samples):
-        yield BIASES[0].changed(change)
-
-
-Find = Callable[[Sequence[Sample], int, tuple[str, ...]], Iterable[Change]]
-"""(samples, the axis along which they may be off by one row, their axes) -> the changes that give them."""
-
-
-def _of_heads(side: int, samples: Sequence[Sample], find: Find) -> Iterator[Bug]:
+def _of_heads(side: int, samples: Sequence[Sample]) -> Iterator[Bug]:
     """The changes of queries, or of keys: of all key heads, or of what each query head reads."""
     if not side:
-        for change in find(samples, -2, ARRAY):
+        for change in changes_of(samples):
             yield HEADS[0].changed(change)
             yield from _before(change, 0)
         return
     own = [_of_groups(sample) for sample in samples]
     whole = [one for one in own if one is not None]
     if samples and len(whole) == len(samples):
-        for change in find(whole, -2, ARRAY):
+        for change in _of_keys(whole):
             yield HEADS[1].changed(change)
             yield KEYS.changed(change)
             yield from _before(change, 1)
     if len(whole) < len(samples) or any(_is_grouped(sample.setting) for sample in samples):
-        for change in find(samples, -2, ARRAY):
+        for change in _of_keys(samples):
             yield read_otherwise("keys", change)
+
+
+def _of_keys(samples: Sequence[Sample]) -> list[Change]:
+    return changes_of(samples) or list(gauged(samples, -2, ARRAY))
 
 
 def _is_grouped(setting: Setting) -> bool:
@@ -178,9 +159,6 @@ def _of_input(change: Change) -> Callable[[State, NDArray], NDArray]:
     return apply
 
 
-# Layers whose weights can't be chosen -----------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def _longer(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
     return generic(
@@ -194,40 +172,6 @@ def _longer(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
 def longer(lab: Lab) -> Sequence[Problem]:
     """A call of each layer with more queries and keys than it has channels, without biases and masks."""
     return lab.nearest([_longer(config, *LENGTHS[place % len(LENGTHS)]) for place, config in enumerate(lab.configs)])
-
-
-def solved_sides(view: View) -> Iterator[Bug]:
-    """Every change of queries or keys that the scores of longer calls follow from."""
-    read = []
-    for problem in longer(view.lab):
-        target = Target(view, problem)
-        if target.measured is None or not target.is_plain or not np.isfinite(target.measured).all():
-            return
-        read.append(target)
-    for side in (reading.QUERIES, reading.KEYS):
-        samples = [_solved(target, side) for target in read]
-        if all(samples):
-            yield from _of_heads(
-                side, [one for one in samples if one], gauged if side else lambda s, a, n: changes_of(s)
-            )
-
-
-def _solved(target: Target, side: int) -> Sample | None:
-    """X with c x @ known^T = the scores; or None if that leaves anything."""
-    state, wanted = target.state, target.measured
-    assert wanted is not None
-    queries, keys = state["queries"], state.heads_of("keys")
-    expected, known = (keys, queries) if side else (queries, centred(keys, -2))
-    if known.shape[-2] < known.shape[-1]:
-        return None
-    known, wanted = known * state.config.softmax_scale, wanted.swapaxes(-1, -2) if side else wanted
-    found: NDArray = wanted @ pseudo_inverse(known).swapaxes(-1, -2)
-    left = np.abs(found @ known.swapaxes(-1, -2) - wanted).max(initial=0.0)
-    unit = max(1e-12, 100.0 * target.view.lab.unit)
-    if not left <= max(LEFT, 1e4 * target.view.lab.unit) * target.size:
-        return None
-    least = 1e-9 * float(np.abs(expected).max(initial=0.0))
-    return Sample(found, expected, ARRAY, target.setting, unit=unit, least=least)
 
 
 def centred(array: NDArray, axis: int) -> NDArray:

@@ -16,7 +16,7 @@ from conformance.experiments.changes.sample import Change, Sample
 
 def limit_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     """Every cap, clip and threshold that may be meant; the caller verifies."""
-    for family in (_capped, _scaled_inside, _clipped, _thresholded):
+    for family in (_capped, _scaled_inside, _clipped, _shrunk, _thresholded):
         with np.errstate(all="ignore"):
             yield from family(samples)
 
@@ -101,6 +101,16 @@ def _clipped(samples: Sequence[Sample]) -> Iterator[Change]:
             f"clipped to {low.words} ... {high.words}",
             lambda array, axes, setting: np.clip(array, low.at(setting), high.at(setting)),
         )
+
+
+def _shrunk(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Numbers moved towards 0 by c, and 0 if they are smaller."""
+    for c in read_numbers(samples, lambda x, y: float(np.abs(x - y).max())):
+        yield with_number("shrunk-by", "moved towards 0 by {}", c, _towards_zero)
+
+
+def _towards_zero(x: NDArray, c: float) -> NDArray:
+    return np.sign(x) * np.maximum(np.abs(x) - c, 0.0)
 
 
 def _thresholded(samples: Sequence[Sample]) -> Iterator[Change]:

@@ -14,6 +14,7 @@ A change of an array of the past, of the new ones beside it, or of both is fitte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -35,16 +36,13 @@ from conformance.experiments.changes.sample import Change, Sample, Setting
 from conformance.experiments.designs import changed, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
-from conformance.experiments.readings.past import read_joined_keys, read_joined_values
+from conformance.experiments.solving.solved import samples_of
 from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask
 
 LENGTHS = ((3, 4), (4, 3), (2, 4), (5, 2))
 """(past, new) keys of each layer's calls."""
-
-Read = Callable[[View, Problem], "tuple[NDArray, NDArray] | None"]
-"""What is measured and expected, both (B, G, Lk, width)."""
 
 
 def with_past(
@@ -115,31 +113,14 @@ def _masked(lab: Lab) -> Sequence[Problem]:
 # Readings -----------------------------------------------------------------------------------------
 
 
-def _values(view: View, problem: Problem) -> tuple[NDArray, NDArray] | None:
-    got, made = read_joined_values(view.got, problem), read_joined_values(view.made, problem)
-    return None if got is None or made is None else (got, made)
-
-
-def _keys(view: View, problem: Problem) -> tuple[NDArray, NDArray] | None:
-    """Each key less the last one, plus what that is by the model."""
-    arrays = view.made_all(problem)
-    if arrays is None or problem.config.score == "additive" or problem.config.softmax_scale == 0.0:
-        return None
-    got, made = (read_joined_keys(answer, arrays["queries"], problem) for answer in (view.got, view.made))
-    last = arrays["keys"][:, :, -1:]
-    return None if got is None or made is None else (got + last, made + last)
-
-
-READ: dict[str, Read] = {"keys": _keys, "values": _values}
-
-
 def _fitted(view: View, step: str, problems: Sequence[Problem]) -> Iterator[Bug]:
     """Changes that are read off: of the past, of the new ones, of both."""
-    read = [(problem, READ[step](view, problem)) for problem in problems]
-    pairs = [(problem, *arrays) for problem, arrays in read if arrays is not None]
-    past = [_sample(view, problem, got, made, slice(problem.sizes.past_len)) for problem, got, made in pairs]
-    new = [_sample(view, problem, got, made, slice(problem.sizes.past_len, None)) for problem, got, made in pairs]
-    if not pairs:
+    samples = samples_of(view, problems, step, AXES, -2 if step == "keys" else None)
+    if step == "keys":  # known up to a vector that is the same for all
+        samples = [replace(one, measured=one.measured + (one.expected - one.measured)[:, :, -1:]) for one in samples]
+    past = [_part(one, slice(one.setting.sizes.past_len)) for one in samples]
+    new = [_part(one, slice(one.setting.sizes.past_len, None)) for one in samples]
+    if not samples:
         return
     if not any(sample.differs for sample in new):
         for change in _changes(past):
@@ -149,11 +130,15 @@ def _fitted(view: View, step: str, problems: Sequence[Problem]) -> Iterator[Bug]
         for change in _changes(new):
             yield on_new(step, change)
     else:
-        for change in _changes([_sample(view, problem, got, made, slice(None)) for problem, got, made in pairs]):
+        for change in _changes(samples):
             yield on_joined(step, change)
         for first in _changes(past)[:3]:
             for second in _changes(new)[:3]:
                 yield _both(step, first, second)
+
+
+def _part(sample: Sample, part: slice) -> Sample:
+    return replace(sample, measured=sample.measured[:, :, part], expected=sample.expected[:, :, part])
 
 
 def _both(step: str, past: Change, new: Change) -> Bug:
@@ -171,13 +156,6 @@ def _both(step: str, past: Change, new: Change) -> Bug:
 def _changes(samples: Sequence[Sample]) -> list[Change]:
     with any_numbers:
         return fit(samples)
-
-
-def _sample(view: View, problem: Problem, got: NDArray, made: NDArray, part: slice) -> Sample:
-    setting, unit = Setting(problem.config, problem.sizes), 1e4 * view.lab.unit
-    # What is 0 is read with the error of all that stands beside it, which no factor on its own size would allow.
-    got = np.where(np.abs(got) <= unit * np.abs(got[np.isfinite(got)]).max(initial=0.0), 0.0, got)
-    return Sample(got[:, :, part], made[:, :, part], AXES, setting, unit=unit)
 
 
 def _otherwise(steps: tuple[str, ...]) -> Callable[[View], Iterator[Bug]]:

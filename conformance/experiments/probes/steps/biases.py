@@ -7,7 +7,7 @@ Each is met alone, the scores of a plain layer being known by then:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,33 +16,18 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.equal_shapes import biases_where_equal
-from conformance.experiments.candidates.scores.anything import (
-    Candidate,
-    Propose,
-    anything_at,
-    linear_at,
-    measured_numbers,
+from conformance.experiments.candidates.scores.features import (
+    TRANSPOSED,
+    of_hidden,
+    of_inside,
+    of_mask_bias,
+    of_parameters,
+    of_scale,
+    of_scores,
+    of_softcap,
 )
-from conformance.experiments.candidates.scores.caps import caps
-from conformance.experiments.candidates.scores.families import factor, linear
-from conformance.experiments.candidates.scores.places import (
-    ADDED,
-    ADDITIVE,
-    BIASES,
-    CAPPED,
-    HEADS,
-    HIDDEN,
-    INSIDE,
-    KEYS,
-    PROJECTIONS,
-    SIMILARITY,
-    Place,
-)
-from conformance.experiments.candidates.scores.shown import read_bias
+from conformance.experiments.candidates.scores.places import ADDITIVE, BIASES
 from conformance.experiments.candidates.scores.sides import LENGTHS as LONGER
-from conformance.experiments.candidates.scores.sides import bias_read
-from conformance.experiments.candidates.scores.target import targets
-from conformance.experiments.candidates.scores.variants import additive_scores, given_scales, softcaps, sums
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -51,7 +36,6 @@ from conformance.experiments.view import View
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.errors import SpecError
-from mha_core.reference.state import State
 
 SCALES = (0.31, 1.7, 0.83, -0.55)
 CAPS = (0.8, 1.3, 0.6, 1.7)
@@ -103,69 +87,15 @@ def _calls(
 # Candidates -----------------------------------------------------------------------------------------
 
 
-def _where(place: Place, label: str, when: Any, name: str) -> Place:
-    return replace(place, label=label, when=when, name=f"{name} {place.name[0].lower()}{place.name[1:]}")
-
-
-def _in_layers(label: str, when: Any, name: str) -> Propose:
-    """Anything at the scores of some layers, factors first."""
-    return anything_at([_where(SIMILARITY, label, when, name), _where(CAPPED, label, when, name)])
-
-
-def _with_bugs(bugs: Iterable[Bug], propose: Propose) -> Any:
-    known = tuple(bugs)
-
-    def proposed(view: View) -> Iterator[Candidate]:
-        yield from known
-        yield from propose(view, view.problems)
-
-    return proposed
-
-
-def _both(*proposals: Propose) -> Propose:
-    def propose(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
-        for one in proposals:
-            yield from one(view, problems)
-
-    return propose
-
-
-def _has_scale(state: State) -> bool:
-    return state.config.scale is not None
-
-
-def _has_cap(state: State) -> bool:
-    return state.config.softcap is not None
-
-
-def _is_dot(state: State) -> bool:
-    return state.config.score == "dot"
-
-
-def _of_biases(view: View) -> Iterator[Candidate]:
+def _of_biases(view: View) -> Iterator[Bug]:
     yield from biases_where_equal()
-    yield from bias_read(view)
-    yield from anything_at(OF_BIASES)(view, view.problems)
+    yield from of_parameters(view, BIASES)
 
 
-def _is_additive(state: State) -> bool:
-    return state.config.score == "additive"
-
-
-AFTER_CAP = _where(CAPPED, "softcap-", _has_cap, "With a softcap,")
-BEFORE_CAP = _where(SIMILARITY, "softcap-", _has_cap, "With a softcap,")
-OF_BIASES = (*BIASES, *PROJECTIONS, *HEADS, KEYS, SIMILARITY)
-
-
-OF_ALL_KEYS = [
-    replace(family, starts=(0.0,)) for family in linear(KEYS) if family.slug in ("plus-constant", "plus-position-mean")
-]
-"""What is the same for all keys of a row cancels in the softmax of scores without a softcap."""
-
-
-def _of_softcap(view: View, problems: Iterable[Problem]) -> Iterator[Candidate]:
-    families = [*caps(AFTER_CAP), factor(BEFORE_CAP), *linear_at([AFTER_CAP]), *OF_ALL_KEYS]
-    yield from measured_numbers(targets(view, problems), families)
+def _of_additive(view: View) -> Iterator[Bug]:
+    yield from (*of_hidden(), *TRANSPOSED)
+    yield from of_inside(view)
+    yield from of_parameters(view, ADDITIVE)
 
 
 def _problems(*calls: Any) -> Any:
@@ -190,7 +120,7 @@ PROBES = (
         "A scale that is given, another one in each layer.",
         r"s_{ij} = \sigma\, q_i^\top k_j",
         _problems({"scale": SCALES}),
-        _with_bugs(given_scales(), _in_layers("given-scale-", _has_scale, "With a given scale,")),
+        of_scale,
         unknown="A given scale: the subject takes none.",
     ),
     Probe(
@@ -198,7 +128,7 @@ PROBES = (
         "The plain dot product.",
         r"s_{ij} = q_i^\top k_j",
         _problems({"score": ("dot",), "scale": (None,)}),
-        _with_bugs((), _in_layers("dot-", _is_dot, "With score='dot',")),
+        of_scores,
         unknown="score='dot': the subject does not take it.",
     ),
     Probe(
@@ -206,7 +136,7 @@ PROBES = (
         "A softcap near the scores, another one in each layer.",
         r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)",
         _problems({"softcap": CAPS}),
-        _with_bugs(softcaps(), _of_softcap),
+        of_softcap,
         unknown="A softcap: the subject takes none.",
     ),
     Probe(
@@ -214,14 +144,14 @@ PROBES = (
         "A softcap and a given scale.",
         r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)",
         _problems({"softcap": OTHER_CAPS, "scale": SCALES}),
-        _with_bugs(softcaps(), _of_softcap),
+        of_softcap,
     ),
     Probe(
         "key-biases",
         "A softcap and biases: scores are no longer linear in keys, so the keys' bias shows.",
         r"s_{ij} = c \tanh(\sigma q_i^\top (W_k x_j + b_k) / c)",
         _problems({"without_biases": False, "softcap": CAPS}),
-        _with_bugs((), anything_at(OF_BIASES)),
+        _of_biases,
         unknown="The bias of keys: without a softcap it changes no output.",
     ),
     Probe(
@@ -232,13 +162,7 @@ PROBES = (
             {"score": ("additive",), "scale": (None,), "score_dim": HIDDEN_SIZES},
             {"score": ("additive",), "scale": (None,)},
         ),
-        _with_bugs(
-            additive_scores(),
-            _both(
-                _in_layers("additive-", _is_additive, "With score='additive',"),
-                anything_at((*ADDITIVE, HIDDEN, INSIDE)),
-            ),
-        ),
+        _of_additive,
         unknown="score='additive': the subject does not take it.",
     ),
     Probe(
@@ -246,7 +170,7 @@ PROBES = (
         "An additive bias of all heads, queries and keys; no biases of projections.",
         r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
         _problems({"bias": "whole"}),
-        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
+        of_mask_bias,
         unknown="An additive bias: the subject takes none.",
     ),
     Probe(
@@ -254,14 +178,14 @@ PROBES = (
         "An additive bias of as many queries as keys.",
         r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}",
         _problems({"bias": "whole", "square": True}),
-        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
+        of_mask_bias,
     ),
     Probe(
         "score-bias-broadcast",
         "An additive bias of fewer axes, or of length 1: (Lq, Lk), (H, Lq, Lk), (1, 1, 1, Lk).",
         r"B_{ij},\ B_{hij},\ B_j",
         _problems({"bias": "matrix"}, {"bias": "heads"}, {"bias": "keys"}),
-        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
+        of_mask_bias,
     ),
     Probe(
         "score-bias-with-scale",
@@ -272,6 +196,6 @@ PROBES = (
             {"bias": "whole", "softcap": CAPS},
             {"bias": "whole", "softcap": CAPS, "longer": True},
         ),
-        _with_bugs(sums(), _both(anything_at((ADDED,)), read_bias)),
+        of_mask_bias,
     ),
 )

@@ -16,16 +16,12 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.fitted import (
-    HEADS,
-    KEPT_WEIGHTS,
-    MERGED,
-    OUTPUT,
     any_fitted,
     fitted_by_key,
     whole_first,
 )
-from conformance.experiments.candidates.scores.anything import Candidate, up_to_scores
 from conformance.experiments.candidates.scores.places import SIMILARITY, reordered
+from conformance.experiments.candidates.scores.shown import Candidate, up_to_scores
 from conformance.experiments.candidates.steps import BESIDE, positions_on
 from conformance.experiments.designs import EQUAL_SCORES, NO_BIASES, changed, generic
 from conformance.experiments.lab import Lab
@@ -70,7 +66,7 @@ def _same_value(config: AttentionConfig, keys: int) -> NDArray:
 def _anything(view: View) -> Iterator[Bug]:
     """What differs in the output, in the heads, or in the weights that meet the values."""
     yield from positions_on(BESIDE)
-    yield from any_fitted(view, (KEPT_WEIGHTS, OUTPUT, HEADS, MERGED))
+    yield from any_fitted(view, ("kept_weights", "output", "heads", "merged"))
     if not view.explained:
         yield from fitted_by_key(view)
 

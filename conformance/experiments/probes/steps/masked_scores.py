@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.within import in_some_calls
-from conformance.experiments.candidates.scores.variants import sums
+from conformance.experiments.candidates.scores.features import bias_left_out, of_mask_bias
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.masks.candidates import rarer
@@ -144,7 +144,7 @@ def _excluded(view: View) -> Iterator[Bug]:
 
 def _excluded_or_biased(view: View) -> Iterator[Bug]:
     """Also what becomes of the additive bias in calls with the one source or the other."""
-    yield from in_some_calls(view, sums())
+    yield from in_some_calls(view, (*of_mask_bias(view), bias_left_out()))
     yield from _excluded(view)
 
 

@@ -17,17 +17,6 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.equal_shapes import biases_where_equal
 from conformance.experiments.candidates.fitted import (
-    HEADS,
-    INPUT,
-    MERGED,
-    OUTPUT,
-    OUTPUT_BIAS,
-    OUTPUT_WEIGHT,
-    PROJECTED,
-    VALUE_BIAS,
-    VALUE_WEIGHT,
-    VALUES,
-    Reading,
     any_fitted,
     fitted,
     whole_first,
@@ -97,7 +86,7 @@ _whole = _problems(lambda config: NO_BIASES)
 _large = _problems(lambda config: NO_BIASES, lambda config: 10.0)
 
 
-OF_VALUES = (OUTPUT, HEADS, VALUES, INPUT, VALUE_WEIGHT, MERGED, PROJECTED, OUTPUT_WEIGHT)
+OF_VALUES = ("output", "heads", "new_values", "value_inputs", "v_proj.weight", "merged", "v_proj", "out_proj.weight")
 
 
 def _anything(view: View) -> Iterator[Bug]:
@@ -109,10 +98,10 @@ def _isolated(view: View) -> Iterator[Bug]:
     return whole_first(view, (*_whole(view.lab), *_large(view.lab)), _anything, _anything)
 
 
-def _from_bias(reading: Reading) -> Callable[[View], Iterator[Bug]]:
+def _from_bias(name: str) -> Callable[[View], Iterator[Bug]]:
     def propose(view: View) -> Iterator[Bug]:
         # The bias first: that a factor or an order is another fault's, was to be seen before there was a bias.
-        yield from fitted(view, reading)
+        yield from fitted(view, name)
         yield from biases_where_equal()
         if not view.explained:
             yield from _anything(view)
@@ -168,14 +157,14 @@ PROBES = (
         "One key whose value is 0, and no bias but the output's: the output is that bias.",
         r"o_{bi} = b_o",
         _bias_problems("out_proj.bias"),
-        _from_bias(OUTPUT_BIAS),
+        _from_bias("out_proj.bias"),
     ),
     Probe(
         "value-bias",
         "One key whose value is 0, and no bias but the values': the output is the output projection of that bias.",
         r"o_{bi} = W_o R b_v",
         _bias_problems("v_proj.bias"),
-        _from_bias(VALUE_BIAS),
+        _from_bias("v_proj.bias"),
     ),
     Probe(
         "one-key-with-biases",

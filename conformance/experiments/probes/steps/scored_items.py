@@ -12,8 +12,8 @@ import numpy as np
 from conformance.cases.problem import Problem
 from conformance.experiments.candidates.calls.batches import of_bias, of_scores
 from conformance.experiments.candidates.calls.circumstances import ITEMS, MASKS, asked_in
-from conformance.experiments.candidates.scores.anything import Candidate, measured_factors
-from conformance.experiments.candidates.scores.places import SIMILARITY
+from conformance.experiments.candidates.scores.features import of_size
+from conformance.experiments.candidates.scores.shown import Candidate
 from conformance.experiments.designs import generic
 from conformance.experiments.lab import Lab
 from conformance.experiments.probe import Probe
@@ -50,7 +50,7 @@ CIRCUMSTANCES = (*ITEMS, *MASKS)
 
 def _of_scores(view: View) -> Iterator[Candidate]:
     """A factor that depends on the number of items; and what items do to each other."""
-    yield from measured_factors((SIMILARITY,))(view, view.problems)
+    yield from of_size(view)
     yield from of_scores(view)
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.experiments.candidates.scores.anything import up_to_scores
+from conformance.experiments.candidates.scores.shown import up_to_scores
 from conformance.experiments.candidates.scores.sides import longer
 from conformance.experiments.designs import NO_BIASES, generic
 from conformance.experiments.lab import Lab
