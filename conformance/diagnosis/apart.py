@@ -11,9 +11,9 @@ from conformance.deviations.known import Deviations
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
 from conformance.diagnosis.text import ENDED, describe
-from conformance.experiments.registry import select_probes
-from conformance.experiments.search.measure import measure
-from conformance.experiments.text import probe_text
+from conformance.measure.probes import select_probes
+from conformance.measure.search.measure import measure
+from conformance.measure.text import probe_text
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
@@ -71,7 +71,7 @@ def probed(subject: Subject, patterns: Sequence[str], progress: Progress = _noth
     names = {probe.id for probe in select_probes(patterns, alone=True)}
     shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
     text = "\n\n".join(probe_text(measured, outcome) for outcome in shown)
-    return text, any(outcome.differing for outcome in shown), bool(measured.lab.configs)
+    return text, any(outcome.differing for outcome in shown), bool(measured.asker.configs)
 
 
 def beside_no_subject(

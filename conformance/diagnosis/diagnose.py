@@ -19,14 +19,14 @@ from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs, observe
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
-from conformance.experiments.behaviour import narrower
-from conformance.experiments.lab import Lab
-from conformance.experiments.localise.located import Located, localise
-from conformance.experiments.measured import is_measured, unwarned
-from conformance.experiments.outcome import Measured, Model
-from conformance.experiments.search.measure import measure
-from conformance.experiments.search.ranking import preference
-from conformance.experiments.view import gives
+from conformance.measure.behaviour import narrower
+from conformance.measure.asker import Asker
+from conformance.measure.localise import Located, localise
+from conformance.measure.faults import is_measured, unwarned
+from conformance.measure.outcome import Measured, Model
+from conformance.measure.search.measure import measure
+from conformance.measure.search.ranking import preference
+from conformance.measure.evidence import gives
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.subjects.in_time import in_time
@@ -126,7 +126,7 @@ def diagnose(
     *,
     bugs: Sequence[Bug] | None = None,
     runs: Runs | None = None,
-    experiments: bool | Lab = False,
+    experiments: bool | Asker = False,
     known: Known = lambda observation: (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
@@ -142,7 +142,7 @@ def diagnose(
         bugs: the zoo to choose from. Default: all of it.
         runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
         experiments: whether the subject is asked more than the cases, so that what no bug on file explains is measured;
-            or the Lab that asks it. A subject that only gives what was recorded is not asked.
+            or the Asker that asks it. A subject that only gives what was recorded is not asked.
         known: gives the listed deviations that account for a case; what they account for is no bug.
         progress: is told what is being done.
 
@@ -184,22 +184,22 @@ class _Asked:
     cases: Sequence[Case]
     bugs: Sequence[Bug] | None
     runs: Runs | None
-    experiments: bool | Lab
+    experiments: bool | Asker
     known: Known
     progress: Callable[[str], None]
 
-    def lab(self, observations: Sequence[Observation]) -> Lab:
-        lab = self.experiments if isinstance(self.experiments, Lab) else Lab(self.subject)
-        lab.learn([one.wanted.problem for one in observations])
-        return lab
+    def asker(self, observations: Sequence[Observation]) -> Asker:
+        asker = self.experiments if isinstance(self.experiments, Asker) else Asker(self.subject)
+        asker.learn([one.wanted.problem for one in observations])
+        return asker
 
     def seen_as(self, kind: type[Seen]) -> Diagnosis:
         """The diagnosis of the subject seen another way, with experiments as the subject itself has them."""
-        subject, lab = kind(self.subject), self.experiments
-        if isinstance(lab, Lab):
-            lab = Lab(subject, lab.seconds, lab.configs, sizes=lab.sizes)
+        subject, asker = kind(self.subject), self.experiments
+        if isinstance(asker, Asker):
+            asker = Asker(subject, asker.seconds, asker.configs, sizes=asker.sizes)
         progress = self.progress
-        return diagnose(subject, self.cases, bugs=self.bugs, experiments=lab, known=self.known, progress=progress)
+        return diagnose(subject, self.cases, bugs=self.bugs, experiments=asker, known=self.known, progress=progress)
 
 
 def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
@@ -212,7 +212,7 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
         if not asked.experiments or not can_be_asked_again(asked.subject):
             return found
         # It may still answer otherwise when it is asked again.
-        found = replace(found, measured=measure(asked.subject, probes=(), lab=asked.lab(observed)))
+        found = replace(found, measured=measure(asked.subject, probes=(), asker=asked.asker(observed)))
         return replace(found, again=_again(found, asked))
 
 
@@ -229,13 +229,13 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
     if asked.experiments and can_be_asked_again(subject):
-        lab = asked.lab(observations)
+        asker = asked.asker(observations)
         if found.deviating and inside is not None:
-            lab.narrow_to(inside)
+            asker.narrow_to(inside)
         measured = measure(
             subject,
             start=whole or [()],
-            lab=lab,
+            asker=asker,
             zoo=zoo,
             suffices=lambda models: bool(search.wholly(model for model in models if model)),
             progress=progress,
@@ -247,7 +247,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         return found
     progress("looking for the first wrong step")
     located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
-    return replace(found, located=None if located is None else _as_explained(located, found.partly, found.measured.lab))
+    return replace(found, located=None if located is None else _as_explained(located, found.partly, found.measured.asker))
 
 
 def _inside(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
@@ -273,12 +273,12 @@ def _again(found: Diagnosis, asked: _Asked) -> Diagnosis | None:
     return second if second.failing else None
 
 
-def _as_explained(located: Located, partly: Sequence[Hypothesis], lab: Lab) -> Located:
+def _as_explained(located: Located, partly: Sequence[Hypothesis], asker: Asker) -> Located:
     """The first wrong step; that of what explains nearly all, and acts, where this gives the subject's answer."""
     for one in partly if located.stage != GRADIENTS else ():
-        if one.bugs and gives(lab, Variants(), located.problem, one.bugs):
+        if one.bugs and gives(asker, Variants(), located.problem, one.bugs):
             others = {bug.id: tuple(other for other in one.bugs if other is not bug) for bug in one.bugs}
-            acting = [bug for bug in one.bugs if not gives(lab, Variants(), located.problem, others[bug.id])]
+            acting = [bug for bug in one.bugs if not gives(asker, Variants(), located.problem, others[bug.id])]
             stages = (bug.stage for bug in acting or one.bugs)
             return replace(located, stage=min(stages, key=(*STAGES, GRADIENTS).index))
     return located

@@ -13,7 +13,7 @@ from math import ceil
 
 from conformance.diagnosis.evidence import Evidence, Miss
 from conformance.diagnosis.observations import Observation
-from conformance.experiments.search.ranking import preference
+from conformance.measure.search.ranking import preference
 from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
-from conformance.experiments.measured import is_measured
-from conformance.experiments.text import experiments_text, located_text
+from conformance.measure.faults import is_measured
+from conformance.measure.text import experiments_text, located_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 

@@ -25,7 +25,7 @@ from conformance.calibration.formulations import FORMULATIONS, formulation
 from conformance.cases.table import all_cases
 from conformance.deviations.known import ENTRY_POINT_GROUP, load
 from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose
-from conformance.experiments.search.measure import measure
+from conformance.measure.search.measure import measure
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import DEFAULT_TIME_LIMIT
 from conformance.subjects.subject import Subject

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.cases.table import select
-from conformance.experiments.measured import is_measured
+from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs

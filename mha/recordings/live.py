@@ -16,8 +16,8 @@ from conformance.deviations.known import accounting, load
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.observations import Observation
-from conformance.experiments.designs import generic
-from conformance.experiments.lab import SECONDS, Lab
+from conformance.measure.designs import generic
+from conformance.measure.asker import SECONDS, Asker
 from conformance.judging.near import Nearness
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.live import LiveSubject
@@ -142,8 +142,8 @@ class _AsItsFramework:
 def _of_reading(reading: Reading, seconds: float, progress: Callable[[str], None]) -> Diagnosis:
     """The diagnosis of one live layer, while it can be run."""
     subject = LiveSubject(reading)
-    lab = Lab(subject, seconds=seconds, configs=(reading.config,))
-    return find_bugs(subject, _cases(subject), experiments=lab, known=_AsItsFramework(reading), progress=progress)
+    asker = Asker(subject, seconds=seconds, configs=(reading.config,))
+    return find_bugs(subject, _cases(subject), experiments=asker, known=_AsItsFramework(reading), progress=progress)
 
 
 def _cases(subject: LiveSubject) -> list[Case]:

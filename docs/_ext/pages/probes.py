@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.util.typing import ExtensionMetadata
 
-    from conformance.experiments.probe import Probe
+    from conformance.measure.probe import Probe
 
 
 def topics() -> list[ModuleType]:

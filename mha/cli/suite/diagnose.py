@@ -166,7 +166,7 @@ def _in_the_first_dtype(
 def _probed(spec: str, asked: DiagnoseOptions) -> int:
     """Run some probes on a subject and print what they show; the exit status."""
     from conformance.diagnosis.apart import probed
-    from conformance.experiments.registry import select_probes
+    from conformance.measure.probes import select_probes
 
     select_probes(asked.probes)  # an unknown name ends the command before any work
     text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.experiments.candidates.gradients import lower
-from conformance.experiments.lab import SLOW, Lab
-from conformance.experiments.measured import TROUBLE, unwarned
-from conformance.experiments.outcome import Model
-from conformance.experiments.registry import select_probes
-from conformance.experiments.search.measure import measure
+from conformance.measure.text import lower
+from conformance.measure.asker import SLOW, Asker
+from conformance.measure.faults import TROUBLE, unwarned
+from conformance.measure.outcome import Model
+from conformance.measure.probes import select_probes
+from conformance.measure.search.measure import measure
 from conformance.judging.expected import Expected
 from conformance.subjects.ask import CannotExpress
 from conformance.workers.wire import sendable
@@ -116,11 +116,11 @@ def _first(one: StepExercise, steps: dict[str, Step], answers: Sequence[Answer],
     forward = {name: step for name, step in steps.items() if name in FORWARD}
     backward = {name: step for name, step in steps.items() if name in BACKWARD}
     subject = _Alone(Bug("learner", "", "", "", forward=forward, backward=backward), backward=one.backward)
-    lab = _TimedLab(subject, seconds / SLOW, until=time.process_time() + seconds)
+    asker = _TimedAsker(subject, seconds / SLOW, until=time.process_time() + seconds)
     known = [mistake.bug for mistake in mistakes(one)]
     models: tuple[Model, ...] = ((),)
     for id in PROBES[one.covers]:
-        models = measure(subject, start=models, lab=lab, zoo=known, probes=select_probes([id], alone=True)).models
+        models = measure(subject, start=models, asker=asker, zoo=known, probes=select_probes([id], alone=True)).models
         within = sorted(models, key=lambda bugs: sum(not bug.steps <= set(one.covers) for bug in bugs))
         for where, places in _limits(one, answers):
             for model in within:
@@ -184,8 +184,8 @@ class OutOfTime(Exception):
 
 
 @dataclass(eq=False)
-class _TimedLab(Lab):
-    """A Lab that ends the search when its time is over: `until`, by `time.process_time`."""
+class _TimedAsker(Asker):
+    """A Asker that ends the search when its time is over: `until`, by `time.process_time`."""
 
     until: float = float("inf")
 

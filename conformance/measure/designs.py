@@ -1,0 +1,191 @@
+"""Designs: problems whose numbers are chosen so that what a step does can be read off."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
+
+
+def _all_different(
+    heads: int, kv_heads: int, d: int, dv: int, widths: tuple[int, int, int, int], *, embed_dim: int
+) -> AttentionConfig:
+    query_dim, key_dim, value_dim, output_dim = widths
+    return AttentionConfig(
+        embed_dim,
+        heads,
+        num_kv_heads=kv_heads,
+        head_dim=d,
+        value_head_dim=dv,
+        query_dim=query_dim,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        output_dim=output_dim,
+        bias=True,
+    )
+
+
+CONFIGS: tuple[AttentionConfig, ...] = (
+    _all_different(4, 2, 3, 6, (9, 7, 10, 11), embed_dim=13),
+    _all_different(6, 3, 2, 7, (8, 11, 5, 9), embed_dim=10),
+    _all_different(3, 3, 5, 4, (7, 13, 8, 10), embed_dim=14),
+    _all_different(5, 5, 4, 6, (10, 7, 9, 8), embed_dim=11),
+    AttentionConfig(12, 4, query_dim=9, key_dim=7, value_dim=10, bias=True),
+    AttentionConfig(10, 2, query_dim=7, key_dim=9, value_dim=8, bias=True),
+    AttentionConfig(15, 3, bias=True),
+    AttentionConfig(8, 2, bias=True),
+    AttentionConfig(12, 4, bias=True),
+    AttentionConfig(15, 3),
+    AttentionConfig(8, 2),
+    AttentionConfig(12, 4),
+    AttentionConfig(4, 1),
+    AttentionConfig(7, 1),
+    AttentionConfig(9, 1),
+)
+"""Layers to be asked as, the richest first: no two sizes of one are equal unless the layer has no argument for it."""
+
+BATCH, QUERY_LEN, KEY_LEN = 1, 3, 5
+"""Sizes of a problem unless it says others: a batch of one, so that what items do to each other has its own probe."""
+
+
+@lru_cache(maxsize=4096)
+def _generic(config: AttentionConfig, seed: int, batch: int, query_len: int, key_len: int) -> Problem:
+    rng = np.random.default_rng([zlib.crc32(repr(config).encode()), seed, batch, query_len, key_len])
+    weights = init_weights(config, seed=int(rng.integers(2**31)), bias_scale=1.0)
+    inputs = AttentionInputs(
+        queries=rng.normal(size=(batch, query_len, config.query_dim)),
+        keys=rng.normal(size=(batch, key_len, config.key_dim)),
+        values=rng.normal(size=(batch, key_len, config.value_dim)),
+        cotangent=rng.normal(size=(batch, query_len, config.output_dim)),
+    )
+    return Problem(config, weights, inputs)
+
+
+def generic(
+    config: AttentionConfig,
+    *,
+    seed: int = 0,
+    batch: int = BATCH,
+    query_len: int = QUERY_LEN,
+    key_len: int = KEY_LEN,
+    mask: AttentionMask | None = None,
+    weights: Mapping[str, NDArray | float] | None = None,
+    **inputs: Any,
+) -> Problem:
+    """A problem of random numbers; the same arguments give the same numbers.
+
+    Args:
+        config: the layer.
+        seed, batch, query_len, key_len: of the problem without changes.
+        mask: its mask. Default: none.
+        weights: name -> an array in place of the random one, or a factor on it. Names that it lacks don't count.
+        inputs: fields of AttentionInputs in place of random ones; a number is a factor on the random array.
+
+    >>> generic(CONFIGS[0], weights={"q_proj.weight": 0.0}).weights["q_proj.weight"].any().item()
+    False
+    """
+    problem = _generic(config, seed, batch, query_len, key_len)
+    return changed(problem, weights, mask=AttentionMask() if mask is None else mask, **inputs)
+
+
+def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = None, **inputs: Any) -> Problem:
+    """The problem with other weights and inputs; as for `generic`."""
+    new = dict(problem.weights)
+    for name, value in (weights or {}).items():
+        if name in new:
+            new[name] = value * new[name] if isinstance(value, float) else np.asarray(value, np.float64)
+    given = {
+        name: value * getattr(problem.inputs, name) if isinstance(value, float) else value
+        for name, value in inputs.items()
+    }
+    return replace(problem, weights=new, inputs=replace(problem.inputs, **given))
+
+
+def resized(problem: Problem, batch: int, query_len: int, key_len: int) -> Problem:
+    """The nearest problem of other sizes: rows that are too many are left out, those that lack are made of the others.
+
+    Items are repeated, so that nothing befalls them that does not befall one of them alone. Positions that lack are the
+    others times MORE, unless all are alike: rows that are 0 or of equal channels stay so, and no two are equal by that.
+
+    >>> resized(generic(CONFIGS[0], values=1.0), 2, 3, 7).sizes[:3]
+    (2, 3, 7)
+    """
+    inputs, mask, sizes = problem.inputs, problem.inputs.mask, problem.sizes
+    if sizes[:3] == (batch, query_len, key_len) or not all(sizes[:3]) or sizes.past_len == sizes.key_len:
+        return problem
+    new_keys = max(key_len - sizes.past_len, 0)
+    lengths = {"queries": query_len, "cotangent": query_len, "keys": new_keys, "values": new_keys}
+    given: dict[str, Any] = {
+        name: _longer(_cycled(array, 0, batch), length)
+        for name, length in lengths.items()
+        if (array := getattr(inputs, name)) is not None
+    }
+    for name in ("past_keys", "past_values"):
+        if (array := getattr(inputs, name)) is not None:
+            given[name] = _cycled(np.asarray(array)[:, :, :key_len], 0, batch)
+    if inputs.dropout_keep is not None:
+        keep = _cycled(np.asarray(inputs.dropout_keep), 0, batch)
+        given["dropout_keep"] = _cycled(_cycled(keep, -2, query_len), -1, key_len)
+    sources: dict[str, Any] = {
+        name: _of_mask(array, batch, query_len, key_len)
+        for name in ("allowed", "bias")
+        if (array := getattr(mask, name)) is not None
+    }
+    if mask.valid_lens is not None:
+        lens = np.where(mask.valid_lens == sizes.key_len, key_len, np.minimum(mask.valid_lens, key_len))
+        sources["valid_lens"] = _cycled(lens if lens.ndim == 1 else _cycled(lens, 1, query_len), 0, batch)
+    if np.ndim(mask.query_offset):
+        sources["query_offset"] = _cycled(np.asarray(mask.query_offset), 0, batch)
+    return changed(problem, mask=replace(mask, **sources), **given)
+
+
+MORE = -0.7
+"""What the rows that are made of others are multiplied by, once more each time round."""
+
+
+def _cycled(array: NDArray, axis: int, size: int) -> NDArray:
+    """As many along an axis, over and over again."""
+    found: NDArray = np.take(array, np.arange(size) % max(array.shape[axis], 1), axis=axis)
+    return found
+
+
+def _longer(array: NDArray, length: int) -> NDArray:
+    """(..., length, channels): as long along its positions."""
+    before = array.shape[-2]
+    found = _cycled(array, -2, length)
+    if before < 2 or np.array_equal(array, np.broadcast_to(array[..., :1, :], array.shape)):
+        return found
+    return found * (MORE ** (np.arange(length) // before))[:, None]
+
+
+def _of_mask(array: NDArray, batch: int, query_len: int, key_len: int) -> NDArray:
+    """(..., Lq, Lk) of other sizes; axes of one number for all stay so."""
+    for axis, size in ((-1, key_len), (-2, query_len), (-4, batch)):
+        if array.ndim >= -axis and array.shape[axis] > 1:
+            array = _cycled(array, axis, size)
+    return array
+
+
+def selector(rows: int, columns: int, first: int = 0) -> NDArray[np.float64]:
+    """(rows, columns): row i is the unit vector of column first + i; rows without a column are 0.
+
+    >>> selector(2, 3, first=1).astype(int)
+    array([[0, 1, 0],
+           [0, 0, 1]])
+    """
+    return np.eye(rows, columns, first)
+
+
+NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+"""`weights` for `generic`: every bias of a projection is 0."""
+
+EQUAL_SCORES: Mapping[str, float] = {"q_proj.weight": 0.0, "q_proj.bias": 0.0}
+"""`weights` for `generic`: queries are 0, so every score of a dot product is 0 and weights are uniform."""

@@ -1,0 +1,286 @@
+"""Mixes: m = a x + b g(x), where g reads other places along an axis, and norms: m = x / (size of its slice + e).
+
+a, b and e follow by least squares. g is another order of an axis, a mean, a running sum, a maximum, ...; with a = 0 it is
+a replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.measure.grammar.expressions import Expression, expressions_of
+from conformance.measure.grammar.orders import RULES, taken
+from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.zoo.bug import DoesNotApply
+
+NONE = 1e-9
+"""A part of a mix that counts as absent."""
+
+Along = Callable[..., NDArray]
+"""(array, axis) -> an array that broadcasts to its shape."""
+
+
+def _softmax(x: NDArray, axis: int) -> NDArray:
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def _running_mean(x: NDArray, axis: int) -> NDArray:
+    count = np.arange(1, x.shape[axis] + 1).reshape([-1] + [1] * (-axis - 1))
+    return np.cumsum(x, axis=axis) / count
+
+
+def _neighbours_within(x: NDArray, axis: int) -> NDArray:
+    n = x.shape[axis]
+    places = np.arange(n)
+    before = np.where(places > 0, places - 1, -1)
+    after = np.where(places < n - 1, places + 1, -1)
+    return taken(x, before, axis) + taken(x, after, axis)
+
+
+def _over(total: Callable[[NDArray, int], NDArray]) -> Along:
+    def over(x: NDArray, axis: int) -> NDArray:
+        by = total(x, axis)
+        return np.where(by == 0.0, x, x / np.where(by == 0.0, 1.0, by))
+
+    return over
+
+
+ALONG: dict[str, tuple[str, Along]] = {
+    "mean": ("its mean over the {} axis", lambda x, axis: x.mean(axis=axis, keepdims=True)),
+    "largest": ("its largest over the {} axis", lambda x, axis: x.max(axis=axis, keepdims=True)),
+    "smallest": ("its smallest over the {} axis", lambda x, axis: x.min(axis=axis, keepdims=True)),
+    "median": ("its median over the {} axis", lambda x, axis: np.median(x, axis=axis, keepdims=True)),
+    "running-sum": ("its running sum along the {} axis", lambda x, axis: np.cumsum(x, axis=axis)),
+    "running-mean": ("its running mean along the {} axis", _running_mean),
+    "running-largest": (
+        "its largest so far on the {} axis",
+        lambda x, axis: np.maximum.accumulate(x, axis=axis),
+    ),
+    "sum-from-the-end": (
+        "its running sum from the end of the {} axis",
+        lambda x, axis: np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis),
+    ),
+    "neighbours": (
+        "both its neighbours on the {} axis, in a ring",
+        lambda x, axis: np.roll(x, 1, axis) + np.roll(x, -1, axis),
+    ),
+    "neighbours-within": ("both its neighbours on the {} axis", _neighbours_within),
+    "sorted": ("itself sorted along the {} axis", lambda x, axis: np.sort(x, axis=axis)),
+    "over-sum": ("itself over its sum on the {} axis", _over(lambda x, axis: x.sum(axis=axis, keepdims=True))),
+    "over-mean": ("itself over its mean on the {} axis", _over(lambda x, axis: x.mean(axis=axis, keepdims=True))),
+    "over-abs-sum": (
+        "itself over the sum of its absolute values on the {} axis",
+        _over(lambda x, axis: np.abs(x).sum(axis=axis, keepdims=True)),
+    ),
+    "over-largest": (
+        "itself over its largest on the {} axis",
+        _over(lambda x, axis: x.max(axis=axis, keepdims=True)),
+    ),
+    "over-largest-abs": (
+        "itself over its largest absolute value on the {} axis",
+        _over(lambda x, axis: np.abs(x).max(axis=axis, keepdims=True)),
+    ),
+    "over-norm": (
+        "itself over its norm on the {} axis",
+        _over(lambda x, axis: np.sqrt((x * x).sum(axis=axis, keepdims=True))),
+    ),
+    "standardised": (
+        "itself less its mean, over its standard deviation, on the {} axis",
+        lambda x, axis: (x - x.mean(axis=axis, keepdims=True)) / x.std(axis=axis, keepdims=True),
+    ),
+    "softmax": ("its softmax along the {} axis", _softmax),
+    **{
+        name: (
+            f"itself with its {{}} axis {words}",
+            lambda x, axis, rule=rule: taken(x, rule(x.shape[axis]), axis),
+        )
+        for name, (words, rule) in RULES.items()
+    },
+}
+"""Name -> (words, what is read along an axis)."""
+
+Reading = Callable[[NDArray], NDArray]
+
+
+def mix_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Every mix that gives the largest sample that differs; the caller verifies."""
+    axes = samples[0].axes
+    first = max((sample for sample in samples if sample.differs), key=lambda sample: sample.known.sum())
+    for name, words, read in _readings(axes):
+        try:
+            found = _mixed(first, read)
+            if found is not None and abs(found[1]) >= NONE:
+                yield from _mixes(samples, name, words, read)
+        except DoesNotApply:
+            continue
+
+
+def _readings(axes: tuple[str, ...]) -> Iterator[tuple[str, str, Reading]]:
+    for position, axis in enumerate(axes):
+        for name, (words, along) in ALONG.items():
+            slug = f"{name}-{axis.replace(' ', '-')}"
+            yield slug, words.format(axis), partial(along, axis=position - len(axes))
+    for (a, first), (b, second) in combinations(enumerate(axes), 2):
+        both = (a - len(axes), b - len(axes))
+        pair = f"{first}-{second}".replace(" ", "-")
+        mean = partial(ALONG["mean"][1], axis=both)
+        yield f"mean-{pair}", f"its mean over the {first} and {second} axes", mean
+        exchanged = partial(_exchanged, a=both[0], b=both[1])
+        yield f"transposed-{pair}", f"itself with its {first} and {second} axes exchanged", exchanged
+
+
+def _exchanged(x: NDArray, a: int, b: int) -> NDArray:
+    if x.shape[a] != x.shape[b]:
+        raise DoesNotApply("axes of different lengths can't be exchanged")
+    return x.swapaxes(a, b)
+
+
+def _mixed(sample: Sample, read: Reading) -> tuple[float, float, float] | None:
+    """(a, b, relative error) of m = a x + b g(x) by least squares; None if that is not the measured array."""
+    x = sample.expected
+    with any_numbers:
+        g = np.broadcast_to(read(x), x.shape)
+    known = sample.known & ~np.isnan(g) if sample.has_gaps else sample.known
+    x, g, m = x[known], g[known], sample.measured[known]
+    xx, xg, gg, xm, gm = x @ x, x @ g, g @ g, x @ m, g @ m
+    with any_numbers:
+        determinant = xx * gg - xg * xg
+        if not determinant > 1e-9 * xx * gg or len(x) < 3:
+            return None
+        a, b = (xm * gg - gm * xg) / determinant, (gm * xx - xm * xg) / determinant
+        error = np.abs(a * x + b * g - m).max()
+    if not error <= sample.tolerance:
+        return None
+    return float(a), float(b), float(error / max(np.abs(m).max(), 1e-300))
+
+
+def _mixes(samples: Sequence[Sample], name: str, words: str, read: Reading) -> Iterator[Change]:
+    own, other, error = [], [], 1e-13
+    for sample in samples:
+        try:
+            found = _mixed(sample, read) if sample.known.any() else None
+        except DoesNotApply:
+            continue
+        if found is not None:
+            own.append((found[0] if abs(found[0]) > NONE else 0.0, sample.setting))
+            other.append((found[1] if abs(found[1]) > NONE else 0.0, sample.setting))
+            error = max(error, 10.0 * found[2])
+    for a in expressions_of(own, error=error)[:3]:
+        for b in expressions_of(other, error=error)[:3]:
+            # Without a part of g it is a factor, and another order alone is found as one.
+            order = a.words == "0" and b.words == "1" and words.startswith("itself with its")
+            if b.words != "0" and not order:
+                yield _mix(a, b, name, words, read)
+
+
+def _mix(a: Expression, b: Expression, name: str, words: str, read: Reading) -> Change:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        made = b.at(setting) * np.broadcast_to(read(array), array.shape)
+        return made if a.words == "0" else a.at(setting) * array + made
+
+    plain = b.words in ("1", "-1")
+    part = words if plain else f"{b.words} times {words}"
+    if a.words == "0":
+        sentence = f"replaced by {'minus ' if b.words == '-1' else ''}{part}"
+        if words.startswith("itself with its") and b.words != "-1":
+            sentence = words.removeprefix("itself ") + ("" if plain else f", times {b.words}")
+    else:
+        sign = "less" if b.words == "-1" else "plus"
+        sentence = f"{sign} {part}" if a.words == "1" else f"times {a.words}, {sign} {part}"
+    slug = name if (a.words, b.words) == ("0", "1") else f"{a.slug}-of-it-{b.slug}-of-{name}"
+    return Change(slug, sentence, apply)
+
+
+# Norms --------------------------------------------------------------------------------------------------
+
+
+class Norm(NamedTuple):
+    """A size of slices: words, (array, axis) -> the size, and whether it is of x less its mean."""
+
+    words: str
+    size: Along
+    centred: bool
+
+
+NORMS: dict[str, Norm] = {
+    "norm": Norm("their norm", lambda x, axis: np.sqrt((x * x).sum(axis=axis, keepdims=True)), False),
+    "rms": Norm("their root mean square", lambda x, axis: np.sqrt((x * x).mean(axis=axis, keepdims=True)), False),
+    "spread": Norm("their standard deviation", lambda x, axis: x.std(axis=axis, keepdims=True), False),
+    "layer-norm": Norm(
+        "their standard deviation, after their mean is subtracted,",
+        lambda x, axis: x.std(axis=axis, keepdims=True),
+        True,
+    ),
+}
+
+INSIDE = {False: "{} over the {} axis plus {}", True: "{} over the {} axis, with {} added to its square"}
+
+
+def norm_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Every norm that may be meant; the caller verifies."""
+    axes = samples[0].axes
+    for (position, name), (slug, norm), inside in product(enumerate(axes), NORMS.items(), INSIDE):
+        axis = position - len(axes)
+        read = [_added(sample, axis, norm, inside) for sample in samples if sample.differs]
+        numbers = [one for one in read if one is not None]
+        if not numbers or len(numbers) < len(read):
+            continue
+        largest = max(abs(number) for number, _, _ in numbers)
+        error = max(off for _, _, off in numbers) / largest if largest else None
+        for number in expressions_of([(one, setting) for one, setting, _ in numbers], error=error):
+            words = INSIDE[inside].format(norm.words, name, number.words)
+            if number.words == "0":
+                if inside:
+                    continue
+                words = f"{norm.words} over the {name} axis"
+            yield Change(
+                f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}",
+                f"divided by {words}",
+                _normalised(axis, norm, inside, number),
+            )
+
+
+def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, Setting, float] | None:
+    """What is added to the size, the call, and how far off it may be; None if slices have no ratio, or several."""
+    if sample.expected.shape[axis] < 2 or not np.isfinite(sample.expected).all():
+        return None
+    x, size = _sized(sample.expected, axis, norm)
+    y = sample.measured
+    square = (y * y).sum(axis=axis, keepdims=True)
+    if not np.isfinite(square).all() or not (square > 0.0).all():
+        return None
+    ratio = (x * y).sum(axis=axis, keepdims=True) / square
+    off_ratio = np.abs(x - ratio * y) > 10.0 * sample.tolerance * np.abs(ratio).max()
+    if off_ratio.any() or not (ratio > 0.0).all():
+        return None
+    numbers = ratio * ratio - size * size if inside else ratio - size
+    off = 1e-9 * float((ratio * ratio).max() if inside else ratio.max())
+    if np.ptp(numbers) > 100.0 * off:
+        return None
+    number = float(np.median(numbers))
+    return (0.0 if abs(number) <= off else number), sample.setting, off
+
+
+def _sized(x: NDArray, axis: int, norm: Norm) -> tuple[NDArray, NDArray]:
+    size = norm.size(x, axis)
+    return (x - x.mean(axis=axis, keepdims=True) if norm.centred else x), size
+
+
+def _normalised(
+    axis: int, norm: Norm, inside: bool, number: Expression
+) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        x, size = _sized(array, axis, norm)
+        plus = number.at(setting)
+        by = np.sqrt(size * size + plus) if inside else size + plus
+        return np.where(by == 0.0, 0.0, x / np.where(by == 0.0, 1.0, by))
+
+    return apply

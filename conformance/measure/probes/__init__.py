@@ -1,0 +1,29 @@
+"""The probes in their order: values, masks, scores, then what calls may have besides; and probes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from conformance.cases.select import select_by_id
+from conformance.measure.probe import Probe
+from conformance.measure.probes import calls, gradients, masks, scores, values
+
+
+@cache
+def all_probes() -> tuple[Probe, ...]:
+    """Every probe, in the order in which they run."""
+    return (*values.PROBES, *masks.PROBES, *scores.PROBES, *masks.WITH_SCORES, *calls.PROBES, *gradients.PROBES)
+
+
+def select_probes(patterns: Sequence[str], *, alone: bool = False) -> list[Probe]:
+    """The probes of these ids (shell wildcards), and unless `alone` those before them, which they build on.
+
+    Raises:
+        SpecError: a pattern matches none.
+    """
+    known = all_probes()
+    chosen = select_by_id(known, tuple(patterns), "probe {} is not known; `mha diagnose --details` lists them")
+    if alone:
+        return chosen
+    return list(known[: max(map(known.index, chosen), default=-1) + 1])

@@ -1,0 +1,3 @@
+"""Gradients: placeholder until the backward room is merged."""
+
+PROBES = ()

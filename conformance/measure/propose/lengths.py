@@ -1,0 +1,241 @@
+"""Lengths: a sweep over both lengths tells which calls, queries and keys differ, and what befalls them.
+
+Calls that do not differ have the model's own arrays; those of a few that do are solved for, and a change is fitted to
+all of them, with the condition that tells them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.measure.designs import EQUAL_SCORES, generic
+from conformance.measure.evidence import Evidence, fits
+from conformance.measure.faults import bug_of, only_at
+from conformance.measure.grammar.sample import Sample
+from conformance.measure.grammar.where import Where, conditions_of_samples, parts_of
+from conformance.measure.places import PLACES, fault
+from conformance.measure.propose.mask_places import ARRAYS, mask_fault
+from conformance.measure.propose.masks import read_allowed
+from conformance.measure.propose.steps import fitted
+from conformance.measure.read.call import Call
+from conformance.measure.read.solve import sample_of, solved
+from conformance.zoo.blocked import keys, queries
+from conformance.zoo.blocked.queries import in_blocks_of
+from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
+from mha_core import AttentionConfig
+from mha_core.reference import forward
+from mha_core.reference.state import State, Step
+
+Sizes = tuple[int, int]
+
+SWEEP: tuple[Sizes, ...] = (
+    *((2, keys) for keys in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 33)),
+    *((queries, 3) for queries in (1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 33)),
+    *((4, 4), (5, 5), (8, 8), (9, 5)),
+)
+"""(Lq, Lk) of the sweep: most numbers up to 9, and some around powers of two."""
+
+IDS = ("output", "heads", "kept_weights", "weights", "sums", "values", "scores", "queries", "keys")
+
+MOST_SOLVED, MOST_CONDITIONS, FEW = 4, 6, 4
+"""Calls of the sweep that are solved for; conditions that are followed up; numbers that blocks are tried with."""
+
+
+@lru_cache(maxsize=64)
+def sweep(config: AttentionConfig, *, equal_scores: bool) -> tuple[Problem, ...]:
+    """The problems of the sweep."""
+    weights = EQUAL_SCORES if equal_scores else {}
+    return tuple(generic(config, query_len=one, key_len=other, weights=weights) for one, other in SWEEP)
+
+
+def some_of_sweep(configs: Sequence[AttentionConfig], equal: Sequence[Sizes], generic: Sequence[Sizes]) -> list[Problem]:
+    """Some calls of the sweep, with equal and with generic scores."""
+    return [
+        sweep(config, equal_scores=equal_scores)[SWEEP.index(one)]
+        for config in configs[:1]
+        for sizes, equal_scores in ((equal, True), (generic, False))
+        for one in sizes
+    ]
+
+
+def other_lengths(configs: Sequence[AttentionConfig]) -> list[Problem]:
+    """A few calls of the sweep: what a model must give if it is more than an accident."""
+    few = ((2, 4), (2, 9), (7, 3), (5, 5))
+    return some_of_sweep(configs, few, few)
+
+
+def of_lengths(evidence: Evidence) -> Iterator[Bug]:
+    """What depends on lengths or places; only if it gives all of the sweep."""
+    own = {one for config in evidence.asker.configs[:1] for equal in (True, False) for one in sweep(config, equal_scores=equal)}
+    if not own & {*evidence.problems} and evidence.asker.costs.slow:
+        return  # a sweep would take all the time of a subject that compiles for each size
+    for equal_scores in (True, False):
+        problems = [one for config in evidence.asker.configs[:1] for one in sweep(config, equal_scores=equal_scores)]
+        answered = [problem for problem in problems if evidence.asker.ask(problem) is not None]
+        differing = [one for one in answered if not fits(evidence.asker, evidence.variants, one, evidence.model)]
+        if not differing:
+            continue
+        rest = [one for one in answered if one not in differing]
+        tried: set[str] = set()
+        for bug in _of_sweep(evidence, differing, rest, narrowly=not own & {*evidence.problems}):
+            model = (*evidence.model, bug)
+            order = (*differing, *rest)
+            if bug.id not in tried and all(fits(evidence.asker, evidence.variants, one, model) for one in order):
+                yield bug
+            tried.add(bug.id)
+
+
+def of_large(evidence: Evidence) -> Iterator[Bug]:
+    """Blocks of sizes that small calls do not see; and what depends on lengths."""
+    yield from bugs_of_large_blocks()
+    yield from of_lengths(evidence)
+
+
+def _of_sweep(
+    evidence: Evidence, differing: Sequence[Problem], rest: Sequence[Problem], *, narrowly: bool
+) -> Iterator[Bug]:
+    seen = [sample for problem in (*differing, *rest) if (sample := _seen(evidence, problem)) is not None]
+    if not rest and not any(_parts(seen)):
+        return  # what befalls all calls is no matter of lengths
+    conditions = [*_parts(seen), *conditions_of_samples(seen)][:MOST_CONDITIONS] if rest else _parts(seen)
+    if narrowly and not conditions:
+        return
+    numbers = _numbers(conditions)
+    yield from _filed_blocks(numbers)
+    yield from _padded(numbers)
+    some = [one for one in differing if one.sizes.query_len * one.sizes.key_len <= 40][:MOST_SOLVED]
+    for id in IDS:
+        place = PLACES[id]
+        samples = list(_known(evidence, some, rest, lambda problem, place=place: solved(evidence, problem, place), id))  # type: ignore[misc]
+        yield from (fault(place, change) for change in fitted(samples, place))
+    yield from _unasked(evidence, some, rest)
+    for condition in conditions[:2]:
+        limited = (only_at(bug, condition) for bug in all_bugs() if not bug.equivalent)
+        yield from (bug for bug in limited if bug is not None)
+
+
+def _seen(evidence: Evidence, problem: Problem) -> Sample | None:
+    """The output of a call beside the model's; one key has the weight 1, whatever is wrong with scores."""
+    got, made = evidence.got(problem), evidence.made(problem)
+    if got is None or made is None or problem.sizes.key_len < 2:
+        return None
+    return sample_of(evidence, problem, got, made, ("item", "query", "channel"))
+
+
+def _parts(seen: Sequence[Sample]) -> list[Where]:
+    if not any(sample.differs for sample in seen):
+        return []
+    return [part for parts in parts_of(seen) for part in parts if part.axes == ("query",)][:MOST_CONDITIONS]
+
+
+def _known(
+    evidence: Evidence, some: Iterable[Problem], rest: Iterable[Problem], read: Callable[[Problem], tuple[NDArray, NDArray] | None], id: str
+) -> Iterator[Sample]:
+    """What was read in calls that differ, and the model's own in the others."""
+    place = PLACES[id]
+    for problem in some:
+        found = read(problem)
+        if found is not None:
+            yield sample_of(evidence, problem, *found, place.axes)
+    for problem in rest:
+        own = Call(evidence, problem, place).own
+        if own is not None:
+            yield sample_of(evidence, problem, own, own, place.axes)
+
+
+def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem]) -> Iterator[Bug]:
+    """Keys without a weight where the definition gives them one: a window, blocks or a stride that nobody asked for."""
+    place = ARRAYS["always"]
+    samples = []
+    for problem in (*some, *rest):
+        allowed = read_allowed(evidence, problem)
+        if allowed is not None:
+            own = np.ones(allowed.shape)
+            samples.append(sample_of(evidence, problem, allowed * 1.0, own, place.axes))
+    yield from (mask_fault(place, change) for change in fitted(samples, place))
+
+
+def _numbers(conditions: Sequence[Where]) -> list[int]:
+    """The numbers in the conditions, the tightest ones' first."""
+    found = [int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug)]
+    return [number for number in dict.fromkeys(found) if number > 1][:FEW]
+
+
+# Blocks, and padding that attends -----------------------------------------------------------------------------
+
+
+def _filed_blocks(numbers: Iterable[int]) -> Iterator[Bug]:
+    """Each bug of blocked attention on file, in blocks of each number."""
+    for number in numbers:
+        yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
+
+
+OF_PADDED = "Pad keys only if the padding is excluded: it has no weight and counts in no sum."
+
+COUNTS: tuple[tuple[str, str, Callable[[int, int], int]], ...] = (
+    ("to-a-multiple-of-{}", "up to a multiple of {}", lambda length, n: -length % n),
+    ("to-{}", "up to {}", lambda length, n: max(n - length, 0)),
+    ("with-{}", "with {} more", lambda length, n: n),
+    ("by-a-block-of-{}", "to the next multiple of {}, also from a whole one", lambda length, n: n - length % n),
+)
+"""(slug, words, (Lk, number) -> how many keys are added)."""
+
+
+def _padded(numbers: Iterable[int]) -> Iterator[Bug]:
+    """Keys filled up with zeros that attend: as they are, or before the projections, which then add their biases."""
+    for n in numbers:
+        for slug, words, count in COUNTS:
+            for before in (False, True):
+                yield _filled_up(slug.format(n), words.format(n), lambda length, n=n, count=count: count(length, n), before)  # type: ignore[misc]
+
+
+def _filled_up(slug: str, words: str, count: Callable[[int], int], before: bool) -> Bug:
+    def shares(state: State) -> tuple[NDArray, NDArray]:
+        """(B, H, Lq, 1): what each row keeps of its weights, and what its padding gets."""
+        scores = np.where(state["allowed"], state["scores"], -np.inf)
+        pad = _scores_of_padding(state) if before else np.zeros((*scores.shape[:-1], 1))
+        highest = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), pad)
+        own = np.exp(scores - highest).sum(axis=-1, keepdims=True)
+        others = count(state.sizes.key_len) * np.exp(pad - highest)
+        total = np.where(own + others == 0.0, 1.0, own + others)
+        return own / total, others / total
+
+    def weights(state: State, beneath: Step) -> NDArray:
+        found: NDArray = beneath(state)
+        return found * shares(state)[0] if count(state.sizes.key_len) else found
+
+    def heads(state: State, beneath: Step) -> NDArray:
+        found: NDArray = beneath(state)
+        if not before or not count(state.sizes.key_len):
+            return found
+        return found + shares(state)[1] * _bias_of(state, "v_proj")
+
+    what = "zeros before the projections, which add their biases" if before else "zeros"
+    slug = f"keys-padded-{slug}{'-before-projections' if before else ''}"
+    sentence = f"Keys are filled up {words} by {what}, which have weights."
+    return bug_of(slug, sentence, OF_PADDED, {"weights": weights, "heads": heads})
+
+
+def _bias_of(state: State, projection: str) -> NDArray:
+    """(1, H, 1, width): a projection's bias, split into heads."""
+    bias = state.parameters.get(f"{projection}.bias")
+    if bias is None:
+        raise DoesNotApply("a layer without biases fills up with zeros after the projection as before")
+    heads = state.config.num_kv_heads
+    split: NDArray = np.repeat(bias.reshape(1, heads, 1, -1), state.config.num_heads // heads, axis=1)
+    return split
+
+
+def _scores_of_padding(state: State) -> NDArray:
+    """(B, H, Lq, 1): the scores of keys that are the bias of their projection."""
+    if state.config.score == "additive":
+        raise DoesNotApply("the additive score has no dot product")
+    products = (state["queries"] * _bias_of(state, "k_proj")).sum(axis=-1, keepdims=True)
+    return forward.cap(state, products * state.config.softmax_scale)

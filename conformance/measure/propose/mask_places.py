@@ -1,0 +1,317 @@
+"""The places of a mask: what each source lets in, as an array of 0 and 1, and its numbers as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial, reduce
+from itertools import combinations, permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.measure.faults import bug_of, with_inputs
+from conformance.measure.grammar.sample import Change, Setting
+from conformance.measure.places import SCORED, Place, fault
+from conformance.zoo.bug import Bug
+from mha_core import AttentionMask
+from mha_core.call.masks import allowed_keys, padding_keys
+from mha_core.reference.state import State, Step
+
+SOURCES: Mapping[str, tuple[str, str]] = {
+    "valid_lens": (
+        "valid_lens",
+        "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query).",
+    ),
+    "allowed": ("allowed", "allowed broadcasts to (B, H, Lq, Lk); True means that the query may attend to the key."),
+    "bias": ("-inf in the bias", "Exclude a key where the bias is -inf, and nowhere else."),
+    "causal": ("causal", "Key j is allowed iff j <= query_offset + i for query i."),
+    "window": (
+        "the window",
+        "Key j is allowed iff position - left <= j <= position + right, position = query_offset + i.",
+    ),
+}
+"""Each source of a mask -> how a sentence calls it, and what to do where it is wrong."""
+
+SIDES: Mapping[str, str] = {"left": "the left side of the window", "right": "the right side of the window"}
+
+OF_ALL = "Combine all sources of the mask with AND, as bool (B, H, Lq, Lk): queries before keys, True = may attend."
+OF_OFFSET = "Query i stands at position query_offset + i of its batch item, for causal and for window."
+
+NOTHING: Mapping[str, object] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}
+
+
+def given(mask: AttentionMask) -> tuple[str, ...]:
+    """The sources that a mask has, in the order of SOURCES; a bias without -inf excludes nothing, and is none.
+
+    >>> given(AttentionMask(causal=True, valid_lens=[2]))
+    ('valid_lens', 'causal')
+    """
+    there = {name: getattr(mask, name) is not None and getattr(mask, name) is not False for name in SOURCES}
+    there["bias"] = mask.bias is not None and bool(np.isneginf(mask.bias).any())
+    return tuple(name for name, is_there in there.items() if is_there)
+
+
+def _sides(mask: AttentionMask) -> tuple[str, ...]:
+    return tuple(name for name, side in zip(SIDES, mask.window or (None, None), strict=True) if side is not None)
+
+
+def without(state: State, *sources: str) -> State:
+    """The State with a mask that lacks some sources, or a side of its window."""
+    left, right = state.inputs.mask.window or (None, None)
+    if sources and sources[0] in SIDES:
+        return with_inputs(state, window=(None, right) if sources[0] == "left" else (left, None))
+    return with_inputs(state, **{source: NOTHING[source] for source in sources}) if sources else state
+
+
+def array_of(state: State, source: str) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, Lk): what one source, or side of the window, allows."""
+    alone = without(state, *(other for other in SOURCES if other != ("window" if source in SIDES else source)))
+    if source in SIDES:
+        alone = without(alone, "right" if source == "left" else "left")
+    return allowed_keys(alone.inputs.mask, state.sizes, state.config.num_heads)
+
+
+def with_array(state: State, source: str, array: NDArray) -> State:
+    """The State with an array in place of a source."""
+    rest = without(state, source)
+    others = rest.inputs.mask.allowed
+    return with_inputs(rest, allowed=array if others is None else array & others)
+
+
+# Places of masks ----------------------------------------------------------------------------------------------
+
+
+def _of_source(source: str) -> Place:
+    def get(state: State, beneath: Step) -> NDArray | None:
+        there = source in given(state.inputs.mask) or source in _sides(state.inputs.mask)
+        return array_of(state, source) if there else None
+
+    def put(state: State, beneath: Step, array: NDArray) -> NDArray:
+        found: NDArray = beneath(with_array(state, source, np.asarray(array) > 0.5))
+        return found
+
+    words, fix = SOURCES.get(source) or (SIDES[source], SOURCES["window"][1])
+    return Place(f"mask-{source}", words, fix, SCORED, ("allowed",), get, put)
+
+
+def _of_all(id: str, words: str, always: bool) -> Place:
+    def get(state: State, beneath: Step) -> NDArray | None:
+        return beneath(state) if always or given(state.inputs.mask) else None
+
+    return Place(id, words, OF_ALL, SCORED, ("allowed",), get, lambda state, beneath, array: np.asarray(array) > 0.5)
+
+
+def _lengths(state: State, beneath: Step) -> NDArray | None:
+    lens = state.inputs.mask.valid_lens
+    return None if lens is None else np.asarray(lens, np.float64)
+
+
+def _offset(state: State, beneath: Step) -> NDArray | None:
+    mask = state.inputs.mask
+    return np.atleast_1d(np.asarray(mask.query_offset, np.float64)) if mask.has_positions else None
+
+
+def far(state: State | Setting) -> int:
+    """A side of a window that bounds nothing."""
+    return int(state.sizes.key_len + state.sizes.query_len)
+
+
+def _window(state: State, beneath: Step) -> NDArray | None:
+    sides = state.inputs.mask.window
+    if sides is None:
+        return None
+    return np.array([float(far(state) if side is None else side) for side in sides])
+
+
+def _integers(array: NDArray) -> NDArray[np.int64]:
+    return np.clip(np.floor(np.asarray(array) + 1e-9), -(2**31), 2**31 - 1).astype(np.int64)
+
+
+def _with_lengths(state: State, beneath: Step, array: NDArray) -> NDArray:
+    found: NDArray = beneath(with_inputs(state, valid_lens=_integers(array)))
+    return found
+
+
+def _with_offset(state: State, beneath: Step, array: NDArray) -> NDArray:
+    offset = _integers(array)
+    found: NDArray = beneath(with_inputs(state, query_offset=int(offset[0]) if len(offset) == 1 else offset))
+    return found
+
+
+def _with_window(state: State, beneath: Step, array: NDArray) -> NDArray:
+    sides = tuple(None if side >= far(state) else int(side) for side in _integers(array))
+    found: NDArray = beneath(with_inputs(state, window=sides))
+    return found
+
+
+def _diagonal(state: State, beneath: Step) -> NDArray | None:
+    return np.zeros(1) if state.inputs.mask.causal else None
+
+
+def _with_diagonal(state: State, beneath: Step, array: NDArray) -> NDArray:
+    moved = without(state, *(source for source in SOURCES if source != "causal"))
+    offset = np.asarray(state.inputs.mask.query_offset) + int(_integers(array)[0])
+    moved = with_inputs(moved, query_offset=offset if offset.ndim else int(offset))
+    return _causal_put(state, beneath, array_of(moved, "causal"))
+
+
+_of_causal = _of_source("causal")
+_causal_put = _of_causal.put
+
+INTEGERS: Mapping[str, Place] = {
+    place.id: place
+    for place in (
+        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), _lengths, _with_lengths),
+        Place(
+            "lengths of queries",
+            "the lengths of queries",
+            SOURCES["valid_lens"][1],
+            ("item", "query"),
+            ("allowed",),
+            _lengths,
+            _with_lengths,
+        ),
+        Place("offset", "query offsets", OF_OFFSET, ("item",), ("allowed",), _offset, _with_offset),
+        Place("diagonal", "the causal diagonal's offsets", SOURCES["causal"][1], ("number",), ("allowed",), _diagonal, _with_diagonal),
+        Place("sides", "the window's sides", SOURCES["window"][1], ("side",), ("allowed",), _window, _with_window),
+    )
+}
+ARRAYS: Mapping[str, Place] = {
+    **{source: _of_source(source) for source in (*SOURCES, *SIDES)},
+    "all": _of_all("mask", "the whole mask", always=False),
+    "always": _of_all("attention", "with a mask or without, what is let in", always=True),
+}
+
+WORDS = {
+    "replaced by 1 - x": "is read the wrong way round",
+    "replaced by 1": "lets in every key",
+    "replaced by 0": "lets in no key",
+}
+
+
+def mask_fault(place: Place, change: Change) -> Bug:
+    """The bug of another array of what a source lets in."""
+    words = next((said + change.words[len(of) :] for of, said in WORDS.items() if change.words.startswith(of)), "")
+    bug = fault(place, change)
+    sentence = f"{place.words[0].upper()}{place.words[1:]} {words or f'is used {change.words}'}."
+    return replace(bug, sentence=sentence[0].lower() + sentence[1:] if place.words.startswith(("valid", "allow")) else sentence)
+
+
+def with_zeroed_padding(bug: Bug) -> Bug:
+    """The bug in a layer that still replaces by 0 the keys and values that are padding by the definition."""
+
+    def padding(state: State, beneath: Step) -> NDArray:
+        return padding_keys(state.inputs.mask, state.sizes)
+
+    zeroed = bug_of("padding", "", "", "padding", padding)
+    return replace(
+        bug,
+        id=f"{bug.id}-padding-zeroed",
+        sentence=f"{bug.sentence} Padded keys and values are 0 all the same.",
+        forward={**bug.forward, **zeroed.forward},
+    )
+
+
+# Several sources ----------------------------------------------------------------------------------------------
+
+
+@cache
+def combined() -> tuple[Bug, ...]:
+    """Several sources combined wrongly: dropped beside others, joined by OR or XOR, only one of them counted."""
+    return tuple(_combined())
+
+
+def _combined() -> Iterator[Bug]:
+    names = {source: words for source, (words, _) in SOURCES.items()}
+    for source in SOURCES:
+        others = [other for other in SOURCES if other != source]
+        for some in (some for size in range(1, len(others) + 1) for some in combinations(others, size)):
+            said = f"{names[source]} is ignored where {' or '.join(names[other] for other in some)} is given too"
+            yield _where(f"{source}-dropped-with-{'-'.join(some)}", said, partial(_dropped_with, source, some))
+        for other in others:
+            said = f"{names[source]} is ignored unless {names[other]} is given too"
+            yield _where(f"{source}-only-with-{other}", said, partial(_dropped_without, source, other))
+    for some in (some for size in range(2, len(SOURCES) + 1) for some in combinations(SOURCES, size)):
+        for slug, join in (("or", np.logical_or), ("xor", np.logical_xor)):
+            said = f"{' and '.join(names[source] for source in some)} are combined with {slug.upper()}, not AND"
+            yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
+    for order in permutations(SOURCES, 2):
+        rest = tuple(source for source in SOURCES if source not in order)
+        for whole in ((*order, *rest), (*rest, *order), (*order, *rest[::-1])):
+            said = f"of several sources only one counts, the first of: {', '.join(names[source] for source in whole)}"
+            yield _where(f"first-of-{'-'.join(whole)}", said, partial(_first_of, whole))
+    for least in (2, 3, 4):
+        said = f"the whole mask is ignored where {least} or more sources are given"
+        yield _where(f"none-of-{least}", said, partial(_none_of, least))
+
+
+def _where(slug: str, said: str, change: Callable[[State, frozenset[str]], State]) -> Bug:
+    def changed(state: State, beneath: Step) -> NDArray:
+        found: NDArray = beneath(change(state, frozenset(given(state.inputs.mask))))
+        return found
+
+    return bug_of(f"sources-{slug}".replace("_", "-"), f"{said[0].upper()}{said[1:]}.", OF_ALL, "allowed", changed)
+
+
+def _dropped_with(source: str, some: tuple[str, ...], state: State, here: frozenset[str]) -> State:
+    return without(state, source) if source in here and here & set(some) else state
+
+
+def _dropped_without(source: str, other: str, state: State, here: frozenset[str]) -> State:
+    return state if other in here else without(state, source)
+
+
+def _joined(some: tuple[str, ...], join: np.ufunc, state: State, here: frozenset[str]) -> State:
+    both = [source for source in some if source in here]
+    if len(both) < 2:
+        return state
+    return with_array(without(state, *both), both[0], reduce(join, [array_of(state, source) for source in both]))
+
+
+def _first_of(order: tuple[str, ...], state: State, here: frozenset[str]) -> State:
+    kept = next((source for source in order if source in here), "")
+    return without(state, *(source for source in here if source != kept))
+
+
+def _none_of(least: int, state: State, here: frozenset[str]) -> State:
+    return without(state, *here) if len(here) >= least else state
+
+
+@cache
+def special(source: str) -> tuple[Bug, ...]:
+    """What a source alone may be taken for."""
+
+    def on(slug: str, words: str, change: Callable[[State, NDArray], NDArray]) -> Bug:
+        def changed(state: State, beneath: Step) -> NDArray:
+            found: NDArray = beneath(state)
+            if source not in given(state.inputs.mask):
+                return found
+            found = beneath(with_array(state, source, change(state, array_of(state, source))))
+            return found
+
+        said = SOURCES[source][0]
+        return bug_of(f"{source}-{slug}".replace("_", "-"), f"{said[0].upper()}{said[1:]} {words}.", SOURCES[source][1], "allowed", changed)
+
+    def is_real(state: State) -> NDArray:
+        lens = np.asarray(state.inputs.mask.valid_lens)
+        real = np.arange(state.sizes.query_len)[:, None] < lens.reshape(len(lens), 1, -1, 1)[:, :, :1]
+        return real if lens.ndim == 1 else np.ones_like(real)
+
+    def chunks(state: State, sides: int) -> NDArray:
+        size = sum(side or 0 for side in (state.inputs.mask.window or (0, 0))[:sides]) + 1
+        position = np.asarray(state.inputs.mask.query_offset).reshape(-1, 1, 1, 1) + np.arange(state.sizes.query_len)[:, None]
+        return np.asarray(np.arange(state.sizes.key_len) // size == position // size)
+
+    if source == "valid_lens":
+        return (
+            on("on-queries-too", "excludes queries as well as keys", lambda s, x: x & is_real(s)),
+            on("on-queries-alone", "excludes queries and no keys", lambda s, x: np.ones_like(x) & is_real(s)),
+            on("for-real-queries", "is ignored for queries at and beyond the length", lambda s, x: x | ~is_real(s)),
+        )
+    if source == "window":
+        return (
+            on("chunks", "is in fixed chunks of left + right + 1 keys", lambda s, x: np.ones_like(x) & chunks(s, 2)),
+            on("left-chunks", "is in fixed chunks of left + 1 keys", lambda s, x: np.ones_like(x) & chunks(s, 1)),
+        )
+    return ()

@@ -1,0 +1,1 @@
+"""Reading: the array at a place of the layer, recovered from its answers."""

@@ -1,0 +1,269 @@
+r"""Solve: the array at any place with which a model gives the subject's output.
+
+    X = \arg\min_x |o - m(x)|        o measured, m the model's output with x in place of its own array
+
+by Gauss and Newton's method. Attention weights are linear in the output, and their logarithms nearly so in what scores
+are made of: so weights are solved for first, and arrays before the softmax begin where these logarithms are right.
+Elements that the outputs do not tell are NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.measure.designs import changed
+from conformance.measure.evidence import Evidence
+from conformance.measure.grammar.sample import Sample, Setting
+from conformance.measure.places import BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
+from conformance.measure.read.call import Call
+from conformance.measure.read.descent import RANK, Descent, descended, sums
+from conformance.measure.read.weights import read_weights, takes_weights
+from conformance.zoo.bug import DoesNotApply
+from mha_core.reference.forward import PROJECTED
+
+MOST_UNKNOWN, MOST_CALLS, MOST_ROWS = 400, 8, 40
+"""Elements of an array that are looked for: each takes a run of the model; calls that one array, and a matrix, may take."""
+
+LEFT, OF_LOGARITHMS = 1e-9, 1e-8
+"""Of the largest output, and of log weights, what may be left; more in coarser arithmetic."""
+
+AFTER_WEIGHTS = frozenset(("heads", "merged", "output"))
+
+Solved = tuple[NDArray, NDArray]
+"""(measured, the model's): elements that the outputs don't tell are NaN."""
+
+
+def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
+    """The array with which the model gives what the subject does, and the model's own.
+
+    As many calls besides this one are asked as are needed, in which the array is the same. None if no such array is
+    found, or it has too many elements.
+    """
+    try:
+        with any_numbers:
+            return _solved(evidence, problem, place)
+    except (DoesNotApply, np.linalg.LinAlgError):
+        return None
+
+
+def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
+    first = Call(evidence, problem, place)
+    own = first.own
+    if own is None or not 0 < own.size <= MOST_UNKNOWN or not np.isfinite(own).all():
+        return None
+    axes = _apart(first, own)
+    start = _grouped(own[None], axes)[0]
+    fixed = sums(_shape_of_group(own.shape, axes), place.gauge)
+    if place.id in BEFORE_SOFTMAX and (found := _by_logarithms(first, axes, start, fixed)) is not None:
+        if _is_given(first, found, axes):
+            return _put_together(np.where(found.told, found.found, np.nan)[None], own.shape, axes)[0], own
+        start = found.found
+    calls = [first, *(Call(evidence, one, place) for one in _alike(evidence, problem, first))]
+    answers = [evidence.got(call.problem) for call in calls]
+    given = [answer for answer in answers if answer is not None and np.isfinite(answer).all()]
+    if len(given) < len(calls):
+        return None
+    of_output = axes and ((0, 1) if len(axes) > 1 else (0,))
+
+    def made(groups: NDArray) -> NDArray:
+        arrays = _put_together(groups, own.shape, axes)
+        return np.concatenate([_grouped(call.given(arrays), of_output) for call in calls], axis=-1)
+
+    wanted = np.concatenate([_grouped(answer[None], of_output) for answer in given], axis=-1)[0]
+    found = descended(made, start, wanted, fixed)
+    if found is None or np.abs(found.left).max() > _allowed(evidence, wanted):
+        return None
+    return _put_together(np.where(found.told, found.found, np.nan)[None], own.shape, axes)[0], own
+
+
+def _allowed(evidence: Evidence, wanted: NDArray) -> float:
+    return max(LEFT, 2e3 * evidence.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
+
+
+def _is_given(call: Call, found: Descent, axes: Axes) -> bool:
+    """Whether logarithms are right, and the array gives the output of its own call."""
+    got, shape = call.evidence.got(call.problem), call.own.shape if call.own is not None else ()
+    unit = call.evidence.asker.unit
+    if got is None or np.abs(found.left).max(initial=0.0) > max(OF_LOGARITHMS, 1e3 * unit):
+        return False
+    made = call.given(_put_together(found.found[None], shape, axes))[0]
+    return bool(np.abs(made - got).max(initial=0.0) <= _allowed(call.evidence, got))
+
+
+# Groups of unknowns ---------------------------------------------------------------------------------------
+
+Axes = tuple[int, ...]
+
+
+def _apart(call: Call, own: NDArray) -> Axes:
+    """The axes along which parts of an array make outputs of their own: that of items, and of queries if it has one."""
+    if not call.is_of_items:
+        return ()
+    axes: Axes = (0, call.place.axes.index("query")) if "query" in call.place.axes else (0,)
+    if not call.evidence.model or (own.shape[0] == 1 and len(axes) == 1):
+        return axes
+    groups = _grouped(own[None], axes)
+    moved = groups.copy()
+    moved[:, 0] += 0.1 * (1.0 + np.abs(moved[:, 0]))
+    before, after = call.given(_put_together(np.concatenate([groups, moved]), own.shape, axes))
+    of_others = np.abs(after - before).reshape(*before.shape[: len(axes)], -1).max(axis=-1).ravel()[1:]
+    return axes if of_others.max(initial=0.0) == 0.0 else ()
+
+
+def _shape_of_group(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _grouped(arrays: NDArray, axes: Axes) -> NDArray:
+    """(n, ...) -> (n, groups, unknowns)."""
+    moved = np.moveaxis(arrays, [axis + 1 for axis in axes], range(1, len(axes) + 1))
+    return moved.reshape(len(arrays), int(np.prod(moved.shape[1 : len(axes) + 1])), -1)
+
+
+def _put_together(groups: NDArray, shape: Sequence[int], axes: Axes) -> NDArray:
+    """(n, groups, unknowns) -> (n, *shape)."""
+    first = [shape[axis] for axis in axes]
+    moved = groups.reshape(len(groups), *first, *_shape_of_group(shape, axes))
+    return np.moveaxis(moved, range(1, len(axes) + 1), [axis + 1 for axis in axes])
+
+
+def _alike(evidence: Evidence, problem: Problem, call: Call) -> Iterable[Problem]:
+    """As many calls more as it takes to tell the array, which is the same in them."""
+    assert call.own is not None
+    place = call.place
+    if place.steps[0] == "output":
+        return
+    sizes, config = problem.sizes, problem.config
+    unknown = call.own.size
+    if place.id in BEFORE_SOFTMAX:  # these calls tell the weights
+        unknown = sizes.batch * config.num_heads * sizes.query_len * sizes.key_len
+    # Outputs of more queries than keys are sums of those of some of them.
+    outputs = sizes.batch * min(sizes.query_len, sizes.key_len) * config.output_dim
+    names = ("out_proj.weight",) if place.id in OF_VALUES | AFTER_WEIGHTS else ("out_proj.weight", "values")
+    for number in range(1, min(math.ceil(1.3 * unknown / max(outputs, 1)), MOST_CALLS)):
+        yield _varied(evidence, problem, names, number)
+
+
+def _varied(evidence: Evidence, problem: Problem, names: Sequence[str], number: int) -> Problem:
+    """The call with other numbers in some inputs, and in some weights if the layer takes others."""
+    rng = np.random.default_rng(abs(number) + 1000 * (number < 0))
+    fixed = evidence.asker.fixed_weights is not None
+    weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
+    given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
+    return changed(problem, {} if fixed else weights, **given)
+
+
+# Through the softmax --------------------------------------------------------------------------------------
+
+
+def _by_logarithms(call: Call, axes: Axes, start: NDArray, fixed: NDArray) -> Descent | None:
+    """The groups that make the logarithms of the weights right, where these can be read."""
+    weights, model = _weights_of(call), call.state["kept_weights"]
+    if weights is None or call.own is None or not np.isfinite(weights).all() or not (weights[model > 0.0] > 0.0).all():
+        return None
+    shape, of_weights = call.own.shape, axes and ((0, 2) if len(axes) > 1 else (0,))
+    there = model > 0.0
+
+    def made(groups: NDArray) -> NDArray:
+        return _grouped(_logs(call.given(_put_together(groups, shape, axes), "kept_weights"), there), of_weights)
+
+    return descended(made, start, _grouped(_logs(weights[None], there), of_weights)[0], fixed)
+
+
+def _logs(weights: NDArray, there: NDArray) -> NDArray:
+    """Log weights less their mean in each row, where there are weights."""
+    logs = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
+    mean = logs.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
+    return np.where(there, logs - mean, 0.0)
+
+
+_weights: WeakKeyDictionary[Evidence, dict[Problem, NDArray | None]] = WeakKeyDictionary()
+
+
+def _weights_of(call: Call) -> NDArray | None:
+    """(B, H, Lq, Lk): the weights that meet the values, each as exact as it is large or small if codes show them."""
+    evidence, problem = call.evidence, call.problem
+    known = _weights.setdefault(evidence, {})
+    if problem not in known:
+        if takes_weights(evidence.got, problem.config):
+            known[problem] = read_weights(evidence.asker.output, problem)
+        else:
+            read = solved(evidence, problem, PLACES["kept_weights"])
+            known[problem] = None if read is None else read[0]
+    return known[problem]
+
+
+# Matrices -------------------------------------------------------------------------------------------------
+
+INPUTS: Mapping[str, str] = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "values"}
+"""Projection -> the layer's input that makes other rows for it."""
+
+
+def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Solved | None:
+    """The weight (out, in) of a projection as it takes effect, and the model's own; None if it can't be told.
+
+    Y, what the projection gives, is solved for in calls of other inputs X, and Y = X W^T + b for W.
+    """
+    before, step = PROJECTED[projection]
+    place = PLACES[step]
+    rows: list[NDArray] = []
+    results: list[NDArray] = []
+    own = problem.weights.get(f"{projection}.weight")
+    while own is not None and len(rows) < MOST_ROWS and (not rows or _rank(rows) < own.shape[1]):
+        call = _varied(evidence, problem, (INPUTS[projection],), -len(rows)) if rows else problem
+        read = solved(evidence, call, place)
+        if read is None or not np.isfinite(read[0]).all():
+            return None
+        state = Call(evidence, call, place).state
+        x, y = state[before], read[0] - state.parameters.get(f"{projection}.bias", 0.0)
+        if place.gauge is not None:
+            x, y = (array - array.mean(axis=place.gauge, keepdims=True) for array in (x, y))
+        rows.append(x.reshape(-1, x.shape[-1]))
+        results.append(y.reshape(-1, y.shape[-1]))
+    if own is None or not rows or _rank(rows) < own.shape[1]:
+        return None
+    x, y = np.concatenate(rows), np.concatenate(results)
+    found = np.linalg.lstsq(x, y, rcond=RANK)[0].T
+    left = np.abs(x @ found.T - y).max(initial=0.0)
+    allowed = max(1e2 * LEFT, 2e5 * evidence.asker.unit) * np.abs(y).max(initial=1e-300)
+    return (found, own) if left <= allowed else None
+
+
+def _rank(rows: Sequence[NDArray]) -> int:
+    return int(np.linalg.matrix_rank(np.concatenate(rows)))
+
+
+# Samples --------------------------------------------------------------------------------------------------
+
+
+def sample_of(evidence: Evidence, problem: Problem, measured: NDArray, own: NDArray, axes: tuple[str, ...]) -> Sample:
+    """What was read in a call, beside the model's own."""
+    unit, least = max(1e-12, 100.0 * evidence.asker.unit), 1e-9 * float(np.abs(own).max(initial=0.0))
+    setting = Setting(problem.config, problem.sizes, problem.inputs)
+    return Sample(measured, own, axes, setting, unit=unit, least=least)
+
+
+def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
+    """What is solved for at a place in each problem that has such an array; none if one can't be."""
+    found = []
+    for problem in problems:
+        own = Call(evidence, problem, place).own
+        if own is None or not 0 < own.size <= MOST_UNKNOWN:
+            continue
+        projection, _, kind = place.id.partition(".")
+        if kind == "weight" and projection in PROJECTED:
+            read = _solved_matrix(evidence, problem, projection)
+        else:
+            read = solved(evidence, problem, place)
+        if read is None:
+            return []
+        if np.isfinite(read[0]).any():
+            found.append(sample_of(evidence, problem, *read, place.axes))
+    return found

@@ -1,0 +1,207 @@
+"""Weights and scores of every head, item and query, read off the output.
+
+The output is linear in the values. With W_v and W_o that pass channels through, and keys whose values are unit
+vectors, output channel (h, c) of query i *is* the weight of head h on key j0 + c:
+
+    output[b, i, (h, c)] = sum_j weights[b, h, i, j] values[b, j, c] = weights[b, h, i, j0 + c]
+
+A few calls tell all heads and keys if the output is too narrow for all of them. Scores follow up to a number per row:
+log weights[j] - log weights[k] = scores[j] - scores[k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.measure.grammar.orders import order_changes
+from conformance.measure.grammar.sample import Setting
+from conformance.measure.designs import changed
+from conformance.measure.read.linear import least_squares
+from conformance.zoo.bug import DoesNotApply
+from mha_core import AttentionConfig
+from mha_core.heads import split_heads
+from mha_core.weights import Weights
+
+Answer = Callable[[Problem], "NDArray | None"]
+"""Problem -> the output, of a subject or of a model of it; None if there is none."""
+
+
+def takes_weights(answer: Answer, config: AttentionConfig) -> bool:
+    """Whether a layer has projections, and runs with other weights than its own."""
+    return config.projections and getattr(answer, "fixed", None) is None
+
+
+def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None) -> NDArray | None:
+    """(B, H, Lq, Lk): the weights (after dropout, if there is a keep-mask); None if an answer was refused.
+
+    With `of_item` only that item's values are not 0: all items' weights on the values of this one.
+
+    >>> from conformance.measure.designs import CONFIGS, generic
+    >>> from mha_core import reference
+    >>> problem = generic(CONFIGS[0])
+    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
+    >>> bool(np.allclose(read_weights(lambda one: trace(one).output, problem), trace(problem).weights))
+    True
+    """
+    fixed = getattr(answer, "fixed", None)
+    if fixed is not None:
+        return _solved(answer, problem, fixed) if of_item is None else None
+    config, sizes = problem.config, problem.sizes
+    found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
+    width = config.value_head_dim
+    if config.projections:
+        width = min(width, config.value_dim, config.output_dim)
+    together = max(1, config.output_dim // width) if config.projections else config.num_heads
+    for head, key in product(range(0, config.num_heads, together), range(0, sizes.key_len, width)):
+        heads = range(head, min(head + together, config.num_heads))
+        keys = range(key, min(key + width, sizes.key_len))
+        passing = _passing(problem, heads, keys, width)
+        output = answer(passing if of_item is None else _alone(passing, of_item))
+        if output is None:
+            return None
+        stride = width if config.projections else config.value_head_dim
+        for place, one in enumerate(heads):
+            start = place * stride
+            found[:, one, :, keys.start : keys.stop] = output[:, :, start : start + len(keys)]
+    undo = getattr(answer, "undo", None)
+    return found if undo is None or of_item is not None else undo(problem, found)
+
+
+@lru_cache(maxsize=2048)
+def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem:
+    """The problem with values and W_v, W_o that show the weights of these heads on these keys."""
+    config, sizes = problem.config, problem.sizes
+    dv = config.value_head_dim
+    weights: dict[str, NDArray | float] = {}
+    codes = np.zeros((sizes.key_len, width))
+    codes[np.arange(keys.start, keys.stop), np.arange(len(keys))] = 1.0
+    if config.projections:
+        v_proj = np.zeros((config.num_kv_heads * dv, config.value_dim))
+        for group in range(config.num_kv_heads):
+            v_proj[group * dv + np.arange(width), np.arange(width)] = 1.0
+        out_proj = np.zeros((config.output_dim, config.num_heads * dv))
+        for place, head in enumerate(heads):
+            out_proj[place * width + np.arange(width), head * dv + np.arange(width)] = 1.0
+        weights = {"v_proj.weight": v_proj, "out_proj.weight": out_proj, "v_proj.bias": 0.0, "out_proj.bias": 0.0}
+        values = np.zeros((sizes.batch, sizes.key_len, config.value_dim))
+        values[:, :, :width] = codes
+    else:
+        values = np.zeros((sizes.batch, sizes.key_len, config.num_kv_heads, dv))
+        values[..., :width] = codes[:, None, :]
+        values = values.reshape(sizes.batch, sizes.key_len, -1)
+    new = values[:, sizes.past_len :]
+    inputs = {"values": new}
+    if problem.inputs.is_split:
+        split = new.reshape(sizes.batch, -1, config.num_kv_heads, dv).swapaxes(1, 2)
+        inputs["values"] = split
+    if sizes.past_len:
+        past = np.zeros((sizes.batch, config.num_kv_heads, sizes.past_len, dv))
+        past[..., :width] = codes[None, None, : sizes.past_len]
+        inputs["past_values"] = past
+    return changed(problem, weights, **inputs)
+
+
+def _solved(answer: Answer, problem: Problem, weights: Weights) -> NDArray | None:
+    """The weights of a layer whose parameters are given, by least squares: one call a key, whose value alone is 1s.
+
+    output(value x at key j) - output(no values) = sum_h weights[h, :, j] W_o,h W_v,h x: Do equations for H unknowns.
+    """
+    config, sizes = problem.config, problem.sizes
+    if not config.projections or problem.inputs.is_split or sizes.past_len or config.output_dim < config.num_heads:
+        return None
+    value = np.linspace(0.5, 1.5, config.value_dim)
+    through = split_heads((weights["v_proj.weight"] @ value)[None, None], config.num_kv_heads)[0, :, 0]
+    through = np.repeat(through, config.num_heads // config.num_kv_heads, axis=0)  # (H, dv)
+    out = weights["out_proj.weight"].reshape(config.output_dim, config.num_heads, config.value_head_dim)
+    basis = np.einsum("ohc,hc->oh", out, through)  # (Do, H)
+    none = np.zeros((sizes.batch, sizes.key_len, config.value_dim))
+    without = answer(changed(problem, values=none))
+    found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
+    for key in range(sizes.key_len):
+        values = none.copy()
+        values[:, key] = value
+        output = answer(changed(problem, values=values))
+        if output is None or without is None or output.shape != without.shape:
+            return None
+        solved = least_squares(basis, (output - without).reshape(-1, config.output_dim).T)[0]
+        found[..., key] = solved.reshape(config.num_heads, sizes.batch, sizes.query_len).swapaxes(0, 1)
+    return found
+
+
+@lru_cache(maxsize=2048)
+def _alone(problem: Problem, item: int) -> Problem:
+    """The problem with the values of one item alone; those of the others are 0."""
+    inputs = problem.inputs
+    chosen = np.arange(problem.sizes.batch) == item
+    alone = {"values": inputs.values * chosen.reshape(-1, *(1,) * (inputs.values.ndim - 1))}
+    if inputs.past_values is not None:
+        alone["past_values"] = inputs.past_values * chosen[:, None, None, None]
+    return changed(problem, **alone)
+
+
+def read_scores(answer: Answer, problem: Problem) -> NDArray | None:
+    """(B, H, Lq, Lk): log weights less their mean over the keys that have a weight; NaN for the others, or None.
+
+    With a right softmax these are the scores less their mean over the allowed keys of the row.
+    """
+    weights = read_weights(answer, problem)
+    return None if weights is None else centred_logs(weights)
+
+
+def centred_logs(weights: NDArray) -> NDArray:
+    """Log weights less their mean over the positive ones of each row; NaN where a weight is not positive."""
+    positive = weights > 0.0
+    logs = np.log(np.where(positive, weights, 1.0))
+    mean = logs.sum(axis=-1, keepdims=True) / np.maximum(positive.sum(axis=-1, keepdims=True), 1)
+    return np.where(positive, logs - mean, np.nan)
+
+
+AXES = ("item", "head", "query", "key")
+
+
+def undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
+    """What turns weights as they are read into those of the model, whose later steps may move or multiply them."""
+    if np.allclose(read, weights, rtol=1e-6, atol=1e-9, equal_nan=True):
+        return lambda array: array
+    if not np.isfinite(read).all() or not np.isfinite(weights).all() or not read.any():
+        return None
+    if (order := _matched(read, weights)) is not None:
+        return lambda array: array.ravel()[order].reshape(array.shape)
+    for change in order_changes(AXES):
+        numbers = np.arange(weights.size, dtype=np.float64).reshape(weights.shape)
+        try:
+            order = change.apply(numbers, AXES, setting).astype(int).ravel()
+            moved = change.apply(weights, AXES, setting)
+        except DoesNotApply:
+            continue
+        if len(set(order)) == weights.size and np.allclose(read, moved, rtol=1e-6, atol=1e-9):
+            back = np.argsort(order)
+            return lambda array: array.ravel()[back].reshape(array.shape)
+    factor = float(read.ravel() @ weights.ravel()) / float(weights.ravel() @ weights.ravel())
+    if factor and np.allclose(read, factor * weights, rtol=1e-6, atol=1e-9):
+        return lambda array: array / factor
+    return None
+
+
+DISTINCT = 1e-7
+"""Numbers further apart than this part of the largest can be told from each other."""
+
+
+def _matched(read: NDArray, weights: NDArray) -> NDArray[np.int64] | None:
+    """The place of each of the weights among those that were read; None if they are others, or some are alike."""
+    if read.shape != weights.shape:
+        return None
+    of_read, of_weights = np.argsort(read, axis=None), np.argsort(weights, axis=None)
+    ordered = weights.ravel()[of_weights]
+    distinct = bool((np.diff(ordered) > DISTINCT * np.abs(ordered).max(initial=0.0)).all())
+    if not distinct or not np.allclose(read.ravel()[of_read], ordered, rtol=1e-6, atol=1e-9):
+        return None
+    found = np.empty(of_read.shape, np.int64)
+    found[of_weights] = of_read
+    return found
