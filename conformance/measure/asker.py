@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
-from conformance.measure.designs import CONFIGS, generic, resized
-from conformance.measure.budget import Costs, answered
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
+from conformance.measure.budget import Costs, answered
+from conformance.measure.designs import CONFIGS, generic, resized
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
 from mha_core import AttentionConfig, Trace
 from mha_core.weights import Weights

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
-from conformance.measure.grammar.numbers import snapped
-from conformance.measure.designs import NO_BIASES, changed
-from conformance.measure.asker import Asker
-from conformance.measure.faults import bug_of, on_result
 from conformance.judging.near import Nearness
 from conformance.judging.repeats import can_be_asked_again
+from conformance.measure.asker import Asker
+from conformance.measure.designs import NO_BIASES, changed
+from conformance.measure.faults import bug_of, on_result
+from conformance.measure.grammar.numbers import snapped
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask, Trace, reference
 from mha_core.dtypes import DTYPES, round_to

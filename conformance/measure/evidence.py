@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.grammar.sample import Setting
 from conformance.measure.asker import Asker
 from conformance.measure.faults import TROUBLE
+from conformance.measure.grammar.sample import Setting
 from conformance.measure.read.weights import read_weights, undone
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug

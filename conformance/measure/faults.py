@@ -123,8 +123,8 @@ STEP_AXES: Mapping[str, tuple[str, ...]] = {
         for name in ("key_inputs", "value_inputs", "k_proj", "v_proj")
     },
     **{name: tuple(axis.format("query") for axis in _HEADS) for name in ("queries", "heads")},
-    **{name: ("item", "kv head", "new key", "channel") for name in ("new_keys", "new_values")},
-    **{name: ("item", "kv head", "key", "channel") for name in ("keys", "values")},
+    **dict.fromkeys(("new_keys", "new_values"), ("item", "kv head", "new key", "channel")),
+    **dict.fromkeys(("keys", "values"), ("item", "kv head", "key", "channel")),
     **dict.fromkeys(("allowed", "unscaled", "similarity", "capped", "scores", "weights", "kept_weights"), _SCORED),
     "additive_hidden": (*_SCORED, "hidden"),
     "padding": ("item", "key"),

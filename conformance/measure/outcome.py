@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
-from conformance.measure.behaviour import Behaviour
 from conformance.measure.asker import Asker
+from conformance.measure.behaviour import Behaviour
 from conformance.measure.probe import Probe
 from conformance.zoo.bug import Bug
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.localise import Located
 from conformance.measure.faults import is_measured
+from conformance.measure.localise import Located
 from conformance.measure.outcome import Measured, Outcome
 
 SHOWN = 3

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.measure.grammar.expressions import Expression, expressions_of
+from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.orders import RULES, taken
 from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
@@ -236,16 +236,26 @@ def norm_changes(samples: Sequence[Sample]) -> Iterator[Change]:
         largest = max(abs(number) for number, _, _ in numbers)
         error = max(off for _, _, off in numbers) / largest if largest else None
         for number in expressions_of([(one, setting) for one, setting, _ in numbers], error=error):
-            words = INSIDE[inside].format(norm.words, name, number.words)
-            if number.words == "0":
-                if inside:
-                    continue
-                words = f"{norm.words} over the {name} axis"
-            yield Change(
-                f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}",
-                f"divided by {words}",
-                _normalised(axis, norm, inside, number),
-            )
+            if number.words != "0" or not inside:
+                yield _norm_change(slug, name, axis, inside, number)
+
+
+def plain_norms(axes: tuple[str, ...]) -> Iterator[Change]:
+    """The norms to which nothing is added."""
+    for (position, name), slug in product(enumerate(axes), NORMS):
+        yield _norm_change(slug, name, position - len(axes), False, constant(0.0))
+
+
+def _norm_change(slug: str, name: str, axis: int, inside: bool, number: Expression) -> Change:
+    norm = NORMS[slug]
+    words = INSIDE[inside].format(norm.words, name, number.words)
+    if number.words == "0":
+        words = f"{norm.words} over the {name} axis"
+    return Change(
+        f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}",
+        f"divided by {words}",
+        _normalised(axis, norm, inside, number),
+    )
 
 
 def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, Setting, float] | None:

@@ -159,12 +159,12 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
 
 
 def _quiet(apply: Apply) -> Apply:
-    """The same without NumPy's warnings, and an array without elements as it is."""
+    """The same of bools as 0 and 1, without NumPy's warnings, and an array without elements as it is."""
 
     def quietly(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         if not array.size:
             return array
         with any_numbers:
-            return apply(array, axes, setting)
+            return apply(array * 1.0 if array.dtype == bool else array, axes, setting)
 
     return quietly

@@ -17,6 +17,7 @@ from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of
 from conformance.measure.grammar.expressions import Expression
+from conformance.measure.grammar.fit import plain_changes
 from conformance.measure.grammar.functions import FUNCTIONS
 from conformance.measure.grammar.sample import Change, Setting, elementwise
 from conformance.measure.places import PLACES, fault
@@ -75,6 +76,8 @@ def up_to_scores(evidence: Evidence) -> Iterator[Candidate]:
         yield from sides[-1]
     yield from pairs(*sides)
     yield from at_places(evidence, _calls(evidence.asker), ("similarity", "capped", "scores", "unscaled"))
+    if not evidence.explained:  # a key of 0 tells nothing of what has no value there, such as keys over their size
+        yield from (fault(PLACES[id], change) for id in ("keys", "new_keys") for change in plain_changes(PLACES[id].axes))
 
 
 # The additive score -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Weights: other softmaxes that give the weights that were read, with their numbers; and weights that are left out.
 
-    a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of every layer that was asked?
+a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of every layer that was asked?
 """
 
 from __future__ import annotations

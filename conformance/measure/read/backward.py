@@ -1,39 +1,39 @@
-r"""The array of every backward step, read off the gradients by least squares.
+r"""The array of every backward step, solved for by least squares from the gradients.
 
-All gradients are linear in the array x of one step, if the steps after it are right: g = g_0 + A x, where the columns
-of A are the model's gradients for unit arrays. So
+All gradients are linear in the array x of one step, if the steps after it are right. So where x is a sum of known
+arrays, x = sum_k c_k x_k, the subject's gradients g tell the numbers c:
 
-    x = A^+ (g - g_0)
+    g = g_0 + sum_k c_k (g_k - g_0),    g_k: the model's gradients with x_k there, g_0: with 0
 
-is the array that the subject must have had there; a residual says that the fault is not at that step or before it.
-Where A has not full rank, as for scores, x is not known; what was done there is then looked for by its effect.
+With unit arrays as x_k every element of x is solved for. A residual says that the fault is not at that step or before
+it. Where the gradients do not tell every element, as of scores, x is solved for as a linear map of one axis of the
+definition's array, which has fewer numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.read.linear import least_squares
 from conformance.measure.evidence import Evidence
+from conformance.measure.read.linear import least_squares
 from conformance.zoo.bug import DoesNotApply, pipelines
-from conformance.zoo.variants import Variants
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State, Step
 from mha_core.stages import GRADIENT, is_gradient
 
-Arrays = Mapping[str, NDArray]
+Gradients = dict[str, NDArray]
 
 LARGEST = 200
-"""Most elements of an array that is read off."""
+"""Most elements of an array that is read."""
 
 NEGLIGIBLE = 1e-11
 """A change of less than this part of the largest gradient is none."""
@@ -41,25 +41,41 @@ NEGLIGIBLE = 1e-11
 CONDITION = 1e-7
 """Singular values below this part of the largest one count as 0."""
 
-DICTS = ("d_score_parameters", "d_projection_parameters", "d_inputs")
-"""Steps that give gradients by name."""
+NONE = 1e-7
+"""A part of a mix that counts as absent."""
+
+TOPICS = (("values", "v_proj"), ("queries", "q_proj"), ("keys", "k_proj"), (".weight",), (".bias",), ("score.",))
+"""Parts of the names of gradients that another fault may have changed as well: they are left out in turn."""
 
 
-@dataclass(frozen=True)
-class Inner:
-    """An array inside a step, such as the softmax's sum over a row, on which the step's result depends as c + L(array).
+@dataclass(frozen=True, eq=False)
+class Place:
+    """An array of the backward direction: a step's result, or one of the gradients that it gives by name.
 
     Args:
         step: the step.
-        name: of the array, in kebab-case.
-        array: State -> the array as it should be. It may raise DoesNotApply.
-        result: (State, array) -> the step's result with another one.
+        words: the array in words, the subject of a sentence.
+        axes: the name of each axis.
+        gradient: the name by which the subject shows it, if it does.
     """
 
     step: str
-    name: str
-    array: Callable[[State], NDArray]
-    result: Callable[[State, NDArray], NDArray]
+    words: str
+    axes: tuple[str, ...]
+    gradient: str = ""
+
+    @property
+    def slug(self) -> str:
+        """A name that no other place has."""
+        return f"gradient-of-{self.gradient}" if self.gradient else self.step.replace("_", "-")
+
+    def get(self, state: State, result: Any) -> Any:
+        """The array in the step's result; None if it has none."""
+        return result.get(self.gradient) if isinstance(result, dict) else result
+
+    def put(self, state: State, result: Any, array: NDArray) -> Any:
+        """The step's result with another array."""
+        return {**result, self.gradient: array} if isinstance(result, dict) else array
 
 
 @dataclass(eq=False)
@@ -69,13 +85,19 @@ class Backward:
     Args:
         evidence: whose model and subject.
         problem: where.
+
+    Raises:
+        DoesNotApply: the model can't be run there.
     """
 
     evidence: Evidence
     problem: Problem
     state: State = field(init=False)
     steps: dict[str, Step] = field(init=False)
-    measured: dict[str, NDArray] = field(init=False)
+    measured: Gradients = field(init=False)
+    _later: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _zeros: dict[str, Gradients] = field(default_factory=dict, repr=False)
+    _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         given = self.evidence.asker.rounded(self.problem)
@@ -92,158 +114,184 @@ class Backward:
         }
 
     @cached_property
-    def expected(self) -> dict[str, NDArray]:
+    def expected(self) -> Gradients:
         """Name -> the model's gradient."""
         return collect_gradients(self.state)
 
     @cached_property
     def wrong(self) -> frozenset[str]:
         """The names of gradients that are not the model's."""
-        return frozenset(name for name in self.measured if not self.is_measured(name, self.expected[name]))
+        return frozenset(name for name in self.measured if not self._is_measured(name, self.expected[name]))
 
-    def is_measured(self, name: str, array: NDArray) -> bool:
+    def _is_measured(self, name: str, array: NDArray) -> bool:
         """Whether an array is the gradient that the subject gave."""
         asker = self.evidence.asker
         allowed = asker.wanted(self.problem, gradients=True).allowed_error[GRADIENT + name]
         return asker.nearness.near(array, self.measured[name], allowed)
 
-    @property
-    def array_steps(self) -> Iterator[str]:
-        """The steps that give one array, from the output backwards."""
-        return (name for name in self.steps if isinstance(self.state.arrays[name], np.ndarray))
+    def array(self, place: Place) -> Any:
+        """The model's array."""
+        return place.get(self.state, self.state[place.step])
 
-    def with_array(self, step: str, array: object) -> dict[str, NDArray]:
-        """The gradients with another result of one step."""
-        return self._rerun(step, array, self._after(step))
-
-    def zeroed(self, step: str) -> dict[str, NDArray]:
-        """The gradients with zeros as the result of a step."""
-        self._after(step)
-        return self._zeroed[step]
-
-    def reached(self, step: str) -> list[str]:
-        """The names of measured gradients that a step's array has part in."""
-        zeroed = self.zeroed(step)
-        return [name for name in self.measured if self.differs(name, zeroed[name])]
-
-    def differs(self, name: str, array: NDArray) -> bool:
-        """Whether an array is not the model's gradient, but for rounding."""
-        expected = self.expected[name]
+    def with_array(self, place: Place, array: NDArray) -> Gradients:
+        """The gradients with another array."""
+        if place.gradient:
+            return {**self.expected, place.gradient: array}
+        result = place.put(self.state, self.state[place.step], array)
+        found = replace(self.state, arrays={**self.state.arrays, place.step: result})
         with any_numbers:
-            near = np.abs(array - expected) <= NEGLIGIBLE * self._largest
-        return not bool((near | (array == expected)).all())
-
-    @cached_property
-    def _largest(self) -> float:
-        return max((float(np.abs(array).max(initial=0.0)) for array in self.measured.values()), default=0.0)
-
-    _zeroed: dict[str, dict[str, NDArray]] = field(default_factory=dict, repr=False)
-    _later: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+            for name in self._after(place.step):
+                found.arrays[name] = self.steps[name](found)
+        return collect_gradients(found)
 
     def _after(self, step: str) -> tuple[str, ...]:
-        """The later steps that depend on one."""
+        """The later steps that depend on one that gives an array."""
         if step not in self._later:
             names = list(self.steps)
-            found = replace(self.state, arrays=dict(self.state.arrays))
-            found.arrays[step] = np.zeros_like(self.state[step])
+            found = replace(self.state, arrays={**self.state.arrays, step: np.zeros_like(self.state[step])})
             later = []
             with any_numbers:
                 for name in names[names.index(step) + 1 :]:
                     found.arrays[name] = self.steps[name](found)
                     if not _same(found.arrays[name], self.state.arrays[name]):
                         later.append(name)
-            self._later[step], self._zeroed[step] = tuple(later), collect_gradients(found)
+            self._later[step] = tuple(later)
         return self._later[step]
 
-    def _rerun(self, step: str, array: object, later: Sequence[str]) -> dict[str, NDArray]:
-        found = replace(self.state, arrays={**self.state.arrays, step: array})
-        with any_numbers:
-            for name in later:
-                found.arrays[name] = self.steps[name](found)
-        return collect_gradients(found)
+    def changed(self, gradients: Gradients) -> list[str]:
+        """The names of the measured gradients that are not the model's in these, but for rounding."""
+        found = []
+        for name in self.measured:
+            with any_numbers:
+                change = np.where(gradients[name] == self.expected[name], 0.0, gradients[name] - self.expected[name])
+            if self._is_large(change):
+                found.append(name)
+        return found
 
-    def read(self, step: str, inner: Inner | None = None) -> NDArray | None:
-        """The array that the subject must have had at a step, or inside it; None if it is not known.
+    def _is_large(self, change: NDArray) -> bool:
+        """Whether a change of gradients is more than rounding."""
+        return not bool((np.abs(change) <= NEGLIGIBLE * self._largest).all())
 
-        Raises:
-            Refuted: no array there gives what the subject gives, in gradients that differ.
-            DoesNotApply: there is none inside the step.
-        """
-        expected = self.state[step] if inner is None else inner.array(self.state)
-        reached = self.reached(step)
-        wrong = [name for name in reached if name in self.wrong]
-        if not wrong or expected.size > LARGEST:
+    def explained(self, gradients: Gradients) -> int:
+        """How many of the wrong gradients these are."""
+        return sum(self._is_measured(name, gradients[name]) for name in self.wrong)
+
+    @cached_property
+    def _largest(self) -> float:
+        return max((float(np.abs(array).max(initial=0.0)) for array in self.measured.values()), default=0.0)
+
+    # Solving ------------------------------------------------------------------------------------------
+
+    def reached(self, place: Place) -> list[str]:
+        """The names of the measured gradients that an array has part in."""
+        return self.changed(self._zeroed(place))
+
+    def read(self, place: Place) -> tuple[NDArray | None, bool]:
+        """The array that the subject must have had, if the gradients tell it; whether there may be one."""
+        if place.slug not in self._read:
+            self._read[place.slug] = self._solved_array(place)
+        return self._read[place.slug]
+
+    def _solved_array(self, place: Place) -> tuple[NDArray | None, bool]:
+        if place.gradient:
+            return self.measured.get(place.gradient), place.gradient in self.wrong
+        expected, reached = self.array(place), self.reached(place)
+        if not self.wrong & {*reached}:
+            return None, False
+        if expected.size > LARGEST:
+            return None, True
+        units = list(np.eye(expected.size).reshape(-1, *expected.shape))
+        found, possible = self._solved(place, self._columns(place, units), reached, enough=expected.size)
+        return None if found is None else found.reshape(expected.shape), possible
+
+    def mapped(self, place: Place, axis: int | None = None) -> NDArray | None:
+        """The model's array times a number, or a linear map of one axis: each index a sum of all, times numbers."""
+        array = self.array(place)
+        if axis is None:
+            numbers = self._combined(place, self._columns(place, [array]))
+            return None if numbers is None else numbers[0] * array
+        length = array.shape[axis]
+        if length * length > LARGEST:
             return None
-        columns = self._columns(step, reached, inner)
-        zeroed = self._without(step, inner)
-        for names in _choices(reached, wrong):
-            matrix = np.concatenate([columns[name] / self._size(name) for name in names])
-            target = np.concatenate([(self.measured[n] - zeroed[n]).ravel() / self._size(n) for n in names])
-            found, rank = least_squares(matrix, target, rcond=CONDITION)
-            if rank < expected.size and names is reached:
+        units = np.eye(length * length).reshape(-1, length, length)
+        numbers = self._combined(place, self._columns(place, [_along(unit, array, axis) for unit in units]))
+        return None if numbers is None else _along(numbers.reshape(length, length), array, axis)
+
+    def parts(self, place: Place, other: NDArray) -> tuple[float, float] | None:
+        """(a, b) such that a times the place's array plus b times another one gives the gradients; None if none do."""
+        columns = self._columns(place, [self.array(place), other])
+        for name, column in columns.items():
+            if name not in self.wrong and self._is_large(column[:, 1] - column[:, 0]):
                 return None
-            made = {n: (columns[n] @ found).reshape(zeroed[n].shape) + zeroed[n] for n in names}
-            if rank == expected.size and all(self.is_measured(n, array) for n, array in made.items()):
-                read: NDArray = found.reshape(expected.shape)
-                return read
-        raise Refuted
+        both = self._combined(place, columns, enough=2)
+        if both is not None:
+            return None if abs(both[1]) < NONE else (float(both[0]), float(both[1]))
+        alone = self._combined(place, {name: column[:, 1:] for name, column in columns.items()})
+        # What is a multiple of the array here says no more than a factor does, unless it gives the gradients as it is.
+        return (0.0, 1.0) if alone is not None and abs(alone[0] - 1.0) < NONE else None
 
-    def _size(self, name: str) -> float:
-        return float(np.abs(self.measured[name]).max(initial=0.0)) or 1.0
+    def _combined(self, place: Place, columns: Gradients, enough: int = 1) -> NDArray | None:
+        """The numbers with which columns give the gradients that they reach; None if there are none."""
+        reached = [name for name, column in columns.items() if self._is_large(column)]
+        return self._solved(place, columns, reached, enough)[0] if self.wrong & {*reached} else None
 
-    def _without(self, step: str, inner: Inner | None) -> dict[str, NDArray]:
-        """The gradients with zeros as the array that is read."""
-        if inner is None:
-            return self.zeroed(step)
-        return self.with_array(step, inner.result(self.state, np.zeros_like(inner.array(self.state))))
+    def _solved(
+        self, place: Place, columns: Gradients, reached: Sequence[str], enough: int
+    ) -> tuple[NDArray | None, bool]:
+        """The numbers that give the gradients that a place reaches, or all but those of one topic; whether any do.
 
-    def _columns(self, step: str, names: Sequence[str], inner: Inner | None) -> dict[str, NDArray]:
-        """Name -> the gradient's (size, elements of the step) matrix."""
-        later = self._after(step)
-        bugs = [bug for bug in self.evidence.model if bug.forward or any(name in bug.backward for name in later)]
-        known = _COLUMNS.setdefault(self.evidence.variants, {})
-        key = self.problem, step if inner is None else f"{step}/{inner.name}", frozenset(bug.id for bug in bugs)
-        if key not in known:
-            known[key] = self._made_columns(step, later, inner)
-        return {name: known[key][name] for name in names}
+        None if the gradients don't tell as many of them as are enough.
+        """
+        zeroed = self._zeroed(place)
+        sizes = {name: float(np.abs(self.measured[name]).max(initial=0.0)) or 1.0 for name in reached}
+        fits, told = False, False
+        for names in _choices(reached, self.wrong):
+            matrix = np.concatenate([columns[name] / sizes[name] for name in names])
+            target = np.concatenate([(self.measured[name] - zeroed[name]).ravel() / sizes[name] for name in names])
+            if not (np.isfinite(matrix).all() and np.isfinite(target).all()):
+                continue
+            scale = np.abs(matrix).max(axis=0)
+            scale[scale == 0.0] = 1.0
+            scaled, rank = least_squares(matrix / scale, target, rcond=CONDITION)
+            found: NDArray = scaled / scale
+            made = {name: (columns[name] @ found).reshape(zeroed[name].shape) + zeroed[name] for name in names}
+            told |= rank >= enough
+            if all(self._is_measured(name, array) for name, array in made.items()):
+                if rank >= enough:
+                    return found, True
+                fits = True
+        return None, fits and not told
 
-    def _made_columns(self, step: str, later: Sequence[str], inner: Inner | None) -> dict[str, NDArray]:
-        shape = (self.state[step] if inner is None else inner.array(self.state)).shape
-        size = int(np.prod(shape))
-        zeroed = self._without(step, inner)
-        made = {name: np.empty((zeroed[name].size, size)) for name in self.measured}
-        for index in range(size):
-            unit = np.zeros(size)
-            unit[index] = 1.0
-            array = unit.reshape(shape)
-            gradients = self._rerun(step, array if inner is None else inner.result(self.state, array), later)
-            for name in made:
-                made[name][:, index] = (gradients[name] - zeroed[name]).ravel()
+    def _zeroed(self, place: Place) -> Gradients:
+        """The gradients with zeros as a place's array."""
+        if place.slug not in self._zeros:
+            self._zeros[place.slug] = self.with_array(place, np.zeros_like(self.array(place)))
+        return self._zeros[place.slug]
+
+    def _columns(self, place: Place, basis: Sequence[NDArray]) -> Gradients:
+        """Name -> the gradient's (size, arrays) matrix: what each array adds to the gradients with 0."""
+        zeroed, own = self._zeroed(place), self.array(place)
+        names = [place.gradient] if place.gradient else list(self.measured)
+        made = {name: np.empty((zeroed[name].size, len(basis))) for name in names}
+        for index, array in enumerate(basis):
+            gradients = self.expected if array is own else self.with_array(place, array)
+            with any_numbers:
+                for name in names:
+                    made[name][:, index] = (gradients[name] - zeroed[name]).ravel()
         return made
 
 
-_COLUMNS: WeakKeyDictionary[Variants, dict[tuple[Problem, str, frozenset[str]], dict[str, NDArray]]]
-_COLUMNS = WeakKeyDictionary()
+def _along(matrix: NDArray, array: NDArray, axis: int) -> NDArray:
+    """A linear map of one axis."""
+    return np.moveaxis(np.tensordot(matrix, array, (1, axis)), 0, axis)
 
 
-class Refuted(Exception):
-    """The fault is not at a step, nor before it."""
-
-
-def _choices(reached: list[str], wrong: list[str]) -> Iterator[list[str]]:
-    """All gradients that a step reaches; then without those that another fault may have changed as well."""
-    yield reached
-    tried = [reached]
-    for topic in (
-        ("values", "v_proj"),
-        ("queries", "q_proj"),
-        ("keys", "k_proj"),
-        (".weight",),
-        (".bias",),
-        ("score.",),
-    ):
+def _choices(reached: Sequence[str], wrong: frozenset[str]) -> Iterator[list[str]]:
+    """All gradients that a place reaches; then without those that another fault may have changed as well."""
+    tried = []
+    for topic in ((), *TOPICS):
         rest = [name for name in reached if not any(part in name for part in topic)]
-        if rest not in tried and set(rest) & set(wrong):
+        if rest not in tried and wrong & {*rest}:
             tried.append(rest)
             yield rest
 

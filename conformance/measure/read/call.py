@@ -12,7 +12,7 @@ from conformance.cases.problem import Problem
 from conformance.measure.designs import resized
 from conformance.measure.evidence import Evidence
 from conformance.measure.places import Place
-from conformance.zoo.bug import OnTop, pipelines
+from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
 from conformance.zoo.rerun import Reads, noted_run, rerun
 from mha_core.reference.state import State, Step
 
@@ -27,7 +27,7 @@ class Call:
         place: where another array may stand.
 
     Attributes:
-        own: the model's own array there, float64; None if there is none.
+        own: the model's own array there, float64; None if there is none, or the model has no meaning for the call.
         state: the model's run.
     """
 
@@ -40,10 +40,14 @@ class Call:
     _reads: Reads = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.own = None
         runs = _runs.setdefault(self.evidence, {})
         if self.problem not in runs:
             steps, _ = pipelines(*self.evidence.model)
-            runs[self.problem] = (steps, *_run(self.evidence.asker.rounded(self.problem), steps))
+            try:
+                runs[self.problem] = (steps, *_run(self.evidence.asker.rounded(self.problem), steps))
+            except DoesNotApply:  # the model was measured in other calls
+                return
         self._steps, self.state, self._reads = runs[self.problem]
         step = self.place.steps[0]
         own = self.state[step] if self.place.is_result else self.place.get(self.state, self._steps[step])

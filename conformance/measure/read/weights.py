@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.measure.designs import changed
 from conformance.measure.grammar.orders import order_changes
 from conformance.measure.grammar.sample import Setting
-from conformance.measure.designs import changed
 from conformance.measure.read.linear import least_squares
 from conformance.zoo.bug import DoesNotApply
 from mha_core import AttentionConfig

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.cases.problem import Problem
-from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.asker import Asker
+from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.faults import unwarned
 from conformance.measure.outcome import Measured, Model, Outcome
 from conformance.measure.probe import Probe
-from conformance.measure.read.differences import own_gradients
 from conformance.measure.probes import all_probes
+from conformance.measure.read.differences import own_gradients
 from conformance.measure.search.model_search import BEAM, MOST_TRIED, ModelSearch
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs

@@ -8,19 +8,19 @@ from functools import partial
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
+from conformance.measure.asker import Asker
+from conformance.measure.evidence import Evidence, agreeing, alike, fits
+from conformance.measure.faults import TROUBLE, is_measured, only_at
 from conformance.measure.grammar.sample import Setting
 from conformance.measure.grammar.where import conditions_of
-from conformance.measure.propose.equivalent_calls import revisions
-from conformance.measure.propose.lengths import other_lengths
-from conformance.measure.propose.steps import anywhere
-from conformance.measure.search.through_calls import through_calls
-from conformance.measure.asker import Asker
-from conformance.measure.faults import TROUBLE, is_measured, only_at
 from conformance.measure.outcome import Model
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes
+from conformance.measure.propose.equivalent_calls import revisions
+from conformance.measure.propose.lengths import other_lengths
+from conformance.measure.propose.steps import anywhere
 from conformance.measure.search.ranking import distinct, likeliest
-from conformance.measure.evidence import Evidence, agreeing, alike, fits
+from conformance.measure.search.through_calls import through_calls
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line

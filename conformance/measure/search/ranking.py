@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.measure.grammar.expressions import SIZES
-from conformance.measure.faults import is_measured
 from conformance.measure.evidence import Evidence, gives
+from conformance.measure.faults import is_measured
+from conformance.measure.grammar.expressions import SIZES
 from conformance.zoo.bug import GRADIENTS, Bug
 
 ORDER = ("output", "heads", "scores", "weights", "values", "keys", "queries", GRADIENTS)
