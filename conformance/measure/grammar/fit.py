@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, expressions_of
 from conformance.measure.grammar.functions import FUNCTIONS, function_changes
-from conformance.measure.grammar.mixes import mix_changes, norm_changes, plain_norms
+from conformance.measure.grammar.mixes import mix_changes, norm_changes, usual_norms
 from conformance.measure.grammar.orders import order_changes
 from conformance.measure.grammar.orders_read import orders_read
 from conformance.measure.grammar.profiles import pattern_changes, profile_changes
@@ -255,4 +255,4 @@ def _of_most_elements(samples: Sequence[Sample]) -> Iterator[Change]:
 def plain_changes(axes: tuple[str, ...]) -> tuple[Change, ...]:
     """The changes without a number: orders, other shapes, functions, norms."""
     functions = (elementwise(name, words, function) for name, (words, function) in FUNCTIONS.items())
-    return (*order_changes(axes), *shape_changes(axes), *functions, *plain_norms(axes))
+    return (*order_changes(axes), *shape_changes(axes), *functions, *usual_norms(axes))

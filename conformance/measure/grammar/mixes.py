@@ -240,10 +240,15 @@ def norm_changes(samples: Sequence[Sample]) -> Iterator[Change]:
                 yield _norm_change(slug, name, axis, inside, number)
 
 
-def plain_norms(axes: tuple[str, ...]) -> Iterator[Change]:
-    """The norms to which nothing is added."""
-    for (position, name), slug in product(enumerate(axes), NORMS):
-        yield _norm_change(slug, name, position - len(axes), False, constant(0.0))
+ADDED = (0.0, 1e-12, 1e-8, 1e-6, 1e-5)
+"""What layers usually add to a size."""
+
+
+def usual_norms(axes: tuple[str, ...]) -> Iterator[Change]:
+    """The norms over the last axis, with what is usually added."""
+    for slug, inside, number in product(NORMS, INSIDE, ADDED):
+        if number or not inside:
+            yield _norm_change(slug, axes[-1], -1, inside, constant(number))
 
 
 def _norm_change(slug: str, name: str, axis: int, inside: bool, number: Expression) -> Change:

@@ -194,8 +194,12 @@ def mask_fault(place: Place, change: Change) -> Bug:
     """The bug of another array of what a source lets in."""
     words = next((said + change.words[len(of) :] for of, said in WORDS.items() if change.words.startswith(of)), "")
     bug = fault(place, change)
-    sentence = f"{place.words[0].upper()}{place.words[1:]} {words or f'is used {change.words}'}."
-    return replace(bug, sentence=sentence[0].lower() + sentence[1:] if place.words.startswith(("valid", "allow")) else sentence)
+    return replace(bug, sentence=_sentence(place.words, words or f"is used {change.words}"))
+
+
+def _sentence(what: str, rest: str) -> str:
+    """A sentence; names of arguments keep their small letters."""
+    return f"{what if what.startswith(('valid', 'allow')) else what[0].upper() + what[1:]} {rest}."
 
 
 def with_zeroed_padding(bug: Bug) -> Bug:
@@ -290,28 +294,41 @@ def special(source: str) -> tuple[Bug, ...]:
             found = beneath(with_array(state, source, change(state, array_of(state, source))))
             return found
 
-        said = SOURCES[source][0]
-        return bug_of(f"{source}-{slug}".replace("_", "-"), f"{said[0].upper()}{said[1:]} {words}.", SOURCES[source][1], "allowed", changed)
+        said, fix = SOURCES[source]
+        return bug_of(f"{source}-{slug}".replace("_", "-"), _sentence(said, words), fix, "allowed", changed)
 
     def is_real(state: State) -> NDArray:
         lens = np.asarray(state.inputs.mask.valid_lens)
         real = np.arange(state.sizes.query_len)[:, None] < lens.reshape(len(lens), 1, -1, 1)[:, :, :1]
         return real if lens.ndim == 1 else np.ones_like(real)
 
-    def chunks(state: State, sides: int) -> NDArray:
-        size = sum(side or 0 for side in (state.inputs.mask.window or (0, 0))[:sides]) + 1
-        position = np.asarray(state.inputs.mask.query_offset).reshape(-1, 1, 1, 1) + np.arange(state.sizes.query_len)[:, None]
-        return np.asarray(np.arange(state.sizes.key_len) // size == position // size)
+    def by_position(state: State) -> NDArray:
+        lens = np.asarray(state.inputs.mask.valid_lens)
+        return positions(state) < lens.reshape(len(lens), 1, -1, 1)
+
+    def chunks(state: State, own: NDArray, sides: int) -> NDArray:
+        window = (state.inputs.mask.window or (None, None))[:sides]
+        if None in window:
+            return own
+        size = sum(side or 0 for side in window) + 1
+        return np.ones_like(own) & (np.arange(state.sizes.key_len) // size == positions(state) // size)
 
     if source == "valid_lens":
         return (
             on("on-queries-too", "excludes queries as well as keys", lambda s, x: x & is_real(s)),
             on("on-queries-alone", "excludes queries and no keys", lambda s, x: np.ones_like(x) & is_real(s)),
+            on("on-positions", "excludes queries by their positions, and no keys", lambda s, x: np.ones_like(x) & by_position(s)),
             on("for-real-queries", "is ignored for queries at and beyond the length", lambda s, x: x | ~is_real(s)),
         )
     if source == "window":
         return (
-            on("chunks", "is in fixed chunks of left + right + 1 keys", lambda s, x: np.ones_like(x) & chunks(s, 2)),
-            on("left-chunks", "is in fixed chunks of left + 1 keys", lambda s, x: np.ones_like(x) & chunks(s, 1)),
+            on("chunks", "is in fixed chunks of left + right + 1 keys", lambda s, x: chunks(s, x, 2)),
+            on("left-chunks", "is in fixed chunks of left + 1 keys", lambda s, x: chunks(s, x, 1)),
         )
     return ()
+
+
+def positions(state: State) -> NDArray[np.int64]:
+    """(B or 1, 1, Lq, 1): the position of each query among the keys."""
+    offset = np.asarray(state.inputs.mask.query_offset).reshape(-1, 1, 1, 1)
+    return np.asarray(offset + np.arange(state.sizes.query_len)[:, None])

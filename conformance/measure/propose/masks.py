@@ -21,6 +21,7 @@ from conformance.measure.grammar.orders import RULES, taken
 from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.measure.grammar.where import part_changes
 from conformance.measure.places import Place, fault
+from conformance.measure.propose.extremes import excluded
 from conformance.measure.propose.mask_places import (
     ARRAYS,
     INTEGERS,
@@ -92,6 +93,8 @@ def _proposed(evidence: Evidence, sources: Sequence[str]) -> Iterator[Bug]:
     if not any(fits(evidence.asker, evidence.variants, differing[0], (*model, bug)) for bug in likely):
         if {"valid_lens", "allowed"} & {*given(differing[0].inputs.mask)}:
             yield from (with_zeroed_padding(bug) for bug in likely if set(bug.forward) == {"allowed"})
+    if not evidence.explained:
+        yield from excluded(evidence)
 
 
 Read = Sequence[tuple[Problem, NDArray]]

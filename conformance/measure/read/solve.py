@@ -202,12 +202,19 @@ def _weights_of(call: Call) -> NDArray | None:
 
 # Matrices -------------------------------------------------------------------------------------------------
 
-INPUTS: Mapping[str, str] = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "values"}
-"""Projection -> the layer's input that makes other rows for it."""
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "q_proj": ("queries",),
+    "k_proj": ("keys",),
+    "v_proj": ("values",),
+    "out_proj": ("values", "v_proj.weight"),  # the latter has fewer columns than there are merged channels
+}
+"""Projection -> the arrays that make other rows for it."""
 
 
 def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Solved | None:
-    """The weight (out, in) of a projection as it takes effect, and the model's own; None if it can't be told.
+    """The weight (out, in) of a projection as it takes effect, NaN if it can't be told, and the model's own.
+
+    None if no weight gives what the projection gives.
 
     Y, what the projection gives, is solved for in calls of other inputs X, and Y = X W^T + b for W.
     """
@@ -217,7 +224,7 @@ def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Sol
     results: list[NDArray] = []
     own = problem.weights.get(f"{projection}.weight")
     while own is not None and len(rows) < MOST_ROWS and (not rows or _rank(rows) < own.shape[1]):
-        call = _varied(evidence, problem, (INPUTS[projection],), -len(rows)) if rows else problem
+        call = _varied(evidence, problem, INPUTS[projection], -len(rows)) if rows else problem
         read = solved(evidence, call, place)
         if read is None or not np.isfinite(read[0]).all():
             return None
@@ -227,8 +234,10 @@ def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Sol
             x, y = (array - array.mean(axis=place.gauge, keepdims=True) for array in (x, y))
         rows.append(x.reshape(-1, x.shape[-1]))
         results.append(y.reshape(-1, y.shape[-1]))
-    if own is None or not rows or _rank(rows) < own.shape[1]:
+    if own is None or not rows:
         return None
+    if _rank(rows) < own.shape[1]:  # as of an output projection behind one key, where heads of a group are equal
+        return np.full_like(own, np.nan), own
     x, y = np.concatenate(rows), np.concatenate(results)
     found = np.linalg.lstsq(x, y, rcond=RANK)[0].T
     left = np.abs(x @ found.T - y).max(initial=0.0)
