@@ -30,6 +30,7 @@ from conformance.measure.softmax.families import FAMILIES, Family
 from conformance.measure.softmax.scored import Form, Make, Scored
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import AttentionConfig
+from mha_core.reference import forward
 from mha_core.reference.state import State, Step
 
 MOST_SAMPLES, MOST_IN_PARTS, BISECTIONS = 6, 8, 20
@@ -133,7 +134,7 @@ def other_weights(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug
         yield from (*found, *lost)
         fitted = list(at_places(evidence, problems, ("sums", "weights", "kept_weights", "scores")))
         yield from fitted
-        parts = [] if found or fitted else list(_in_parts(evidence, samples))
+        parts = [] if found or fitted else list(_by_head(samples)) or list(_in_parts(evidence, samples))
         yield from parts
         if found or fitted or (parts and not lost) or not any(one.sample.differs for one in rows):
             return
@@ -190,10 +191,7 @@ def _of_family(family: Family, samples: Sequence[Weighed]) -> Iterator[Bug]:
         if not one.sample.differs:
             continue
 
-        def off(number: float, one: Weighed = one) -> NDArray:
-            return one.off(one.made(lambda s: family.make(s, number)))
-
-        number = solve(off, (*family.starts, *(number for number, _ in numbers)), one.sample.tolerance)
+        number = _number_of(family, one, [number for number, _ in numbers])
         if number is None:
             return
         numbers.append((number, one.sample.setting))
@@ -205,6 +203,51 @@ def _of_family(family: Family, samples: Sequence[Weighed]) -> Iterator[Bug]:
             if family.name.startswith(("plus", "smoothed", "mixed")):
                 said = f"{sentence} Excluded keys get it too."
                 yield softmax_bug(f"{family.name}-{expression.slug}", make, said, excluded=True)
+
+
+def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
+    """The families of which each head has a number of its own, the same in every layer."""
+    for family in FAMILIES:
+        numbers: list[float] = []
+        for head in range(max(one.scored.scores.shape[1] for one in samples)):
+            inside = [_of_head(one, head) for one in samples if head < one.scored.scores.shape[1]]
+            found = [_number_of(family, one, numbers) for one in inside if one.sample.differs]
+            if not found or None in found or np.ptp(found) > 1e-6 * max(map(abs, found)):
+                break
+            numbers.append(snapped(found[0], 1e-8))
+        else:
+            make = _member_by_head(family, np.array(numbers))
+            if all(one.is_given_by(one.made(make)) for one in samples):
+                words = f"a number of each head ({', '.join(f'{number:.6g}' for number in numbers)})"
+                yield softmax_bug(f"{family.name}-by-head-{numbers[0]:.6g}", make, family.words.format(words))
+
+
+def _of_head(one: Weighed, head: int) -> Weighed:
+    """One head alone."""
+    at = (slice(None), slice(head, head + 1))
+    sample, scored = one.sample, one.scored
+    return Weighed(
+        replace(sample, measured=sample.measured[at], expected=sample.expected[at]),
+        Scored.right(scored.scores[at], np.broadcast_to(scored.allowed, scored.scores.shape)[at], scored.setting),
+    )
+
+
+def _number_of(family: Family, one: Weighed, starts: Sequence[float]) -> float | None:
+    return solve(
+        lambda number: one.off(one.made(lambda s: family.make(s, number))),
+        (*family.starts, *starts),
+        one.sample.tolerance,
+    )
+
+
+def _member_by_head(family: Family, numbers: NDArray) -> Make:
+    def make(s: Scored) -> NDArray:
+        heads = s.scores.shape[1]
+        if heads > len(numbers):
+            raise DoesNotApply(f"{heads} heads; numbers of {len(numbers)} are known")
+        return family.make(s, numbers[:heads, None, None])  # type: ignore[arg-type]
+
+    return make
 
 
 def _member(family: Family, number: Expression) -> Make:
@@ -281,16 +324,16 @@ Kept = Callable[[Scored], "NDArray[np.bool_]"]
 def _kept(slug: str, words: str, kept: Kept) -> Iterator[Bug]:
     yield softmax_bug(slug, lambda s: np.where(kept(s), s.weights, 0.0), f"{words}; the rest is left as it is.")
     said = f"{words}, and the rest is divided by its sum again."
-    yield softmax_bug(f"{slug}-normalised", lambda s: s.normalised(np.where(kept(s), s.weights, 0.0)), said)
+    yield softmax_bug(f"{slug}-normalised", lambda s: forward.softmax(s.scores, s.allowed & kept(s)), said)
 
 
 def _top(s: Scored, count: int, *, ties: bool = False) -> NDArray[np.bool_]:
-    """The `count` largest of each row; with `ties` all that are as large as the last of them."""
+    """The `count` largest of each row, NaN before all others; with `ties` all that are as large as the last of them."""
+    ordered = np.sort(s.open, axis=-1)[..., ::-1]
     if ties:
-        ordered = np.sort(s.open, axis=-1)[..., ::-1]
         return s.open >= ordered[..., [min(max(count, 1), ordered.shape[-1]) - 1]]
-    ranks = np.argsort(np.argsort(-s.open, axis=-1, kind="stable"), axis=-1, kind="stable")
-    return ranks < count
+    with_nan = np.where(np.isnan(s.open), np.inf, s.open)
+    return np.argsort(np.argsort(-with_nan, axis=-1, kind="stable"), axis=-1, kind="stable") < count
 
 
 def _top_of(count: Expression, *, ties: bool = False) -> Kept:

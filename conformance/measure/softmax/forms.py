@@ -121,6 +121,11 @@ _OF_SCORES: dict[str, tuple[str, Callable[[Array], Array]]] = {
 # Other forms ----------------------------------------------------------------------------------------------------
 
 
+def _largest_alone(s: Scored) -> Array:
+    """NaN counts as the largest, as in every framework's argmax."""
+    return np.where(np.arange(s.open.shape[-1]) == s.open.argmax(axis=-1)[..., None], 1.0, 0.0)
+
+
 def _sparse(s: Scored, power: int) -> Array:
     """Sparsemax (power 1) or entmax with alpha 1.5 (power 2): max(x - tau, 0)^power with tau for a sum of 1."""
     x = (s.open - s.highest) / power
@@ -207,7 +212,7 @@ OTHERS = (
         lambda s: s.raw / (s.raw**2).sum(axis=-1, keepdims=True),
     ),
     Form("uniform", "Every allowed key has the same weight.", lambda s: s.allowed / s.count),
-    Form("hardmax", "The key with the largest score has all the weight.", lambda s: s.normalised(s.stable == 1.0)),
+    Form("hardmax", "The key with the largest score has all the weight.", _largest_alone),
     Form("sparsemax", "A sparsemax stands where the softmax belongs.", partial(_sparse, power=1)),
     Form("entmax-1.5", "An entmax with alpha 1.5 stands where the softmax belongs.", partial(_sparse, power=2)),
     Form("twice", "The softmax is applied twice.", lambda s: s.softmax(s.weights)),
