@@ -67,7 +67,8 @@ class Place:
     @property
     def slug(self) -> str:
         """A name that no other place has."""
-        return f"gradient-of-{self.gradient}" if self.gradient else self.step.replace("_", "-")
+        step = self.step.replace("_", "-")
+        return f"{step}-{self.gradient}" if self.gradient else step
 
     def get(self, state: State, result: Any) -> Any:
         """The array in the step's result; None if it has none."""
