@@ -2,7 +2,7 @@
 
 A hypothesis is the reference with one or more bugs in it. One that gives all arrays of the subject in *every* case,
 the failing and the passing ones, is looked for first: one bug of the zoo, then what experiments measure (see
-`conformance.experiments`), else a pair, then up to four. If there is none, the one is named that explains nearly all
+`conformance.measure`), else a pair, then up to four. If there is none, the one is named that explains nearly all
 of the failing cases, with what it does not explain (see `evidence` for what it means to explain a case, and
 `hypotheses` for the ranking and its thresholds).
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from _ext.common import Computed, escaped
 from conformance.discovery import members
-from conformance.experiments import probes as folder
+from conformance.measure import probes as folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

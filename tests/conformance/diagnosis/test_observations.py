@@ -6,7 +6,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.diagnose import Runs, observe
-from conformance.experiments.measured import on_step
+from conformance.measure.faults import on_step
 from conformance.zoo.bug import BuggySubject
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone

@@ -7,9 +7,9 @@ import pytest
 
 import mha
 from conformance.diagnosis.text import describe
-from conformance.experiments.lab import Lab
-from conformance.experiments.registry import select_probes
-from conformance.experiments.search.measure import measure
+from conformance.measure.asker import Asker
+from conformance.measure.probes import select_probes
+from conformance.measure.search.measure import measure
 from conformance.subjects.live import LiveSubject
 from mha_core import SpecError
 from mha_core.live.probe import examining
@@ -51,7 +51,7 @@ def test_every_probe_of_a_right_layer_finds_it_right():
     found = []
 
     def examine(reading):
-        lab = Lab(LiveSubject(reading), configs=(reading.config,))
+        lab = Asker(LiveSubject(reading), configs=(reading.config,))
         found.append(measure(lab.subject, lab=lab, zoo=(), probes=select_probes(["mask-*", "masked-*"])))
 
     with examining(examine):
@@ -95,9 +95,9 @@ def test_names_that_are_not_there():
 
 def test_weights_are_read_although_the_parameters_are_fixed():
     """By least squares: the values of one key at a time."""
-    from conformance.experiments.designs import CONFIGS, generic
-    from conformance.experiments.readings.weights import read_weights
-    from conformance.experiments.view import Asked
+    from conformance.measure.designs import CONFIGS, generic
+    from conformance.measure.read.weights import read_weights
+    from conformance.measure.evidence import Asked
     from mha_core import reference
 
     config = CONFIGS[0]

@@ -1,1 +1,0 @@
-"""Where a subject is wrong first, when nothing explains it."""

@@ -1,1 +1,0 @@
-"""What may be wrong with a mask, source by source: rules that turn into measured bugs."""

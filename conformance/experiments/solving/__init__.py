@@ -1,1 +1,0 @@
-"""Solving: the array at any place with which a model gives what the subject gives."""

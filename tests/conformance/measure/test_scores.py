@@ -1,0 +1,163 @@
+"""Wrong queries, keys and scores that are not on file are measured from outputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conformance.measure.designs import generic
+from conformance.measure.probes.steps import biases, scores
+from conformance.measure.search.measure import measure
+from conformance.zoo.bug import Bug
+from mha_core import AttentionConfig
+from mha_core.call.masks import additive_bias
+from mha_core.reference.state import State
+from tests.conformance.measure.wrong import (
+    FRESH,
+    OutputAlone,
+    fresh_problems,
+    is_right,
+    measured_of,
+    sentences,
+    wrong_at,
+)
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+PLAIN = fresh_problems(mask=False)
+
+
+def _rows(scores: NDArray) -> NDArray:
+    return np.arange(scores.shape[2])[:, None]
+
+
+SINGLE: dict[str, Bug] = {
+    "scale": wrong_at("similarity", lambda s, a: a * 1.37),
+    "scale-of-widths": wrong_at("similarity", lambda s, a: a * (s.config.head_dim / s.config.key_dim) ** 0.5),
+    "heads-reversed": wrong_at("queries", lambda s, a: a[:, ::-1]),
+    "key-heads-rolled": wrong_at("new_keys", lambda s, a: np.roll(a, 1, axis=1)),
+    "channels-reversed": wrong_at("queries", lambda s, a: a[..., ::-1]),
+    "neighbour": wrong_at("queries", lambda s, a: a + 0.31 * np.roll(a, 1, axis=2)),
+    "talking-heads": wrong_at("similarity", lambda s, a: a + 0.2 * a.mean(axis=1, keepdims=True)),
+    "queries-through-tanh": wrong_at("queries", lambda s, a: np.tanh(a)),
+    "scores-clipped": wrong_at("similarity", lambda s, a: np.clip(a, -0.52, 0.52)),
+    "over-the-head's-number": wrong_at("scores", lambda s, a: a / (1.0 + np.arange(a.shape[1]))[:, None, None]),
+    "over-their-spread": wrong_at("scores", lambda s, a: a / (a.std(axis=-1, keepdims=True) + 1e-5)),
+    "distances": wrong_at("similarity", lambda s, a: a - 0.11 * np.abs(np.arange(a.shape[3]) - _rows(a))),
+    "first-head": wrong_at(
+        "similarity", lambda s, a: a * np.where(np.arange(a.shape[1]) == 0, 0.6, 1.0)[:, None, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_fault_that_is_not_on_file_is_measured(name: str) -> None:
+    bug = SINGLE[name]
+    assert is_right(measured_of(bug), (bug,), PLAIN)
+
+
+def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
+    measured = measured_of(SINGLE["scale-of-widths"])
+    assert any(
+        "sqrt(head_dim / key_dim): queries @ keys^T is multiplied by 0.378 where 0.5774 was expected" in sentence
+        for sentence in sentences(measured)
+    )
+
+
+def test_two_faults_at_once() -> None:
+    bugs = (wrong_at("q_proj", lambda s, a: a * s.config.query_dim**-0.5), SINGLE["key-heads-rolled"])
+    assert is_right(measured_of(*bugs), bugs, PLAIN)
+
+
+def test_a_right_layer_gets_no_finding() -> None:
+    measured = measured_of(around=True)
+    assert measured.models == ((),)
+    assert not measured.unexplained
+
+
+def _hidden_with_more_of_queries(state: State, hidden: NDArray | None) -> NDArray | None:
+    if hidden is None:
+        return None
+    from_query = state["queries"] @ state.parameters["score.query.weight"].T
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
+    return np.tanh(1.3 * from_query[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
+def _before_tanh(number: float) -> Bug:
+    def changed(state: State, hidden: NDArray | None) -> NDArray | None:
+        return None if hidden is None else np.tanh(number * np.arctanh(hidden))
+
+    return wrong_at("additive_hidden", changed)
+
+
+def _exchanged(state: State, hidden: NDArray | None) -> NDArray | None:
+    """Units 1 and 2 of the hidden layer exchanged."""
+    return None if hidden is None else hidden[..., [0, 2, 1, *range(3, hidden.shape[-1])]]
+
+
+def _query_matrix_transposed_if_square(state: State, hidden: NDArray | None) -> NDArray | None:
+    matrix = state.parameters.get("score.query.weight", np.zeros((1, 2)))
+    if hidden is None or matrix.shape[0] != matrix.shape[1]:
+        return hidden
+    from_key = state.heads_of("keys") @ state.parameters["score.key.weight"].T
+    return np.tanh((state["queries"] @ matrix)[:, :, :, None, :] + from_key[:, :, None, :, :])
+
+
+def _capped_at(factor: Callable[[AttentionConfig], float]) -> Bug:
+    def changed(state: State, capped: NDArray) -> NDArray:
+        if state.config.softcap is None:
+            return capped
+        c = state.config.softcap * factor(state.config)
+        return c * np.tanh(state["similarity"] / c)
+
+    return wrong_at("capped", changed)
+
+
+AROUND: dict[str, Bug] = {
+    "additive-matrix-transposed-if-square": wrong_at("additive_hidden", _query_matrix_transposed_if_square),
+    "softcap-over-root-of-head-dim": _capped_at(lambda config: config.head_dim**-0.5),
+    "additive-before-tanh": _before_tanh(0.9),
+    "additive-units": wrong_at("additive_hidden", _exchanged),
+    "softcap-of-heads": _capped_at(lambda config: config.num_heads),
+    "additive-query-factor": wrong_at("additive_hidden", _hidden_with_more_of_queries),
+    "scale-given-squared": wrong_at(
+        "similarity", lambda s, a: a if s.config.scale is None else s["unscaled"] * s.config.scale**2
+    ),
+    "bias-halved": wrong_at(
+        "scores", lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + 0.5 * additive_bias(s.inputs.mask)
+    ),
+    "keys-less-their-mean": wrong_at("keys", lambda s, a: a - a.mean(axis=2, keepdims=True) if a.size else a),
+    "query-bias-tripled": wrong_at("q_proj", lambda s, a: a + 2.0 * s.parameters.get("q_proj.bias", 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_around_the_scores_is_measured(name: str) -> None:
+    given, additive = FRESH
+    configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"), replace(given, softcap=0.9))
+    bug = AROUND[name]
+    assert is_right(measured_of(bug, around=True), (bug,), fresh_problems(configs))
+
+
+def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
+    """A share of the key after the next, in the last block of 8 if it is not full: with a softcap it is one of keys."""
+
+    def change(state: State, keys: NDArray) -> NDArray:
+        places = np.arange(keys.shape[2])
+        other = keys[:, :, np.minimum(places + 2, len(places) - 1)] if len(places) else keys
+        part = (places >= len(places) // 8 * 8) & (len(places) > 8)
+        return keys + 0.25 * part[:, None] * (other - keys)
+
+    bug = wrong_at("keys", change)
+    fresh = [
+        generic(config, seed=5, query_len=4, key_len=key_len)
+        for config in (*FRESH, replace(FRESH[0], softcap=0.9))
+        for key_len in (7, 13, 21)
+    ]
+    chosen = [one for one in (*scores.PROBES, *biases.PROBES) if one.id in ("scores-longer", "score-bias-with-scale")]
+    assert is_right(measure(OutputAlone(bug), zoo=(), probes=chosen), (bug,), fresh)

@@ -1,0 +1,206 @@
+"""The search as a whole: right layers, faults of several steps, subjects that take only some calls, and its limits."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.cases.table import all_cases
+from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.text import describe
+from conformance.measure.designs import CONFIGS, generic
+from conformance.measure.asker import Asker
+from conformance.measure.faults import on_step, unwarned
+from conformance.measure.probe import Probe
+from conformance.measure.probes import all_probes, select_probes
+from conformance.measure.search import growth
+from conformance.measure.search.measure import Search, measure
+from conformance.measure.search.ranking import likeliest, preference
+from conformance.measure.evidence import Evidence
+from conformance.subjects.ask import CannotExpress
+from conformance.zoo.bug import Bug, BuggySubject
+from conformance.zoo.registry import select
+from conformance.zoo.variants import Variants
+from mha_core import AttentionMask, SpecError, Trace
+from mha_core.reference import forward
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+CASES = [case for case in all_cases() if not case.expensive]
+SCALED = Bug(
+    "mine", "", "scores", "", forward={"similarity": lambda s: forward.similarity(s) * 1.3 * s.config.key_dim**-0.5}
+)
+
+
+class OutputOnly(BuggySubject):
+    """A layer with bugs that shows its output; `takes(config, inputs)` says whether it takes a call."""
+
+    def __init__(self, *bugs, takes=lambda config, inputs: True, **keywords):
+        super().__init__(*bugs, **keywords)
+        self.takes = takes
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def shown(inputs):
+            if not self.takes(config, inputs):
+                raise CannotExpress("a call that is not for me")
+            return Trace(output=run(replace(inputs, cotangent=None)).output)
+
+        return shown
+
+
+def test_odd_numbers_of_a_guess_warn_nobody_and_those_of_a_subject_do():
+    with unwarned():
+        warnings.warn_explicit("odd", RuntimeWarning, "guess.py", 1, module="conformance.measure.propose.guess")
+        with pytest.raises(RuntimeWarning, match="odd"):
+            warnings.warn_explicit("odd", RuntimeWarning, "layer.py", 1, module="my.layer")
+
+
+def test_every_probe_has_a_name_of_its_own_and_says_what_it_isolates():
+    ids = [probe.id for probe in all_probes()]
+    assert len(ids) == len(set(ids))
+    assert len(ids) > 40
+    assert all(probe.says.endswith(".") and probe.formula for probe in all_probes())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_of_a_right_layer_nothing_is_found(dtype):
+    found = measure(OutputOnly(dtype=dtype))
+    assert found.models == ((),)
+    assert not found.unexplained
+    assert not found.differs
+    assert not found.troubles
+    assert found.lab.questions < 700
+
+
+def test_faults_of_two_steps_are_met_one_at_a_time():
+    """One is on file, the other is in no zoo; the model is held against every case of the suite."""
+    found = diagnose(OutputOnly(SCALED, *select(("v-proj-bias-missing",))), CASES, experiments=True)
+    assert found.explanations
+    best = found.explanations[0]
+    assert best.complete
+    assert "v-proj-bias-missing" in [bug.id for bug in best.bugs]
+    text = describe(found, details=True)
+    assert "1.3 * 1 / sqrt(key_dim)" in text or "1.3 * sqrt(1 / key_dim)" in text or "1.3 / sqrt(key_dim)" in text
+    assert "All of them agree with this." in text
+    assert "score-size" in text
+
+
+def test_a_subject_of_one_size_is_asked_in_that_size():
+    case = next(case for case in CASES if case.id == "prime")
+    config = case.build().config
+    only = OutputOnly(SCALED, takes=lambda given, inputs: given == config)
+    found = diagnose(only, CASES, experiments=True)
+    assert found.measured is not None
+    assert found.measured.lab.configs == (config,)
+    assert found.measured.differs
+
+
+def test_a_subject_that_refuses_everything_ends_nothing():
+    """It takes the case and not one question more."""
+    case = next(case for case in CASES if case.id == "prime")
+    queries = case.build().inputs.queries
+    only = OutputOnly(SCALED, takes=lambda config, inputs: np.array_equal(inputs.queries, queries))
+    found = diagnose(only, [case], experiments=True)
+    assert found.failing == ("prime",)
+    assert found.measured is not None
+    assert "Experiments: " in describe(found)
+
+
+def test_questions_stop_when_the_time_is_spent():
+    lab = Asker(OutputOnly(SCALED), seconds=0.02)
+    found = measure(lab.subject, lab=lab)
+    assert lab.out_of_time
+    assert any("was spent" in reason for reason in found.lab.why_refused())
+
+
+def test_what_the_definition_gives_is_computed_once_for_every_layer():
+    one, other = Asker(OutputOnly()), Asker(OutputOnly(SCALED))
+    problem = generic(one.configs[0], seed=5)
+    again = replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries.copy()))
+    assert one.wanted(problem) is other.wanted(again)
+    assert one.wanted(problem) is not other.wanted(generic(one.configs[0], seed=6))
+
+
+def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
+    def broken(view):
+        raise OverflowError("too large for me")
+        yield
+
+    probe = select_probes(("scores",), alone=True)[0]
+    found = measure(OutputOnly(SCALED), probes=[replace(probe, propose=broken)], zoo=())
+    assert found.troubles == ("scores: OverflowError: too large for me",)
+    assert found.differs
+
+
+@pytest.mark.parametrize(("on_file", "suffices"), [(True, True), (True, False), (False, True)])
+def test_what_bugs_on_file_give_is_not_measured(on_file, suffices):
+    """It is where they explain the probes and not the cases, and where they explain nothing."""
+    zoo, proposed = select(["scale-query-dim", "scale-missing"]), []
+    probe = replace(select_probes(("scores",), alone=True)[0], propose=lambda view: proposed.append(view) or ())
+    subject = OutputOnly(zoo[0] if on_file else SCALED)
+    found = measure(subject, probes=[probe], zoo=zoo, suffices=lambda models: suffices)
+    assert bool(proposed) is not (on_file and suffices)
+    assert (found.models[0] == (zoo[0],)) is on_file
+
+
+def test_names_of_probes():
+    assert [probe.id for probe in select_probes(("one-key",), alone=True)] == ["one-key"]
+    assert isinstance(select_probes(("one-key",))[0], Probe)
+    with pytest.raises(SpecError, match="probe 'one-kez' is not known"):
+        select_probes(("one-kez",))
+
+
+def test_the_runs_of_models_are_limited(monkeypatch):
+    few = select_probes(["score-size", "scores-square"], alone=True)
+    variants = Variants()
+    monkeypatch.setattr(growth, "MOST_RUNS", 0)
+    found = Search(Asker(OutputOnly(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
+    assert {one.probe.id for one in found.unexplained} == {"score-size", "scores-square"}
+    assert variants.runs < 20  # each problem without any, and no candidate
+
+
+def test_what_differs_only_when_asked_again_is_said():
+    class Counting(OutputOnly):
+        def prepare(self, config, weights):
+            run, calls = super().prepare(config, weights), []
+
+            def counted(inputs):
+                calls.append(1)
+                return Trace(output=run(inputs).output * (1.0 + 0.1 * (len(calls) - 1)))
+
+            return counted
+
+    found = diagnose(Counting(), CASES[:6], bugs=[], experiments=True)
+    assert not found.failing
+    assert found.differs
+    assert "asked once. But: A second call" in describe(found)
+    assert np.isfinite(found.measured.behaviour.spread)
+    (explained,) = {one.bugs for one in found.again.explanations}
+    assert [bug.sentence for bug in explained] == ["The output is the definition's times 1.1."]
+    assert found.first_stage == "output"
+    assert "Each called twice, the second calls differ in 6 of 6 cases.\nThis gives" in describe(found)
+
+
+def _rolled(step, slug="rolled--1"):
+    return on_step(step, f"{step}-{slug}", lambda state, array: np.roll(array, -1, axis=-2), "", "")
+
+
+def test_first_is_what_gives_calls_in_which_another_fault_may_act():
+    masks = (AttentionMask(), AttentionMask(causal=True), AttentionMask(valid_lens=np.array([3])))
+    problems = tuple(generic(CONFIGS[0], query_len=4, key_len=4, mask=mask) for mask in masks)
+    subject = OutputAlone(wrong_at("queries", lambda state, queries: np.roll(queries, -1, axis=-2)))
+    models = [(_rolled("output"),), (_rolled("heads"),), (_rolled("queries"),)]
+    ordered = likeliest(models, Evidence(Asker(subject), Variants(), (), problems))
+    assert ordered == [models[2], models[0], models[1]]
+    assert likeliest(models, Evidence(Asker(subject), Variants(), (), problems[:1])) == models
+
+
+def test_a_number_is_preferred_to_a_size_of_several_words():
+    number, size = _rolled("queries", "rolled--1"), _rolled("queries", "rolled--batch-size")
+    assert preference((number,)) < preference((size,))
