@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from conformance.cases.problem import Problem
 from conformance.zoo.shows import Shows
@@ -39,7 +40,8 @@ def _hidden(feature: Feature, looked: Sequence[Shows]) -> float | None:
     for value in feature.faint if looked else ():
         for one in looked:
             given = one.wanted.problem
-            config = replace(given.config, **dict.fromkeys(feature.plain, value))
+            setting: dict[str, Any] = dict.fromkeys(feature.plain, value)
+            config = replace(given.config, **setting)
             state = reference.run_state(config, given.weights, given.inputs)
             if one.first_stage(state) is not None:
                 return hidden

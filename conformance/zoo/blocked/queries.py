@@ -165,7 +165,9 @@ def _allowed_of_first_query(state: State) -> NDArray:
 
 
 def _keep_of_first_block(state: State, right: NDArray) -> NDArray:
-    keep: NDArray = state.inputs.dropout_keep
+    keep = state.inputs.dropout_keep
+    if keep is None:
+        return right
     return state["weights"] * keep[:, :, _from_zero(state.sizes)] / (1.0 - state.config.dropout)
 
 
@@ -252,7 +254,7 @@ BUGS = (
     _range(
         "block-dropout-of-first",
         "Every block of queries drops what the first block drops.",
-        after("kept_weights", _keep_of_first_block, lambda s: s.inputs.dropout_keep is not None),
+        after("kept_weights", _keep_of_first_block),
         stage="heads",
         fix="Take each block's own rows of the keep-mask, or draw by the queries' places in the whole call.",
     ),

@@ -19,16 +19,17 @@ from mha_core.reference.state import State
 
 def _capped(cap: Callable[[NDArray, float], NDArray]) -> Steps:
     """`cap(similarity, softcap)` in layers that have a softcap."""
-    return after("capped", lambda s, right: cap(s["similarity"], s.config.softcap), _has_softcap)
 
+    def capped(state: State, right: NDArray) -> NDArray:
+        softcap = state.config.softcap
+        return right if softcap is None else cap(state["similarity"], softcap)
 
-def _has_softcap(state: State) -> bool:
-    return state.config.softcap is not None
+    return after("capped", capped)
 
 
 def _before_scale(state: State, right: NDArray) -> NDArray:
     scale = state.config.softmax_scale
-    return cap(state, state["similarity"] / scale) * scale
+    return right if state.config.softcap is None else cap(state, state["similarity"] / scale) * scale
 
 
 _row = Table("scores", "score = softcap * tanh(scaled score / softcap), then the bias, then exclusion.")
@@ -63,7 +64,7 @@ SOFTCAP = (
     _row(
         "softcap-before-scale",
         "The softcap is applied before the scale.",
-        after("capped", _before_scale, _has_softcap),
+        after("capped", _before_scale),
     ),
     _row(
         "gradient-without-softcap-slope",
@@ -81,15 +82,12 @@ SOFTCAP = (
 def _joined(join: Callable[[NDArray, NDArray], list[NDArray]]) -> Steps:
     """The arrays of `join(past, new)` one after another, for keys and values."""
 
-    def keys(state: State, right: NDArray) -> NDArray:
-        return np.concatenate(join(state.inputs.past_keys, state["new_keys"]), axis=2)
-
-    def values(state: State, right: NDArray) -> NDArray:
-        return np.concatenate(join(state.inputs.past_values, state["new_values"]), axis=2)
+    def joined(right: NDArray, past: NDArray | None, new: NDArray) -> NDArray:
+        return right if past is None else np.concatenate(join(past, new), axis=2)
 
     return {
-        **after("keys", keys, lambda s: s.inputs.past_keys is not None),
-        **after("values", values, lambda s: s.inputs.past_values is not None),
+        **after("keys", lambda s, right: joined(right, s.inputs.past_keys, s["new_keys"])),
+        **after("values", lambda s, right: joined(right, s.inputs.past_values, s["new_values"])),
     }
 
 

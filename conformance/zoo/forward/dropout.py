@@ -20,11 +20,12 @@ def _in_training(state: State) -> bool:
 
 def _kept(change: Callable[[NDArray, NDArray, float], NDArray]) -> Steps:
     """`change(weights, keep-mask, p)` in place of weights * keep / (1 - p)."""
-    return after(
-        "kept_weights",
-        lambda s, right: change(s["weights"], s.inputs.dropout_keep, s.config.dropout),
-        _in_training,
-    )
+
+    def kept_weights(state: State, right: NDArray) -> NDArray:
+        keep = state.inputs.dropout_keep
+        return right if keep is None else change(state["weights"], keep, state.config.dropout)
+
+    return after("kept_weights", kept_weights)
 
 
 def _evaluation(factor: Callable[[State], NDArray | float]) -> Steps:
