@@ -36,7 +36,7 @@ class Case:
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (a config without projections).
         mask: makes the mask from a random generator and the case.
-        dropout: whether a keep-mask is drawn, which makes it a training step.
+        training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: a function that makes the final Problem, where the fields above do not suffice.
         same_sizes: why two sizes may be equal. Empty: they may not.
@@ -54,7 +54,7 @@ class Case:
     past_len: int = 0
     split: bool = False
     mask: Callable[[Rng, Case], AttentionMask] | None = None
-    dropout: bool = False
+    training: bool = False
     weight_scale: float = 1.0
     input_scale: float = 1.0
     change: Callable[[Rng, Problem], Problem] | None = None
@@ -97,7 +97,7 @@ class Case:
             keys=self.input_scale * rng.normal(size=(self.batch, new_len, config.key_dim)),
             values=self.input_scale * rng.normal(size=(self.batch, new_len, config.value_dim)),
             mask=AttentionMask() if self.mask is None else self.mask(rng, self),
-            dropout_keep=rng.random(shape) >= config.dropout if self.dropout else None,
+            dropout_keep=rng.random(shape) >= config.dropout if self.training else None,
             cotangent=rng.normal(size=(self.batch, self.query_len, config.output_dim)),
         )
         if self.past_len:
