@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.sequence import DROPOUT, SMALL, Base, CallSequence, PreparedLayer, Step
+from conformance.cases.sequence import DROPOUT, Base, PreparedLayer, SequenceTable, Step
 from mha_core import AttentionInputs, AttentionMask
 
 FINFO_MIN = -float(np.finfo(np.float32).max)
@@ -17,15 +17,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 Change = Callable[[AttentionInputs], AttentionInputs]
 
 
-def sequences() -> list[CallSequence]:
-    """The sequences of this module, in the order of `mha cases`."""
-    return [
-        CallSequence("sequence-layouts", "an array that is read as if it were contiguous", SMALL, _layouts),
-        CallSequence(
-            "sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another", SMALL, _shapes
-        ),
-        CallSequence("sequence-plain-numbers", "numbers that a fast path takes for others", SMALL, _numbers),
-    ]
+SEQUENCES = SequenceTable()
 
 
 def turned(array: NDArray) -> NDArray:
@@ -48,13 +40,12 @@ def spread(array: NDArray) -> NDArray:
     return np.broadcast_to(array[:1], array.shape)
 
 
-def _layouts(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of("sequence-layouts", "an array that is read as if it were contiguous")
+def _layouts(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads, width = base.config.num_heads, base.config.head_dim
-    id = "sequence-layouts"
-    layer, trained = base.layer(id), base.layer(id, 1, dropout=DROPOUT)
-    packed = PreparedLayer(id, base.config, 2, gradients=few_shapes)
+    layer, trained = base.layer(), base.layer(1, dropout=DROPOUT)
+    packed = PreparedLayer(base.id, base.config, 2, gradients=base.few_shapes)
     packed.weights = {
         name: turned(array) if name.endswith("weight") else array for name, array in packed.weights.items()
     }
@@ -69,7 +60,7 @@ def _layouts(few_shapes: bool) -> list[Step]:
     by_query = np.asfortranarray(np.minimum(lens[:, None], np.arange(queries) + 2))
 
     def call(words: str, mask: AttentionMask | None = None, **how: Any) -> Step:
-        return how.pop("of", layer).call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
+        return how.pop("of", layer).call(words, *base.sizes, mask, **{"gradients": base.few_shapes, **how})
 
     def of_past(words: str, change: Callable[[NDArray], NDArray], contents: str) -> Step:
         held = (change(past[0]), change(past[1]))
@@ -158,11 +149,11 @@ def _layouts(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _shapes(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of("sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another")
+def _shapes(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads = base.config.num_heads
-    layer = base.layer("sequence-mask-shapes")
+    layer = base.layer()
     rng = np.random.default_rng(19)
     shapes = {
         "(B, 1, Lq, 1)": (batch, 1, queries, 1),
@@ -261,14 +252,14 @@ def _shapes(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _numbers(few_shapes: bool) -> list[Step]:
-    id, base = "sequence-plain-numbers", Base(few_shapes)
+@SEQUENCES.of("sequence-plain-numbers", "numbers that a fast path takes for others")
+def _numbers(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
-    layer, silent, plain = base.layer(id), base.layer(id, 1), base.layer(id, 2, bias=False)
-    loud = base.layer(id, 3, seed=1)
+    layer, silent, plain = base.layer(), base.layer(1), base.layer(2, bias=False)
+    loud = base.layer(3, seed=1)
     silent.weights = {**silent.weights, "out_proj.weight": np.zeros_like(silent.weights["out_proj.weight"])}
     loud.weights = {**loud.weights, "v_proj.weight": 40.0 * loud.weights["v_proj.weight"]}
-    identity = base.layer(id, 4, seed=2)
+    identity = base.layer(4, seed=2)
     identity.weights = {**identity.weights, "k_proj.weight": np.eye(base.config.key_dim)}
     last_out = AttentionMask(bias=np.where(np.arange(keys) == keys - 1, -np.inf, 0.5))
     channel = np.where(np.arange(base.config.key_dim) == 2, 300.0, 1.0)
@@ -276,7 +267,7 @@ def _numbers(few_shapes: bool) -> list[Step]:
     width = base.config.value_dim
 
     def call(words: str, mask: AttentionMask = base.lens, of: PreparedLayer = layer, **how: Any) -> Step:
-        return of.call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
+        return of.call(words, *base.sizes, mask, **{"gradients": base.few_shapes, **how})
 
     def with_(**arrays: Callable[[NDArray], NDArray]) -> Change:
         """Some arrays of the call changed, each as is said."""
