@@ -97,6 +97,10 @@ class Recording:
             names.append(f"{name}#{seen[name]}" if often[name] > 1 else name)
         return tuple(names)
 
+    def layer_of(self, position: int) -> RecordedLayer:
+        """The layer of the call at this position."""
+        return self.layers[self.calls[position].layer]
+
     @property
     def coverage(self) -> Coverage | None:
         """Which attention modules of the model were recorded and which were not; None if the file does not say."""
