@@ -176,3 +176,15 @@ def distance(array: NDArray, wanted: NDArray) -> NDArray:
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
     both_finite = np.isfinite(array) & np.isfinite(wanted)
     return np.where(alike, 0.0, np.where(both_finite, error, np.inf))
+
+
+def same_bits(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
+    """Whether two answers have the same arrays, bit for bit."""
+    return arrays.keys() == others.keys() and all(
+        array is others[name]
+        or (
+            (array.shape, array.dtype) == (others[name].shape, others[name].dtype)
+            and array.tobytes() == others[name].tobytes()
+        )
+        for name, array in arrays.items()
+    )
