@@ -127,8 +127,7 @@ COUNTED = 51
 
 
 @SEQUENCES.of(
-    "sequence-lengths",
-    "a position or a length that is counted from call to call; what changes after 5 calls, or 50",
+    "sequence-lengths", "a position or a length that is counted from call to call; what changes after 5 calls, or 50"
 )
 def _lengths(base: Base) -> list[Step]:
     layer = PreparedLayer(base.id, base.config, longest=GROWTH[-1])
@@ -201,8 +200,7 @@ def _not_finite(base: Base) -> list[Step]:
 
 
 @SEQUENCES.of(
-    "sequence-same-arrays",
-    "an answer that is kept by the array's identity, though it holds other numbers now",
+    "sequence-same-arrays", "an answer that is kept by the array's identity, though it holds other numbers now"
 )
 def _same_arrays(base: Base) -> list[Step]:
     layer = base.layer()

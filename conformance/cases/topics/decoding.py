@@ -34,13 +34,7 @@ def cases() -> list[Case]:
             input_scale=16.0,
             valid_lens=[4, 6],
         ),
-        case(
-            "softcap-additive",
-            "a softcap that only dot products have",
-            score="additive",
-            score_dim=31,
-            softcap=0.5,
-        ),
+        case("softcap-additive", "a softcap that only dot products have", score="additive", score_dim=31, softcap=0.5),
         case(
             "past",
             "a cache that is dropped, that stands after the new keys, or that causal does not count",

@@ -24,12 +24,7 @@ def cases() -> list[Case]:
         ),
         case("scores-shifted", "a maximum clamped at 0", mask=shifted_scores),
         case("lone-open-key", "a finite fill value instead of exclusion", mask=lone_open_key),
-        case(
-            "one-loud-item",
-            "a maximum taken over the whole tensor instead of each row",
-            batch=4,
-            change=loud_item,
-        ),
+        case("one-loud-item", "a maximum taken over the whole tensor instead of each row", batch=4, change=loud_item),
         case(
             "long",
             "errors that pile up in long sums",

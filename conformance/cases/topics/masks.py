@@ -39,10 +39,7 @@ def cases() -> list[Case]:
         ),
         case("causal-padding", "one of two masks dropped when both are given", valid_lens=[2, 4], causal=True),
         case(
-            "causal-offset-per-item",
-            "one query_offset applied to the whole batch",
-            causal=True,
-            query_offset=[1, -2],
+            "causal-offset-per-item", "one query_offset applied to the whole batch", causal=True, query_offset=[1, -2]
         ),
         case("window", "a window off by one, or one-sided", window=(2, 1)),
         case(

@@ -18,9 +18,7 @@ def cases() -> list[Case]:
         case("prime", "a wrong axis, size or transposition anywhere"),
         case("no-bias", "a bias that is added though there is none", bias=False),
         case(
-            "no-key-bias",
-            "one bias flag for all projections",
-            bias={"q_proj": True, "v_proj": True, "out_proj": True},
+            "no-key-bias", "one bias flag for all projections", bias={"q_proj": True, "v_proj": True, "out_proj": True}
         ),
         case(
             "grouped-heads",

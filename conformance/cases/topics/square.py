@@ -42,13 +42,7 @@ def cases() -> list[Case]:
         square_case("square-bias-per-head", "a bias transposed", mask=bias_per_head),
         square_case("square-dot", "an unscaled score that is scaled", score="dot"),
         square_case("square-scale", "a given scale ignored", scale=0.5),
-        square_case(
-            "square-grouped",
-            "key heads tiled instead of repeated",
-            num_heads=6,
-            num_kv_heads=3,
-            head_dim=13,
-        ),
+        square_case("square-grouped", "key heads tiled instead of repeated", num_heads=6, num_kv_heads=3, head_dim=13),
         square_case("square-additive", "the additive score's matrices exchanged", score="additive", score_dim=13),
         square_case("square-dropout", "a keep-mask transposed", **dropped, training=True),
         square_case("square-dropout-off", "dropout that acts outside training", **dropped),
@@ -68,16 +62,10 @@ def cases() -> list[Case]:
             same_sizes=SQUARE_REASON,
         ),
         square_case(
-            "square-causal-padding",
-            "one of two masks dropped when both are given",
-            valid_lens=LENS,
-            causal=True,
+            "square-causal-padding", "one of two masks dropped when both are given", valid_lens=LENS, causal=True
         ),
         square_case("square-bias-excludes", "-inf in the bias that turns into NaN", mask=bias_that_excludes),
         square_case(
-            "square-nan-in-padding",
-            "padding that leaks: 0 * NaN is NaN",
-            valid_lens=LENS,
-            change=poison_padding,
+            "square-nan-in-padding", "padding that leaks: 0 * NaN is NaN", valid_lens=LENS, change=poison_padding
         ),
     ]
