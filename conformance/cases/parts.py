@@ -129,18 +129,16 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
     return replace(problem, inputs=replace(problem.inputs, keys=keys, values=values))
 
 
-def nan_in_open_key(rng: Rng, problem: Problem) -> Problem:
-    """One NaN in a key of item 0 that queries may attend to."""
-    keys = problem.inputs.keys.copy()
-    keys[0, 1, 2] = np.nan
-    return replace(problem, inputs=replace(problem.inputs, keys=keys))
+def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
+    """A change of a problem: one number in a key or value ("keys", "values") of item 0 that queries may attend to."""
 
+    def change(rng: Rng, problem: Problem) -> Problem:
+        array = getattr(problem.inputs, name).copy()
+        array[0, 1, 2] = number
+        given: dict[str, Any] = {name: array}
+        return replace(problem, inputs=replace(problem.inputs, **given))
 
-def infinity_in_open_value(rng: Rng, problem: Problem) -> Problem:
-    """One infinity in a value of item 0 that queries may attend to."""
-    values = problem.inputs.values.copy()
-    values[0, 1, 2] = np.inf
-    return replace(problem, inputs=replace(problem.inputs, values=values))
+    return change
 
 
 def loud_item(rng: Rng, problem: Problem) -> Problem:

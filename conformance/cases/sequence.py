@@ -198,6 +198,24 @@ class PreparedLayer:
         return Step(case, words, layer=self.number, **step)
 
 
+Change = Callable[[AttentionInputs], AttentionInputs]
+
+
+def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
+    """A change of a call: some of its arrays by name, each by a function."""
+
+    def change(given: AttentionInputs) -> AttentionInputs:
+        made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
+        return replace(given, **made)
+
+    return change
+
+
+def with_keep(keep: NDArray[np.bool_] | None) -> Change:
+    """A change of a call: its keep-mask of dropout."""
+    return lambda given: replace(given, dropout_keep=keep)
+
+
 def again(step: Step, words: str, **changes: Any) -> Step:
     """The same call at another place of the sequence."""
     return replace(step, words=words, **changes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.sequence import CAUSAL, Base, PreparedLayer, SequenceTable, Step, again
+from conformance.cases.sequence import CAUSAL, Base, PreparedLayer, SequenceTable, Step, again, changed
 from mha_core import AttentionInputs, AttentionMask
 
 SEQUENCES = SequenceTable()
@@ -228,9 +228,8 @@ def _second_calls(base: Base) -> list[Step]:
     def lens(*lengths: int, causal: bool = False) -> AttentionMask:
         return AttentionMask(valid_lens=np.resize(lengths, batch), causal=causal)
 
-    def of_one_item(inputs: AttentionInputs) -> AttentionInputs:
-        keys, values = (np.repeat(array[:1], batch, axis=0) for array in (inputs.keys, inputs.values))
-        return replace(inputs, keys=keys, values=values)
+    def of_one_item(array: NDArray) -> NDArray:
+        return np.repeat(array[:1], batch, axis=0)
 
     def with_nan(inputs: AttentionInputs) -> AttentionInputs:
         inputs.values[0, -1] = np.nan
@@ -244,7 +243,9 @@ def _second_calls(base: Base) -> list[Step]:
         padded.call("1 query and other lengths", batch, 1, keys, lens(4, 1)),
         open_.call("causal with lengths", *base.sizes, lens(2, 1, causal=True)),
         open_.call("causal with longer lengths", *base.sizes, lens(keys, 4, causal=True)),
-        linked.call("items with the same keys and values", *base.sizes, change=of_one_item),
+        linked.call(
+            "items with the same keys and values", *base.sizes, change=changed(keys=of_one_item, values=of_one_item)
+        ),
         linked.call("items with other keys and values", *base.sizes),
         tainted.call("NaN in the last value", *base.sizes, change=with_nan),
         tainted.call("fewer keys, after NaN", batch, queries, keys - 2),

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.sequence import CAUSAL, DROPOUT, GROUPED, SMALL, Base, PreparedLayer, SequenceTable, Step, again
+from conformance.cases.sequence import (
+    CAUSAL,
+    DROPOUT,
+    GROUPED,
+    SMALL,
+    Base,
+    PreparedLayer,
+    SequenceTable,
+    Step,
+    again,
+    changed,
+    with_keep,
+)
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.heads import split_heads
 from mha_core.reference import pipeline as reference
@@ -80,14 +92,7 @@ def _training(base: Base) -> list[Step]:
     shape = (batch, base.config.num_heads, queries, keys)
 
     def call(words: str, keep: Any = None, contents: str = "aaa") -> Step:
-        return layer.call(
-            words,
-            *base.sizes,
-            base.lens,
-            contents=contents,
-            gradients=True,
-            change=lambda given: replace(given, dropout_keep=keep),
-        )
+        return layer.call(words, *base.sizes, base.lens, contents=contents, gradients=True, change=with_keep(keep))
 
     first = call("without dropout")
     return [
@@ -127,11 +132,7 @@ def _first_calls(base: Base) -> list[Step]:
         cached.drawn("past values", "a", batch, heads, queries, base.config.head_dim),
     )
 
-    def transposed(inputs: AttentionInputs) -> AttentionInputs:
-        names = ("queries", "keys", "values")
-        arrays: dict[str, Any] = {name: np.asfortranarray(getattr(inputs, name)) for name in names}
-        return replace(inputs, **arrays)
-
+    by_channel = changed(queries=np.asfortranarray, keys=np.asfortranarray, values=np.asfortranarray)
     return [
         one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1), gradients=False),
         one.call("more items with lengths, after 1 item", *base.sizes, base.lens),
@@ -151,17 +152,13 @@ def _first_calls(base: Base) -> list[Step]:
         empty.call("no key for any item, in the first call", *base.sizes, nothing),
         empty.call("lengths, after no key for any item", *base.sizes, base.lens),
         trained.call(
-            "a training step, in the first call",
-            *base.sizes,
-            base.lens,
-            gradients=True,
-            change=lambda inputs: replace(inputs, dropout_keep=keep),
+            "a training step, in the first call", *base.sizes, base.lens, gradients=True, change=with_keep(keep)
         ),
         trained.call("without dropout, after a training step", *base.sizes, base.lens, gradients=True),
         turned.call(
             "arrays that lie in memory channel by channel, in the first call",
             *base.sizes,
-            change=transposed,
+            change=by_channel,
             gradients=False,
         ),
         turned.call("usual arrays, after others", *base.sizes, contents="bbb", gradients=False),

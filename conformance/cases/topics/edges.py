@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from conformance.cases.case import Case
 from conformance.cases.parts import (
     allowed_per_head,
     case,
-    infinity_in_open_value,
-    nan_in_open_key,
+    number_in_open,
     poison_padding,
     views,
 )
@@ -39,12 +40,12 @@ def cases() -> list[Case]:
             "nan-in-open-key",
             "a NaN hidden by nan_to_num, or spread to other items",
             causal=True,
-            change=nan_in_open_key,
+            change=number_in_open("keys", np.nan),
         ),
         case(
             "infinity-in-open-value",
             "an infinity clipped to a large number",
             causal=True,
-            change=infinity_in_open_value,
+            change=number_in_open("values", np.inf),
         ),
     ]
