@@ -149,6 +149,10 @@ def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDA
         array, wanted: the arrays.
         allowed: the allowed error of each element, broadcast to them.
         counts: bool, broadcast to them: the elements that count. Default: all.
+
+    >>> found = worst(np.array([1.0, 2.5, 7.0]), np.array([1.0, 2.0, 6.0]), np.array([0.1, 0.2, 4.0]))
+    >>> found.index, found.error, found.ratio, found.wrong, found.largest
+    ((1,), 0.5, 2.5, 1, 1.0)
     """
     error = distance(array.astype(np.float64), wanted)
     if not error.size:

@@ -79,7 +79,6 @@ def compare(
     """
     first = _loaded(original)
     failed: dict[str, str] = {}
-    is_live = not isinstance(port, (Recording, str, os.PathLike))
     if isinstance(port, (Recording, str, os.PathLike)):
         second = _loaded(port)
         check_also((first, second), also)
@@ -108,7 +107,7 @@ def compare(
         findings=tuple(findings(pairs)),
         failed=failed,
         ends=tuple(ends),
-        unjudged=() if is_live else tuple(unjudged(first, second, ends)),
+        unjudged=() if callable(port) else tuple(unjudged(first, second, ends)),
         unseen=undetectable_bugs(second, {one.port for one in pairs}, progress=progress) if unseen and pairs else None,
     )
 

@@ -203,7 +203,7 @@ class Recording:
         """
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
-            return cls(*described_in(arrays, text))
+            return cls(**described_in(arrays, text))
         except Exception as error:  # whatever a description of another form brings out
             lacks = f"it lacks {shown(repr(error.args[0]))}" if isinstance(error, KeyError) and error.args else ""
             reason = lacks or (str(error) if isinstance(error, SpecError) else one_line(error))
