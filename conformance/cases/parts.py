@@ -38,8 +38,8 @@ SQUARE_REASON = "square twin: rectangular sizes turn a wrong transposition into 
 
 def fixed(**sources: Any) -> MakeMask:
     """A maker of masks that ignores the random generator: always these sources; lists become arrays."""
-    arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in sources.items()}
-    return lambda rng, case: AttentionMask(**arrays)
+    sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
+    return lambda rng, case: AttentionMask(**sources)
 
 
 OF_CASE = frozenset(field.name for field in fields(Case))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from conformance.cases.case import Case, Rng
 from conformance.cases.parts import (
@@ -32,7 +33,7 @@ def lens_per_query_square(rng: Rng, case: Case) -> AttentionMask:
 
 def cases() -> list[Case]:
     """Cases like those of other files, with one width; then those that only frameworks' own layers need."""
-    dropped = {"dropout": 0.3, "valid_lens": [3, 7, 5, 0]}
+    dropped: dict[str, Any] = {"dropout": 0.3, "valid_lens": [3, 7, 5, 0]}
     return [
         square_case("square-no-bias", "a bias where there is none", bias=False),
         square_case("square-lens-per-query", "lengths of another axis", mask=lens_per_query_square),
