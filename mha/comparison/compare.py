@@ -171,7 +171,7 @@ class _Walk:
             b.name,
             (a.dtype, b.dtype),
             tuple(sorted([*differences, *layer, *own], key=lambda one: PARTS.index(one.part))),
-            (*(() if before.parted else found.notes), *layer_notes, *own_notes),
+            (*([] if before.parted else found.notes), *layer_notes, *own_notes),
             found.inputs,
             ratios,
         )

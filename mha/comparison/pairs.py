@@ -75,7 +75,7 @@ def _by_name(b: Recording, own: dict[str, list[int]], other: dict[str, list[int]
 
 def unpaired_lines(a: Recording, b: Recording, pairing: Pairing, chosen: Iterable[str]) -> Iterator[str]:
     """One line for each recording in which some of the `chosen` calls have no partner."""
-    paired = zip(*pairing.pairs, strict=True) if pairing.pairs else ((), ())
+    paired = [{one for one, _ in pairing.pairs}, {other for _, other in pairing.pairs}]
     for recording, positions, whose in zip((a, b), paired, ("the original's", "the port's"), strict=True):
         left = [name for i, name in enumerate(recording.names) if i not in positions and name in chosen]
         if left:

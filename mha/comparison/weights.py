@@ -42,10 +42,11 @@ class WeightIndex:
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
         """(position of the layer, name) of every array with these numbers."""
         if dtype not in self._by_dtype:
-            found = self._by_dtype[dtype] = defaultdict(list)
+            found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
                 for name, own in layer.weights.items():
                     found[_digest(own, dtype)].append((position, name))
+            self._by_dtype[dtype] = found
         return self._by_dtype[dtype].get(_digest(array, dtype), [])
 
     def whose(self, weights: Weights, dtype: str) -> list[int]:
