@@ -46,7 +46,7 @@ from mha_core.weights import Weights
 ZOO, REWRITTEN, RIGHT, NATIVE = "zoo", "rewritten", "right", "native"
 """How ids begin, except those of drawn layers."""
 
-TESTS = "tests.conformance.diagnosis.rewritten_bugs"
+TESTS = "tests.conformance.diagnosis.bugs_in_other_code"
 """The module of the known bugs that were written anew."""
 
 RIGHT_DTYPES = ("float64", "float32")
