@@ -248,7 +248,7 @@ def _layer(site: Site, calls: list[Problem], dtype: str) -> _Layer:
     if len(calls) != 1:
         raise SpecError(f"{site.name} must be called once for a batch of texts. It was called {len(calls)} times.")
     (problem,) = calls
-    precision = site.recipe.precision(site.module, dtype)
+    precision = site.precision(dtype)
     own = answer(problem, precision)
     wanted = answer(problem, Precision.of(dtype))
     slack = own.allowed_error["output"] + wanted.allowed_error["output"]
