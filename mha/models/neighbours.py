@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
 from mha_core import SpecError
-from mha_core.errors import shown
+from mha_core.errors import listed, shown
 from mha_core.layouts import Layout
 
 MEANINGS = {
@@ -66,14 +66,17 @@ def refuse_unknown(names: Sequence[str], prefix: str) -> None:
     """Raise SpecError if `names` has an unknown array below a layer's prefix; with its likely meaning, if known."""
     if not names:
         return
-    first = names[:MOST_NAMED]
-    listed = [f"{shown(name)} ({meaning})" if (meaning := meaning_of([name])) else shown(name) for name in first]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    options = " ".join(f"--leave '{shown(name)}'" for name in first)
+    options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])
+    listing = listed([named(name) for name in names], MOST_NAMED)
     raise SpecError(
         f"the layer at prefix {shown(repr(prefix))} has arrays that are no part of its layout: "
-        f"{', '.join(listed)}{more}; with them it may compute something else. To leave them behind: {options}"
+        f"{listing}; with them it may compute something else. To leave them behind: {options}"
     )
+
+
+def named(name: str) -> str:
+    """An array's name, with its likely meaning."""
+    return f"{shown(name)} ({meaning_of([name])})" if meaning_of([name]) else shown(name)
 
 
 def meaning_of(names: Collection[str]) -> str:

@@ -86,7 +86,8 @@ REVIEWED = (
         """
         cls_token_id sep_token_id mask_token_id unk_token_id bos_token_id eos_token_id pad_token_id prev_sot_token_id
         decoder_start_token_id no_timestamps_token_id forced_decoder_ids force_bos_token_to_be_generated lang_to_id
-        task_to_id is_multilingual max_initial_timestamp_index return_timestamps alignment_heads max_new_tokens save_step
+        task_to_id is_multilingual max_initial_timestamp_index return_timestamps alignment_heads
+        max_new_tokens save_step
         """,
         "numbers of tokens, and how a text is generated from the model's outputs",
     ),
@@ -129,9 +130,9 @@ REVIEWED = (
     ),
     Reviewed(
         """
-        static_position_embeddings extra_pos_embeddings type_vocab_size emb_size embedding_size n_special n_ctx use_cache
-        vocab_size_or_config_json_file max_position_embeddings interpolate_antialias interpolate_offset video_size
-        enable_cls
+        static_position_embeddings extra_pos_embeddings type_vocab_size emb_size embedding_size n_special n_ctx
+        use_cache vocab_size_or_config_json_file max_position_embeddings interpolate_antialias interpolate_offset
+        video_size enable_cls
         """,
         "embeddings before the first layer, and the most positions",
     ),

@@ -65,10 +65,5 @@ def _found(names: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, L
     for name in recipe.checkpoint_layouts:
         for prefix in layouts.get(name).find(every):
             layout_of.setdefault(prefix, layouts.get(name))
-    first = {prefix: _first(every, prefix) for prefix in layout_of}
-    return dict(sorted(layout_of.items(), key=lambda item: first[item[0]]))
-
-
-def _first(names: list[str], prefix: str) -> int:
-    """Position of the first name below `prefix`."""
-    return next(index for index, name in enumerate(names) if name.startswith(prefix))
+    first = {prefix: next(i for i, name in enumerate(every) if name.startswith(prefix)) for prefix in layout_of}
+    return {prefix: layout_of[prefix] for prefix in sorted(first, key=first.__getitem__)}

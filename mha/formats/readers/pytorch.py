@@ -26,7 +26,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, reading
 from mha.formats.readers.pickles import CodeFound, texts_in
 from mha.formats.readers.zips import LOCAL_HEADER, NotWhole, open_zip, read_member
 from mha_core import AttentionConfig, SpecError
@@ -51,24 +51,18 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
             f"earlier ones. Got {torch.__version__}: pip install -U torch"
         )
     with ExitStack() as stack:
-        try:
-            with path.open("rb") as file:
-                is_zip = file.read(4) == b"PK\x03\x04"
-            tree, length, read = _zipped(path, stack) if is_zip else _old(path, stack)
-            if isinstance(tree, Mapping):
-                leaves = _leaves(tree, length)
-                found = [(name, _entry(leaf, read)) for name, leaf in leaves.items() if _is_plain(leaf)]
-        except SpecError:
-            raise
-        except CodeFound as error:
-            raise SpecError(
-                f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the file, and "
-                "is refused. Save the model's state_dict() instead."
-            ) from error
-        except Exception as error:  # PyTorch raises anything, by where a file is damaged
-            raise not_whole(path, "PyTorch", error) from error
-        if not isinstance(tree, Mapping):
-            raise SpecError(f"{path} must hold a state_dict. Got {type(tree).__name__}.")
+        with reading(path, "PyTorch"):
+            try:
+                tree, length, read = _zipped(path, stack) if _is_zip(path) else _old(path, stack)
+            except CodeFound as error:
+                raise SpecError(
+                    f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the file, "
+                    "and is refused. Save the model's state_dict() instead."
+                ) from error
+            if not isinstance(tree, Mapping):
+                raise SpecError(f"{path} must hold a state_dict. Got {type(tree).__name__}.")
+            leaves = _leaves(tree, length)
+            found = [(name, _entry(leaf, read)) for name, leaf in leaves.items() if _is_plain(leaf)]
         others = {name: type(leaf).__name__ for name, leaf in leaves.items() if not _is_plain(leaf)}
         yield Checkpoint(path, collect(path, found), others=others)
 
@@ -89,6 +83,11 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
     whole = io.BytesIO()  # what torch says of a full disk names neither the file nor the disk
     torch.save(tensors, whole)
     path.write_bytes(whole.getbuffer())
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def _zipped(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
