@@ -138,7 +138,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """A context for the reader of `form`, in which any exception becomes a SpecError: refused, or not whole."""
+    """A context for the reader of `form`: any exception becomes a SpecError, "refused" or "not whole"."""
     try:
         yield
     except SpecError:

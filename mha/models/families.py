@@ -41,7 +41,7 @@ class Family:
         layouts: the layouts that their arrays may have.
         where: regular expression of its attention layers' prefixes, with "." between names.
         settings: the settings of a config that matter, in words, for the documentation.
-        scale: the factor of the scores, from config, prefix and head width; None where it is 1 / sqrt(head width).
+        scale: the factor of the scores, from config, prefix and head width; None: 1 / sqrt(head width).
         causal: whether the model calls a layer causally, from config and prefix; None where it calls none so.
         head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
             "encoder" or "decoder", by the prefix.

@@ -86,7 +86,8 @@ def meaning_of(names: Collection[str]) -> str:
     ('a norm of queries', '')
     """
     parts = [part.lstrip("_") for name in names for part in name.replace("/", ".").split(".")]
-    return next((text for text, marks in MEANINGS.items() if any(part.startswith(marks) for part in parts)), "")
+    found = (text for text, marks in MEANINGS.items() if any(part.startswith(marks) for part in parts))
+    return next(found, "")
 
 
 def _below(ordered: Sequence[str], start: str) -> Sequence[str]:

@@ -210,7 +210,8 @@ def port(
         results += [
             LayerResult.of(layer.site.name, backend.name, each) for layer, each in zip(layers, found, strict=True)
         ]
-        difference, cosine = float(np.abs(again - embeddings).max()), float((again * embeddings).sum(axis=-1).min())
+        difference = float(np.abs(again - embeddings).max())
+        cosine = float((again * embeddings).sum(axis=-1).min())
         ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
         if not all(each.equal for each in found):
             differing = [layer for layer, each in zip(layers, found, strict=True) if not each.equal]

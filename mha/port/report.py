@@ -62,7 +62,7 @@ def arrays_line(arrays: LoadedArrays) -> str:
 
 def layer_table(report: PortReport) -> Table:
     """One row per layer, one column for the model's own module and for each backend."""
-    by_place = {(result.layer, result.by): _coloured(f"{result.ratio:.2g}", result) for result in report.layers}
+    by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
     for layer in dict.fromkeys(result.layer for result in report.layers):

@@ -65,5 +65,8 @@ def _found(names: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, L
     for name in recipe.checkpoint_layouts:
         for prefix in layouts.get(name).find(every):
             layout_of.setdefault(prefix, layouts.get(name))
-    first = {prefix: next(i for i, name in enumerate(every) if name.startswith(prefix)) for prefix in layout_of}
-    return {prefix: layout_of[prefix] for prefix in sorted(first, key=first.__getitem__)}
+
+    def first(prefix: str) -> int:
+        return next(index for index, name in enumerate(every) if name.startswith(prefix))
+
+    return {prefix: layout_of[prefix] for prefix in sorted(layout_of, key=first)}

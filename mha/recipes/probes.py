@@ -86,7 +86,7 @@ def vit_softmax_in_float32() -> str | None:
     return f"in float64 the output with attn_implementation='eager' is {error:.1g} away from that with 'sdpa'"
 
 
-_SIZES: dict[str, Any] = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 8}
+_SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 8}
 _MODELS: dict[str, dict[str, Any]] = {
     "Bert": {"vocab_size": 10, **_SIZES},
     "GPT2": {"vocab_size": 10, "bos_token_id": 1, "eos_token_id": 2, "n_embd": 12, "n_head": 3, "n_layer": 1},
@@ -99,10 +99,11 @@ def _small(name: str, implementation: str) -> Any:
     import torch
     import transformers
 
+    kind = getattr(transformers, f"{name}Model")
     config = getattr(transformers, f"{name}Config")(**_MODELS[name])
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, f"{name}Model")._from_config(config, attn_implementation=implementation).eval()
+        model = kind._from_config(config, attn_implementation=implementation).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(std=0.4)

@@ -1,4 +1,4 @@
-"""Recipe: what the attention modules of one family of Hugging Face transformers have, live and in a checkpoint."""
+"""Recipe: what the attention modules of one family of transformers have, live and in a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Recipe:
         heads: the attribute of `core` with the number of heads.
         heads_key: the key of a model's config for it; "{side}" is "encoder" or "decoder", by the prefix.
         dropout_key: the key of a model's config for the dropout of the attention weights.
-        out: the path in a module of the output projection: the heads, merged, go into it and the output comes out.
-        core: the path in a module of the part that is called with the hidden states and the mask; "" for the module.
+        out: the path of the output projection in a module: the merged heads go into it, the output comes out.
+        core: the path of the part that is called with the hidden states and the mask; "" for the module.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def part(module: Any, path: str) -> Any:
-    """The part of a module at a path such as "output.dense"; "" is the module itself; None if there is none."""
+    """The part of a module at a path such as "output.dense", or None; "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module

@@ -98,7 +98,10 @@ VIT = Recipe(
 BART = Recipe(
     family="bart",
     summary="encoder, decoder (causal) and cross-attention are one class, told apart by the call",
-    classes=(*_attentions("Bart", "Blenderbot", "BlenderbotSmall", "M2M100", "MBart", "Marian", "Pegasus", "PLBart"),),
+    classes=(
+        *_attentions("Bart", "Blenderbot", "BlenderbotSmall", "M2M100"),
+        *_attentions("MBart", "Marian", "Pegasus", "PLBart"),
+    ),
     model_types=("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     layouts=("canonical",),
     checkpoint_layouts=("canonical",),

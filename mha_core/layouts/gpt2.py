@@ -50,6 +50,7 @@ TF: Mapping[str, Any] = {"framework": "tf", "bias_is_row": True}
 FLAX: Mapping[str, Any] = {"framework": "jax", "matrix": "kernel", "transposed": False}
 
 OF_CROSS = "'s cross-attention"
+
 GPT2_LAYOUTS = (
     _layout("gpt2", ": c_attn (E, 3E), c_proj, both transposed (Conv1D)", SELF, **TORCH),
     _layout("gpt2-cross", f"{OF_CROSS}: q_attn (E, E), c_attn (E, 2E), c_proj, transposed (Conv1D)", CROSS, **TORCH),

@@ -1,7 +1,7 @@
 """Goes through a pickle of PyTorch before PyTorch reads it, and runs nothing of it.
 
-What PyTorch's safe reader would do without a word is refused here: a function that no state_dict needs, which a
-program may have allowed it, and a name that stands in a dict twice.
+Two things that PyTorch's safe reader would take are refused here: a function that no state_dict needs, also
+one that a program has allowed PyTorch; and a name that stands in a dict twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CALLED = re.compile(
     r"|torch\.(device|Size)|torch\.serialization\._get_layout|torch\.nn\.parameter\.Parameter"
     r"|collections\.(OrderedDict|Counter)|_codecs\.encode|(builtins|__builtin__)\.(set|complex)"
 )
-"""Functions and classes that a file of tensors may call. None makes room for more numbers than the file has."""
+"""Functions and classes that a file of tensors may call. None allocates more than the file has."""
 
 NAMED = re.compile(
     r"torch\.(b?float|int|uint|complex|half|double|q?u?int|bool|long|short)\w*|torch\.\w+Storage"
     rf"|torch\.storage\.UntypedStorage|torch\.Tensor|torch\._tensor\._rebuild_from_type_v2|{CALLED.pattern}"
 )
-"""Names that may stand in it: also of dtypes, of the storages that the file has, and of tensors with attributes."""
+"""Names that may stand in it: also those of dtypes, of kinds of storages, and of tensors with attributes."""
 
 KEPT = ("SETITEM", "SETITEMS", "APPEND", "APPENDS", "ADDITEMS", "BUILD", "MEMOIZE")
 """Operations that leave the object that they fill or remember on the stack."""
@@ -55,7 +55,7 @@ def texts_in(file: BinaryIO) -> list[str]:
         Broken: a name stands in a dict twice.
         Exception: of any kind, if it is damaged.
     """
-    stack: list[Any] = []  # a name of code stands for itself, as "module name", and so do texts, numbers and tuples
+    stack: list[Any] = []  # names of code ("module name"), texts, numbers, tuples; a set for any other object
     memo: dict[int, Any] = {}
     texts: list[str] = []
     for operation, argument, _ in pickletools.genops(file):
@@ -83,7 +83,7 @@ def texts_in(file: BinaryIO) -> list[str]:
             stack.append(_MARK)
         elif "TUPLE" in name:
             stack.append(tuple(one for one in taken if one is not _MARK))
-        else:  # of an object nothing is kept but the names that it gets
+        else:  # the set is for the names in the object, if it is a dict
             stack += [argument if type(argument) in (str, int) else set()] * len(operation.stack_after)
     return texts
 

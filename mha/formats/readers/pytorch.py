@@ -1,9 +1,13 @@
 """PyTorch's own files, zipped ones and those before version 1.6, by `torch.load(weights_only=True)`.
 
-Before PyTorch sees a file, `pickles.texts_in` goes through its pickles. Of a zipped file, NAME/data.pkl with a pickle
-and NAME/data/KEY with each storage, PyTorch then reads the pickle alone; the numbers are read here, and their checksums
-compared, when they are asked for. An old one is a row of pickles (a magic number, a version, sizes, the state_dict, the
-keys of the storages) and then the storages; PyTorch reads it as a whole.
+Before PyTorch sees a file, `pickles.texts_in` goes through its pickles.
+
+A zipped file has NAME/data.pkl with a pickle and NAME/data/KEY with each storage. PyTorch reads the pickle
+alone, out of a copy with empty storages. The numbers are read here, when they are asked for, and their
+checksums compared.
+
+An old file is a row of pickles (a magic number, a version, sizes, the state_dict, the keys of the storages),
+then the storages. PyTorch reads it as a whole.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file: the tensors of a state_dict, or of nested dicts, whose names are then joined by dots."""
     if torch.__version__ < SAFE_SINCE:
         raise SpecError(
-            f"{path}: PyTorch {'.'.join(map(str, SAFE_SINCE))} or later must read it, because a file can run code in "
-            f"earlier ones. Got {torch.__version__}: pip install -U torch"
+            f"{path}: PyTorch {'.'.join(map(str, SAFE_SINCE))} or later must read it, because a file can run "
+            f"code in earlier ones. Got {torch.__version__}: pip install -U torch"
         )
     with ExitStack() as stack:
         with reading(path, "PyTorch"):
@@ -56,8 +60,8 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
                 tree, length, read = _zipped(path, stack) if _is_zip(path) else _old(path, stack)
             except CodeFound as error:
                 raise SpecError(
-                    f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the file, "
-                    "and is refused. Save the model's state_dict() instead."
+                    f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the "
+                    "file, and is refused. Save the model's state_dict() instead."
                 ) from error
             if not isinstance(tree, Mapping):
                 raise SpecError(f"{path} must hold a state_dict. Got {type(tree).__name__}.")
@@ -91,7 +95,7 @@ def _is_zip(path: Path) -> bool:
 
 
 def _zipped(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
-    """The object in the file, its tensors on the meta device; the length of its pickle; and the reader of storages."""
+    """The object in the file, its tensors on the meta device; the pickle's length; the reader of storages."""
     archive = stack.enter_context(open_zip(path))
     names = archive.namelist()
     pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
@@ -107,11 +111,14 @@ def _zipped(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
     places, copy = _without_numbers(data, keys)
 
     def read(tensor: torch.Tensor) -> NDArray[np.uint8]:
+        size = tensor.untyped_storage().nbytes()
         found = read_member(archive, f"{folder}{places[_place(tensor)]}")
-        if len(found) != tensor.untyped_storage().nbytes():
-            raise NotWhole(f"a storage must have {tensor.untyped_storage().nbytes()} bytes. Got {len(found)}.")
+        if len(found) != size:
+            raise NotWhole(f"a storage must have {size} bytes. Got {len(found)}.")
         numbers = np.frombuffer(found, np.uint8)
-        return numbers if order == sys.byteorder.encode() else numbers.reshape(-1, tensor.itemsize)[:, ::-1].reshape(-1)
+        if order != sys.byteorder.encode():
+            numbers = numbers.reshape(-1, tensor.itemsize)[:, ::-1].reshape(-1)
+        return numbers
 
     return _loaded(copy, "meta"), len(data), read
 
@@ -156,7 +163,11 @@ def _old(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
         raise NotWhole("it is not as long as its storages say")
     if not len(keys) == len(set(keys)) == len(storages):
         raise NotWhole("it must list the key of each of its storages once")
-    return tree, length, lambda tensor: torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+
+    def read(tensor: torch.Tensor) -> NDArray[np.uint8]:
+        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+
+    return tree, length, read
 
 
 def _loaded(source: Any, place: Any) -> Any:
@@ -175,7 +186,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 def _is_plain(leaf: Any) -> bool:
     """Whether it is a dense tensor with numbers."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_neg():
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_neg():
         return False
     return leaf.device.type == "cpu" or _place(leaf) >= 0
 
