@@ -13,9 +13,13 @@ from typing import Any, BinaryIO
 
 from mha_core.errors import shown
 
-CALLED = re.compile(
+REBUILDS = re.compile(
     r"torch\._utils\._rebuild_(tensor(_v[23])?|parameter(_with_state)?|sparse_tensor|meta_tensor_no_storage)"
-    r"|torch\.(device|Size)|torch\.serialization\._get_layout|torch\.nn\.parameter\.Parameter"
+)
+"""Functions that make tensors."""
+
+CALLED = re.compile(
+    rf"{REBUILDS.pattern}|torch\.(device|Size)|torch\.serialization\._get_layout|torch\.nn\.parameter\.Parameter"
     r"|collections\.(OrderedDict|Counter)|_codecs\.encode|(builtins|__builtin__)\.(set|complex)"
 )
 """Functions and classes that a file of tensors may call. None allocates more than the file has."""
@@ -66,8 +70,12 @@ def texts_in(file: BinaryIO) -> list[str]:
             _refuse_unless(NAMED, argument.replace(" ", "."))
         elif name in ("REDUCE", "NEWOBJ"):
             called, arguments = taken
-            with_attributes = called == "torch._tensor _rebuild_from_type_v2" and isinstance(arguments, tuple)
-            _refuse_unless(CALLED, str(arguments[0] if with_attributes else called).replace(" ", "."))
+            if called == "torch._tensor _rebuild_from_type_v2":
+                _refuse_unless(REBUILDS, str(arguments[0]).replace(" ", "."))
+            else:
+                _refuse_unless(CALLED, str(called).replace(" ", "."))
+            if called == "_codecs encode" and arguments[1:] != ("latin1",):  # as pickles write bytes
+                raise Broken(f"it encodes a text as {shown(repr(arguments[1:]))}")
         elif name in ("SETITEM", "SETITEMS"):
             _add_names(taken[0], [one for one in taken[1:] if one is not _MARK][::2])
         elif isinstance(argument, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import pickle
 import struct
@@ -150,6 +151,10 @@ def test_a_pt_is_given_no_memory_that_its_file_does_not_fill(zipped, tmp_path):
     }.items():
         torch.save({"w": torch.ones(6), "x": made}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
         assert f"holds {name}, which is no tensor" in refusal(tmp_path / "a.pt")
+    for encoding, words in (("latin1", ""), ("idna", "it encodes a text as ('idna',)")):
+        made = Made(codecs.encode, ("abc", encoding))
+        torch.save({"w": torch.ones(6), "x": made}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+        assert words in refusal(tmp_path / "a.pt") if words else list(read(tmp_path / "a.pt")) == ["w"]
     torch.save({"w": torch.ones(6)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     data = (tmp_path / "a.pt").read_bytes()
     for place in [at for at in range(len(data)) if data.startswith(b"K\x06", at)]:
