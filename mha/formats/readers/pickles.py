@@ -60,8 +60,9 @@ def texts_in(file: BinaryIO) -> list[str]:
         Exception: of any kind, if it is damaged.
     """
     stack: list[Any] = []  # names of code ("module name"), texts, numbers, tuples; a set for any other object
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     texts: list[str] = []
+    argument: Any
     for operation, argument, _ in pickletools.genops(file):
         name = operation.name
         taken = _take(stack, operation.stack_before)
