@@ -19,6 +19,7 @@ from mha.infer.observed import Observed, load_arrays
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
+from mha_core.errors import listed
 from mha_core.features import arithmetic_fields
 from mha_core.weights import Weights
 
@@ -208,5 +209,4 @@ def _numbered(prefix: str) -> list[tuple[str, int]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:MOST_NAMED]))
-    return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    return listed([repr(name) for name in names], MOST_NAMED)
