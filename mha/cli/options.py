@@ -21,6 +21,7 @@ from typing import Any, ClassVar, dataclass_transform
 import click
 
 from mha.cli.common import CouldNotRun
+from mha.cli.ending import Command
 
 PARAMETER = "parameter"
 """The key in a field's metadata under which the function that adds it to a command stands."""
@@ -49,8 +50,6 @@ def argument(**settings: Any) -> Any:
 def command(kind: type[Options]) -> Callable[[Callable[[Any], None]], click.Command]:
     """A decorator that makes a function a command, which is called with one object: what was asked for.
 
-    What the definition, a backend or a missing file forbids ends the command with exit status 2 and its message.
-
     Args:
         kind: its fields are made by `option`, `argument` and the functions below.
     """
@@ -58,16 +57,11 @@ def command(kind: type[Options]) -> Callable[[Callable[[Any], None]], click.Comm
     def decorate(function: Callable[[Any], None]) -> click.Command:
         @wraps(function)
         def run(**values: Any) -> None:
-            from mha_core.errors import BackendError, SpecError
-
-            try:
-                function(kind(**values))
-            except (SpecError, BackendError, FileNotFoundError) as error:
-                raise CouldNotRun(str(error)) from error
+            function(kind(**values))
 
         for add in reversed(list(_parameters(kind))):
             run = add(run)
-        return click.command()(run)
+        return click.command(cls=Command)(run)
 
     return decorate
 
