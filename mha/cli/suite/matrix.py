@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mha.cli import options
 from mha.cli.common import CouldNotRun, consoles, finish, say, says, warn, write_asked
-from mha.cli.options import Options, OutputFile, gone, option
+from mha.cli.options import OutputFile, gone, option
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mha.matrix.run import Options
 
 
-class MatrixOptions(Options):
+class MatrixOptions(options.Options):
     """The argument and options of `mha matrix`."""
 
     file: Path = options.path_argument()
@@ -64,7 +64,7 @@ def matrix(asked: MatrixOptions) -> None:
     _show(asked, make(request, rows, known), page, interrupted)
 
 
-def _measured(request: Request, options: Options) -> tuple[list[Row], bool]:
+def _measured(request: Request, how: Options) -> tuple[list[Row], bool]:
     """The rows of all sets, or those up to an interrupt by the user; and whether there was one."""
     from rich.markup import escape
 
@@ -76,7 +76,7 @@ def _measured(request: Request, options: Options) -> tuple[list[Row], bool]:
         for one in request.sets:
             with (
                 errors.status(escape(one.name)) as status,
-                closing(run_set(one, request, options, _say_of(status, one.name))) as found,
+                closing(run_set(one, request, how, _say_of(status, one.name))) as found,
             ):
                 for row in found:
                     rows.append(row)
