@@ -141,7 +141,11 @@ class Apart(Options):
                 executor.shutdown(wait=False, cancel_futures=True)
 
     def gathered(
-        self, errors: Console, total: int, text: Callable[[Item], str], work: Callable[[Executor], Iterator[Item]]
+        self,
+        errors: Console,
+        total: int,
+        text: Callable[[Item], str],
+        work: Callable[[Executor], Iterator[Item]],
     ) -> tuple[list[Item], bool]:
         """What `work(executor)` yields, or what there is when the user interrupts; and whether one did.
 

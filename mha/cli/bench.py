@@ -46,7 +46,7 @@ class BenchOptions(Options):
     """The options of `mha bench`."""
 
     backend_names: tuple[str, ...] = options.backends("Only this backend and its peers (repeatable).")
-    setting_names: tuple[str, ...] = option("--setting", "-s", multiple=True, help="Only this setting (repeatable).")
+    setting_names: tuple[str, ...] = options.several("--setting", "-s", help="Only this setting (repeatable).")
     lengths: tuple[int, ...] = option(
         "--length", callback=_lengths, help="Only (1, L, 512, 8), such as 512,1024, for the plots."
     )

@@ -42,6 +42,11 @@ def option(*flags: str, **settings: Any) -> Any:
     return field(metadata={PARAMETER: lambda name: click.option(name, *flags, **settings)})
 
 
+def several(*flags: str, help: str, **settings: Any) -> Any:
+    """A field whose value is a tuple: the option may be repeated."""
+    return option(*flags, multiple=True, help=help, **settings)
+
+
 def argument(**settings: Any) -> Any:
     """A field whose value is that of `click.argument(NAME, **settings)`; it has the field's name."""
     return field(metadata={PARAMETER: lambda name: click.argument(name, **settings)})
@@ -121,17 +126,17 @@ def path_argument(**settings: Any) -> Any:
 
 def backends(help: str = "Only this backend (repeatable).") -> Any:
     """--backend: a tuple of names."""
-    return option("--backend", "-b", multiple=True, help=help)
+    return several("--backend", "-b", help=help)
 
 
 def subjects() -> Any:
     """--subject: a tuple of layers of the user's."""
-    return option("--subject", "-s", multiple=True, help="Your own layer, package.module:factory (repeatable).")
+    return several("--subject", "-s", help="Your own layer, package.module:factory (repeatable).")
 
 
 def cases(help: str = "Only cases of this id; wildcards work (repeatable).") -> Any:
     """--case: a tuple of patterns."""
-    return option("--case", "-c", multiple=True, help=help)
+    return several("--case", "-c", help=help)
 
 
 def calls() -> Any:
@@ -141,12 +146,12 @@ def calls() -> Any:
 
 def dtypes(default: str = "float64 and float32.") -> Any:
     """--dtype: a tuple of names; the text says what the default is."""
-    return option("--dtype", "-d", multiple=True, help=f"This dtype (repeatable). Default: {default}")
+    return several("--dtype", "-d", help=f"This dtype (repeatable). Default: {default}")
 
 
 def devices() -> Any:
     """--device: a tuple of names."""
-    return option("--device", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
+    return several("--device", help="Only this device, such as cpu or gpu:0 (repeatable).")
 
 
 def time_limit(who: str = "a subject", of: str = "case") -> Any:
@@ -158,6 +163,11 @@ def time_limit(who: str = "a subject", of: str = "case") -> Any:
 def json_file(help: str = "Also write everything to this file.", **settings: Any) -> Any:
     """--json: a path, or None."""
     return option("--json", type=OutputFile(**settings), help=help)
+
+
+def output_file(*flags: str, help: str, **settings: Any) -> Any:
+    """A file to write."""
+    return option(*flags, type=OutputFile(), help=help, **settings)
 
 
 def deviations_file(help: str) -> Any:

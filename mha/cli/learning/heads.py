@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import consoles, finish, says, warn, write_asked
-from mha.cli.options import OutputFile, argument, option
+from mha.cli.options import argument, option
 
 if TYPE_CHECKING:
     from mha.heads.subject import Subject
@@ -24,18 +24,17 @@ class HeadsOptions(Apart):
     documents: int | None = option(
         "--documents", type=int, help="Packaged documents of each half, at most 150.  [default: 25]"
     )
-    measures: tuple[str, ...] = option(
+    measures: tuple[str, ...] = options.several(
         "--measure",
         "-m",
-        multiple=True,
         help="gradient, leave-one-out or all (repeatable); the first decides.  [default: gradient]",
     )
     prune: int | None = option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
-    out: Path | None = option("--out", type=OutputFile(), help="With --prune: write the cut layers, as safetensors.")
+    out: Path | None = options.output_file("--out", help="With --prune: write the cut layers, as safetensors.")
     backend_names: tuple[str, ...] = options.backends("Prove and time in this backend alone (repeatable).")
     speed: bool = options.flag("--speed", "Time the layer in each framework and the whole model, without heads.")
     json_path: Path | None = options.json_file()
-    html_path: Path | None = option("--html", type=OutputFile(), help="Also write it as one page.")
+    html_path: Path | None = options.output_file("--html", help="Also write it as one page.")
 
 
 @options.command(HeadsOptions)

@@ -30,7 +30,11 @@ FOLDER = click.option(
     help="Where the exercises are; the current folder by default.",
 )
 TIME_LIMIT = click.option(
-    "--time-limit", type=click.FloatRange(0.1, 1e6), default=10.0, show_default=True, help="Seconds for one exercise."
+    "--time-limit",
+    type=click.FloatRange(0.1, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds for one exercise.",
 )
 FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
 

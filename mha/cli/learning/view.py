@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import CouldNotRun, consoles, finish, say, says, warn
-from mha.cli.options import OutputFile, argument, option
+from mha.cli.options import argument, option
 
 if TYPE_CHECKING:
     from mha.recordings.recording import Recording
@@ -26,24 +26,21 @@ class ViewOptions(Apart):
     """The argument and options of `mha view`."""
 
     what: str = argument(metavar="MODEL|RECORDING")
-    texts: tuple[str, ...] = option(
-        "--text", multiple=True, help=f"What a MODEL reads (repeatable). Default: {TEXTS[0]}"
-    )
+    texts: tuple[str, ...] = options.several("--text", help=f"What a MODEL reads (repeatable). Default: {TEXTS[0]}")
     tokens: Path | None = options.any_path("--tokens", help="Names of the keys: one a line, or JSON.")
     backend_names: tuple[str, ...] = options.backends("Compute with this backend (repeatable, two).")
     compare: Path | None = options.any_path("--compare", help="Another recording of the same calls.")
-    layers: tuple[str, ...] = option(
-        "--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable)."
+    layers: tuple[str, ...] = options.several(
+        "--layers", help="Only these: names or positions; wildcards work (repeatable)."
     )
     heads: tuple[int, ...] = option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
     dtype: str | None = option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
-    leave: tuple[str, ...] = option(
+    leave: tuple[str, ...] = options.several(
         "--leave",
-        multiple=True,
         help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
     )
     importance: Path | None = options.any_path("--importance", help="What mha heads --json wrote, as one more bar.")
-    html: Path = option("--html", required=True, type=OutputFile(), help="The page.")
+    html: Path = options.output_file("--html", help="The page.", required=True)
 
     @property
     def has_other(self) -> bool:

@@ -28,17 +28,19 @@ class CompareOptions(Options):
     dtype: str | None = option("--dtype", "-d", help="Of the subject. Default: that of each call.")
     patterns: tuple[str, ...] = options.calls()
     by: str | None = option(
-        "--by", type=click.Choice(["name", "order"]), help="How calls are paired. Default: by name, if they match."
+        "--by",
+        type=click.Choice(["name", "order"]),
+        help="How calls are paired. Default: by name, if they match.",
     )
     strict: bool = options.flag(
-        "--strict", "Refuse recordings that left out modules which look like attention, or lack what the model gave."
+        "--strict",
+        "Refuse recordings that left out modules which look like attention, or lack what the model gave.",
     )
     time_limit: float = options.time_limit(of="call")
     json_path: Path | None = options.json_file()
     unseen: bool = options.unseen()
-    also: tuple[str, ...] = option(
+    also: tuple[str, ...] = options.several(
         "--also",
-        multiple=True,
         help="A module whose outputs both must hold: mha.capture(..., also=[NAME]).",
     )
 

@@ -12,7 +12,7 @@ import click
 
 from mha.cli import options
 from mha.cli.common import CouldNotRun, consoles, finish, say, says
-from mha.cli.options import Options, OutputFile, option
+from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ class ConvertOptions(Options):
         "--from", metavar="LAYOUT", help="The layout in SOURCE. Default: the one that fits."
     )
     to_layout: str | None = option("--to", metavar="LAYOUT", help="The layout to write.")
-    out: Path | None = option("--out", type=OutputFile(), help="The file to write; its suffix says the format.")
+    out: Path | None = options.output_file("--out", help="The file to write; its suffix says the format.")
     only_list: bool = options.flag("--list", "Show the attention layers in SOURCE and do nothing else.")
     layouts: bool = option(
         "--layouts",
@@ -77,9 +77,8 @@ class ConvertOptions(Options):
     )
     unseen: bool = options.unseen("Whether to say what recorded calls would not have shown.")
     moved: bool = options.flag("--moved", "Also move the bits of layers that are neither proved nor known.")
-    leave: tuple[str, ...] = option(
+    leave: tuple[str, ...] = options.several(
         "--leave",
-        multiple=True,
         help="An array to leave behind: below a layer's prefix and not in its layout, or elsewhere and without a place "
         "in a model of the config's type; or another file beside config.json (repeatable; wildcards).",
     )

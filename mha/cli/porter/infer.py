@@ -8,7 +8,7 @@ import click
 
 from mha.cli import options
 from mha.cli.common import consoles, finish, says, write_asked
-from mha.cli.options import Options, OutputFile, option
+from mha.cli.options import Options, option
 from mha.cli.porter.convert import refuse_existing
 
 
@@ -23,9 +23,7 @@ class InferOptions(Options):
         "allowed, bias, causal, query_offset where there are any.",
     )
     num_heads: int | None = option("--num-heads", type=click.IntRange(min=1), help="H, if it is known.")
-    out: Path | None = option(
-        "--out", type=OutputFile(), help="Write the canonical weights here, if the mapping is unique."
-    )
+    out: Path | None = options.output_file("--out", help="Write the canonical weights here, if the mapping is unique.")
     json_path: Path | None = options.json_file("Write the result here for a program.")
     force: bool = options.flag("--force", "Replace OUT if it is there.")
     time_limit: float = option("--time-limit", default=60.0, show_default=True, help="Seconds to search for.")

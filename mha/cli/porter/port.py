@@ -21,11 +21,14 @@ class PortOptions(Apart):
     )
     backend_names: tuple[str, ...] = options.backends()
     dtype: str = option(
-        "--dtype", "-d", default="float32", show_default=True, help="float32 or float64: of model and backends."
+        "--dtype",
+        "-d",
+        default="float32",
+        show_default=True,
+        help="float32 or float64: of model and backends.",
     )
-    leave: tuple[str, ...] = option(
+    leave: tuple[str, ...] = options.several(
         "--leave",
-        multiple=True,
         help="An array that no model of its type has, or another file of the folder, to leave out (repeatable).",
     )
     strict: bool = options.flag("--strict", "Refuse a model with modules that look like attention and are not read.")

@@ -65,7 +65,10 @@ def replay(asked: ReplayOptions) -> None:
     )
     warn(errors, [*found.left_out, *found.broken])
     patterns = asked.patterns or ("*",)
-    with asked.kept(), progress(errors, len(recording.calls) * (1 + len(found.subjects)), of_result) as advance:
+    with (
+        asked.kept(),
+        progress(errors, len(recording.calls) * (1 + len(found.subjects)), of_result) as advance,
+    ):
         outcome = run(recording, found.subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
     missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen else None
     _print(console, recording, outcome, asked.file)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import CouldNotRun, consoles, finish, progress, say, write_asked
-from mha.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +28,8 @@ SHOWN = 3
 class BugsOptions(Apart):
     """The options of `mha bugs`."""
 
-    patterns: tuple[str, ...] = option(
-        "--bug", "-b", multiple=True, help="Only bugs of this id; wildcards work (repeatable)."
+    patterns: tuple[str, ...] = options.several(
+        "--bug", "-b", help="Only bugs of this id; wildcards work (repeatable)."
     )
     kill: bool = options.flag("--kill", "Run the suite over them and print which case kills which.")
     case_patterns: tuple[str, ...] = options.cases("With --kill: only these cases (repeatable).")

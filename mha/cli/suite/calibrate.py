@@ -22,14 +22,17 @@ class CalibrateOptions(Apart):
     """The options of `mha calibrate`."""
 
     runs: int = option(
-        "--runs", "-n", type=click.IntRange(min=1), default=2000, show_default=True, help="Runs in each dtype."
+        "--runs",
+        "-n",
+        type=click.IntRange(min=1),
+        default=2000,
+        show_default=True,
+        help="Runs in each dtype.",
     )
     seed: int = options.seed("random problems")
     dtypes: tuple[str, ...] = options.dtypes("float32.")
     backend_names: tuple[str, ...] = options.backends()
-    names: tuple[str, ...] = option(
-        "--formulation", "-f", multiple=True, help="Only this NumPy formulation (repeatable)."
-    )
+    names: tuple[str, ...] = options.several("--formulation", "-f", help="Only this NumPy formulation (repeatable).")
     is_list: bool = options.flag("--list", "List the NumPy formulations, and end.")
     replay: str | None = option("--replay", metavar="SEED-INDEX", help="Run one problem again, as a report names it.")
     json_path: Path | None = options.json_file("Also write the figures to this file.")

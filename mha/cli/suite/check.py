@@ -17,7 +17,7 @@ import click
 from mha.cli import options
 from mha.cli.apart import Apart, Loaded
 from mha.cli.common import CouldNotRun, consoles, finish, finish_by, of_result, say, says, warn, write_asked
-from mha.cli.options import OutputFile, option
+from mha.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,13 +52,14 @@ class CheckOptions(Apart):
     dtypes: tuple[str, ...] = options.dtypes()
     devices: tuple[str, ...] = options.devices()
     path: str | None = option(
-        "--path", help="Run the backends on this path, such as eager or compiled. Default: its first, and fast."
+        "--path",
+        help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.",
     )
     time_limit: float = options.time_limit()
     table_path: Path | None = options.deviations_file("Also a table of known deviations of your own, in TOML.")
     no_diagnosis: bool = options.flag("--no-diagnosis", "Do not look for the reason why a subject differs.")
     json_path: Path | None = options.json_file("Also write every result to this file.")
-    html_path: Path | None = option("--html", type=OutputFile(), help="Also write a report page to this file.")
+    html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
 
     def write(self, whole: dict[str, Any]) -> None:
         """Write the report to the files that were asked for."""

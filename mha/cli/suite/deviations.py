@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mha.cli import options
 from mha.cli.common import CouldNotRun, consoles, finish, say, write_asked
-from mha.cli.options import Options, argument, option
+from mha.cli.options import Options, argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,15 +29,11 @@ class DeviationsOptions(Options):
     """The argument and options of `mha deviations`."""
 
     identifier: str | None = argument(required=False, metavar="[ID]")
-    patterns: tuple[str, ...] = option(
-        "--id", multiple=True, help="Only entries of this id; wildcards work (repeatable)."
+    patterns: tuple[str, ...] = options.several("--id", help="Only entries of this id; wildcards work (repeatable).")
+    subjects: tuple[str, ...] = options.several(
+        "--subject", "-s", help="Only of this layer; wildcards work (repeatable)."
     )
-    subjects: tuple[str, ...] = option(
-        "--subject", "-s", multiple=True, help="Only of this layer; wildcards work (repeatable)."
-    )
-    frameworks: tuple[str, ...] = option(
-        "--framework", "-f", multiple=True, help="Only of this framework (repeatable)."
-    )
+    frameworks: tuple[str, ...] = options.several("--framework", "-f", help="Only of this framework (repeatable).")
     probe: bool = options.flag("--probe", "Look whether each still happens with what is installed.")
     table_path: Path | None = options.deviations_file("Also the entries of a table of your own.")
     json_path: Path | None = options.json_file("Also write the entries to this file.")
@@ -71,7 +67,10 @@ def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[De
     from fnmatch import fnmatchcase
 
     filters = {
-        "id": ((*filter(None, [asked.identifier]), *asked.patterns), lambda entry, text: fnmatchcase(entry.id, text)),
+        "id": (
+            (*filter(None, [asked.identifier]), *asked.patterns),
+            lambda entry, text: fnmatchcase(entry.id, text),
+        ),
         "--subject": (
             asked.subjects,
             lambda entry, text: fnmatchcase(entry.subject, text) or fnmatchcase(entry.subject.split(":")[1], text),

@@ -49,8 +49,8 @@ class DiagnoseOptions(Apart):
         help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
     )
     details: bool = options.flag("--details", "What each probe of the experiments showed.")
-    probes: tuple[str, ...] = option(
-        "--probe", "-p", multiple=True, help="Show the numbers of this probe; wildcards work (repeatable)."
+    probes: tuple[str, ...] = options.several(
+        "--probe", "-p", help="Show the numbers of this probe; wildcards work (repeatable)."
     )
 
     def check(self) -> None:

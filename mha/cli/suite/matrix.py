@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mha.cli import options
 from mha.cli.common import CouldNotRun, consoles, finish, say, says, warn, write_asked
-from mha.cli.options import OutputFile, gone, option
+from mha.cli.options import gone
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -25,13 +25,11 @@ class MatrixOptions(options.Options):
     """The argument and options of `mha matrix`."""
 
     file: Path = options.path_argument()
-    only: tuple[str, ...] = option(
-        "--set", multiple=True, help="Only the set of this name; wildcards work (repeatable)."
-    )
+    only: tuple[str, ...] = options.several("--set", help="Only the set of this name; wildcards work (repeatable).")
     again: bool = options.flag("--again", "Measure finished sets again.")
     time_limit: float = options.time_limit("a layer")
     json_path: Path | None = options.json_file("Also write the outcome to this file.")
-    markdown_path: Path | None = option("--markdown", type=OutputFile(), help="Also write it as a page to this file.")
+    markdown_path: Path | None = options.output_file("--markdown", help="Also write it as a page to this file.")
 
 
 @options.command(MatrixOptions)

@@ -65,7 +65,13 @@ class TrialsOptions(Apart):
             ids_of_zoo,
         )
 
-        numbered = {"": self.singles, "x2": self.pairs, "x3": self.triples, "g": self.gradients, "r": self.restricted}
+        numbered = {
+            "": self.singles,
+            "x2": self.pairs,
+            "x3": self.triples,
+            "g": self.gradients,
+            "r": self.restricted,
+        }
         if not any((*numbered.values(), self.zoo, self.rewritten, self.right)):
             numbered[""] = SINGLES
         backends = list(self._usable(settings)) if self.right else []
