@@ -38,7 +38,7 @@ class Verdict:
     """What is known of one exercise.
 
     Attributes:
-        exercise: it.
+        exercise: the exercise that was judged.
         status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
             no such thing as it must; "can't run": its framework is not here.
         line: one sentence.
@@ -57,7 +57,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
     """Judge the file of an exercise in a folder.
 
     Args:
-        exercise: it.
+        exercise: the exercise.
         folder: as `mha learn start` writes it.
         time_limit: seconds that the file may take. It runs in a process of its own, which is ended then.
     """
