@@ -124,7 +124,7 @@ def _judged(
         _print(console, verdict)
         return [verdict]
     verdicts = []
-    with progress(errors, len(chosen), lambda verdict: verdict.exercise.name) as advance:
+    with progress(errors, len(chosen), _name_of) as advance:
         for verdict in judge_all(chosen, folder, time_limit=time_limit):
             verdicts.append(verdict)
             advance(verdict)
@@ -147,6 +147,10 @@ def _print(console: Console, verdict: Verdict) -> None:
         console.print(Text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
     if verdict.status in ("wrong", "no answer", "to do"):
         console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
+
+
+def _name_of(verdict: Verdict) -> str:
+    return verdict.exercise.name
 
 
 def _line(verdict: Verdict) -> Text:

@@ -64,10 +64,15 @@ def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], ask
     from conformance.zoo.kill_unit import kill_apart
 
     settings = asked.settings()
-    with asked.executor() as executor, progress(errors, len(cases), lambda case: case.id) as advance:
+    with asked.executor() as executor, progress(errors, len(cases), _id) as advance:
         if asked.in_this_process:
             return kill(selected, cases, progress=advance)
         return kill_apart(selected, cases, executor, settings, progress=advance)
+
+
+def _id(case: Case) -> str:
+    """The text of the progress bar after a case."""
+    return case.id
 
 
 def _list(selected: Sequence[Bug]) -> Table:
