@@ -5,32 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _ext.common import Computed, escaped
+from _ext.common import escaped, table
 from mha.heads.importance import MEASURES
 from mha.heads.page.page import plots_of, tables_of, timings_of
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
 
 RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
 
 
-class Heads(Computed):
-    """The part that its argument names: measures, plots, curves, kept, speed or texts."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        self.env.note_dependency(str(RESULT))
-        report = json.loads(RESULT.read_text("utf-8"))
-        return PARTS[self.arguments[0]](report)
-
-
 def measures(report: dict[str, Any]) -> str:
     """Every measure, and what it is."""
-    return table(["measure", "what it is"], [(f"`{name}`", MEASURES[name].about) for name in report["importance"]])
+    return of_heads(["measure", "what it is"], [(f"`{name}`", MEASURES[name].about) for name in report["importance"]])
 
 
 def plots(report: dict[str, Any]) -> str:
@@ -48,7 +34,7 @@ def curves(report: dict[str, Any]) -> str:
     parts = []
     for one in tables_of(report["curves"]):
         rows = [(f"`{name}`" if name in MEASURES else name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + table(["heads removed", *map(str, one["columns"])], rows))
+        parts.append(f"{one['title']}:\n\n" + of_heads(["heads removed", *map(str, one["columns"])], rows))
     return "\n\n".join(parts)
 
 
@@ -56,7 +42,7 @@ def kept(report: dict[str, Any]) -> str:
     """What was cut from which layer, and the proof."""
     pruned = report["pruned"]
     rows = [(f"`{name}`", str(len(heads)), ", ".join(map(str, heads))) for name, heads in pruned["kept"].items()]
-    return table(["layer", "heads left", "which"], rows) + f"\n\n{escaped(pruned['verdict'])}"
+    return of_heads(["layer", "heads left", "which"], rows) + f"\n\n{escaped(pruned['verdict'])}"
 
 
 def speed(report: dict[str, Any]) -> str:
@@ -64,7 +50,7 @@ def speed(report: dict[str, Any]) -> str:
     parts = []
     for one in timings_of(report["speed"]):
         rows = [(name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + table(["(batch, tokens)", *one["columns"]], rows))
+        parts.append(f"{one['title']}:\n\n" + of_heads(["(batch, tokens)", *one["columns"]], rows))
     about = report["speed"]
     return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
 
@@ -74,14 +60,9 @@ def texts(report: dict[str, Any]) -> str:
     return escaped(f"{report['texts']}.")
 
 
-WORDS = ("what it is", "which")
-"""Columns of words, which stand at the left."""
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, numbers at the right."""
-    lines = [names, [":--", *(":--" if name in WORDS else "--:" for name in names[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def of_heads(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns hold numbers, but for the first and those of words."""
+    return table(names, rows, numbers=[name for name in names[1:] if name not in ("what it is", "which")])
 
 
 PARTS = {
@@ -94,6 +75,6 @@ PARTS = {
 }
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("heads", Heads)
-    return {"parallel_read_safe": True}
+def markdown(part: str) -> str:
+    """The part of this name: measures, plots, curves, kept, speed or texts."""
+    return PARTS[part](json.loads(RESULT.read_text("utf-8")))

@@ -6,20 +6,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from types import ModuleType
 
-from _ext.common import Computed, escaped
+from _ext.common import escaped
 from conformance.discovery import members
 from conformance.experiments import probes as folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
-
-    from conformance.experiments.probe import Probe
 
 
 def topics() -> list[ModuleType]:
@@ -37,23 +29,11 @@ def lines_of(topic: ModuleType) -> Iterator[str]:
     title = str(topic.__doc__).splitlines()[0].rstrip(".")
     yield from (f"### {escaped(title)}", "")
     for probe in topic.PROBES:
-        yield from (f"`{probe.id}`{_compared(probe)}: {escaped(probe.says)}", "")
+        compared = " (gradients)" if probe.gradients else ""
+        yield from (f"`{probe.id}`{compared}: {escaped(probe.says)}", "")
         yield from ("```{math}", probe.formula, "```", "")
 
 
-def _compared(probe: Probe) -> str:
-    return " (gradients)" if probe.gradients else ""
-
-
-class Probes(Computed):
-    """The directive."""
-
-    def markdown(self) -> str:
-        """All probes in their order."""
-        return "\n".join(line for topic in topics() for line in lines_of(topic))
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("probes", Probes)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown() -> str:
+    """All probes in their order."""
+    return "\n".join(line for topic in topics() for line in lines_of(topic))
