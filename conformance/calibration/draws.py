@@ -55,16 +55,6 @@ class Layer:
     def config(self) -> AttentionConfig:
         return self.description.config
 
-    @property
-    def past_len(self) -> int:
-        """How many keys are of the past."""
-        return self.description.sizes.past_len
-
-    @property
-    def split(self) -> bool:
-        """Whether inputs are given as heads already."""
-        return self.description.split
-
 
 def draw_layer(seed: int, number: int) -> Layer:
     """Layer `number` of a seed; the same one each time, in every process."""

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome, quantiles
+from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome
 
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
@@ -61,24 +61,10 @@ def to_json(figures: Figures, *, seed: int, environment: dict[str, Any]) -> dict
     """All figures, every rejection and the worst run of each dtype, as JSON can hold them."""
     by_dtype = {
         dtype: {
-            "runs": sum(outcome.dtype == dtype for outcome in figures.outcomes),
-            "rejected": sum(outcome.dtype == dtype for outcome in figures.rejected),
-            "arrays": {
-                name: {
-                    "ratio": quantiles(figures.by_array(dtype, name)),
-                    "allowed": quantiles(figures.tightness[dtype, name]),
-                }
-                for name in ARRAYS
-                if figures.by_array(dtype, name) and figures.tightness[dtype, name]
-            },
-            "subjects": {
-                name: {
-                    "runs": len(outcomes),
-                    "rejected": sum(outcome.rejected for outcome in outcomes),
-                    "ratio": quantiles(outcome.ratio for outcome in outcomes),
-                }
-                for name, outcomes in figures.by_subject(dtype).items()
-            },
+            "runs": len(figures.of_dtype(dtype)),
+            "rejected": sum(outcome.rejected for outcome in figures.of_dtype(dtype)),
+            "arrays": figures.by_array(dtype),
+            "subjects": figures.by_subject(dtype),
             "worst": _outcome(figures.worst(dtype)),
         }
         for dtype in figures.dtypes()
@@ -99,20 +85,16 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 def _by_array(figures: Figures, dtype: str) -> Table:
     table = _table("", *QUANTILES, "allowed / largest")
-    for name in ARRAYS:
-        ratios, tightness = figures.by_array(dtype, name), figures.tightness[dtype, name]
-        if ratios and tightness:
-            cells = [_number(value) for value in quantiles(ratios).values()]
-            table.add_row(name, *cells, f"{quantiles(tightness)['median']:.1e}")
+    for name, found in figures.by_array(dtype).items():
+        table.add_row(name, *map(_number, found["ratio"].values()), f"{found['allowed']['median']:.1e}")
     return table
 
 
 def _by_subject(figures: Figures, dtype: str) -> Table:
     table = _table("", "runs", "rejected", *QUANTILES)
-    for name, outcomes in figures.by_subject(dtype).items():
-        rejected = sum(outcome.rejected for outcome in outcomes)
-        cells = [_number(value) for value in quantiles(outcome.ratio for outcome in outcomes).values()]
-        table.add_row(name, f"{len(outcomes):,}", f"[{'bold red' if rejected else 'green'}]{rejected:,}[/]", *cells)
+    for name, found in figures.by_subject(dtype).items():
+        rejected = f"[{'bold red' if found['rejected'] else 'green'}]{found['rejected']:,}[/]"
+        table.add_row(name, f"{found['runs']:,}", rejected, *map(_number, found["ratio"].values()))
     return table
 
 
