@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from mha_core.errors import SpecError
@@ -123,9 +123,7 @@ def of_length(length: int) -> Setting:
 
 def is_plain(setting: Setting) -> bool:
     """Whether a setting belongs in a plot against length."""
-    wanted = _plain(setting.length)
-    names = ("batch", "embed_dim", "num_heads", "num_kv_heads", "past", "causal", "ragged")
-    return all(getattr(setting, name) == getattr(wanted, name) for name in names)
+    return replace(_plain(setting.length), name=setting.name, dtypes=setting.dtypes) == setting
 
 
 def _plain(length: int) -> Setting:

@@ -156,19 +156,13 @@ def load(name: str) -> Framework:
         raise BackendError(f"backend {name!r} needs the package {error.name!r}, which is not installed.") from error
 
 
-def refuse(**special: Any) -> None:
-    """Raise CannotRun for the first keyword whose value is true; underscores in its name stand for spaces."""
-    for words, holds in special.items():
-        if holds:
-            raise CannotRun(f"it has no {words.replace('_', ' ')}")
-
-
 def unable(workload: Workload, *, past: bool = False, grouped: bool = False, causal: bool = True) -> None:
     """Raise CannotRun where a workload needs a feature that the contestant lacks; the keywords name those it has."""
-    setting = workload.setting
-    heads, kv_heads, _ = workload.heads
-    refuse(
-        keys_and_values_of_earlier_steps=setting.past > 0 and not past,
-        grouped_heads=heads != kv_heads and not grouped,
-        causal_mask=setting.causal and not causal,
-    )
+    lacking = {
+        "keys and values of earlier steps": workload.setting.past > 0 and not past,
+        "grouped heads": workload.is_grouped and not grouped,
+        "causal mask": workload.setting.causal and not causal,
+    }
+    for feature, is_needed in lacking.items():
+        if is_needed:
+            raise CannotRun(f"it has no {feature}")

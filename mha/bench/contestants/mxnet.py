@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from backends.mxnet.backend import MXNetBackend
 from backends.mxnet.native.cells import LARGE, legacy
 from backends.mxnet.native.convert import to_native
 from backends.mxnet.ops import framework
-from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
+from backends.mxnet.ops.framework import mx, to_array, to_numpy
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.weights import from_weights
 from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
@@ -24,15 +25,8 @@ def set_threads(count: int) -> str:
     return f"OMP_NUM_THREADS={count}"
 
 
-def versions() -> dict[str, str]:
-    return {"mxnet": mx.__version__}
-
-
-devices = framework.devices
-
-
-def dtypes(device: str) -> tuple[str, ...]:
-    return MXNET_DTYPES
+BACKEND = MXNetBackend()
+versions, devices, dtypes = BACKEND.versions, BACKEND.devices, BACKEND.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
@@ -56,12 +50,10 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 def _ours(task: Task) -> Prepared:
     workload, ctx = task.workload, framework.context_of(task.device)
     layer = from_weights(workload.config, workload.weights, dtype=task.dtype, ctx=ctx)
-    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
-    if workload.valid_lens is not None:
-        masks["valid_lens"] = mx.np.array(workload.valid_lens, dtype="int64", ctx=ctx)
-    if workload.setting.past:
-        masks |= {name: to_array(getattr(workload, name), task.dtype, ctx) for name in ("past_keys", "past_values")}
-    return _prepared(lambda x: layer(x, x, x, **masks), task, mx.util.use_np)
+    given = workload.given(
+        lambda array: to_array(array, task.dtype, ctx), lambda lens: mx.np.array(lens, dtype="int64", ctx=ctx)
+    )
+    return _prepared(lambda x: layer(x, x, x, **given, **workload.positions), task, mx.util.use_np)
 
 
 # Peers ---------------------------------------------------------------------------------------------------
@@ -85,10 +77,10 @@ def _selfatt(task: Task) -> Prepared:
 def _encdec(task: Task) -> Prepared:
     workload = task.workload
     unable(workload, past=True)
-    if workload.past_keys is None or workload.past_values is None:
+    if not workload.past:
         raise CannotRun("without a past, the operators for self-attention are the ones to take")
     block = _native(task, "mxnet-encdec")
-    past = np.stack([workload.past_keys, workload.past_values], axis=3)  # (B, H, Lp, 2, d)
+    past = np.stack(workload.past, axis=3)  # (B, H, Lp, 2, d)
     past = past.transpose(2, 0, 1, 3, 4).reshape(workload.setting.past, workload.setting.batch, -1)
     cache = _legacy_array(past, task)
 
@@ -121,7 +113,7 @@ def _batch_dot(task: Task) -> Prepared:
     """d2l.ai's formulation with a past or with grouped heads, for which its layer has no arguments."""
     workload = task.workload
     setting, (heads, kv_heads, width) = workload.setting, workload.heads
-    if not setting.past and heads == kv_heads:
+    if not workload.past and not workload.is_grouped:
         raise CannotRun("without a past and grouped heads it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
@@ -131,13 +123,10 @@ def _batch_dot(task: Task) -> Prepared:
         for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):
             parameter.initialize(init=mx.init.Zero(), ctx=ctx)
             parameter.set_data(to_array(workload.weights[f"{name}.{part}"], task.dtype, ctx))
-    past = [
-        to_array(array, task.dtype, ctx) for array in (workload.past_keys, workload.past_values) if array is not None
-    ]
+    past = [to_array(array, task.dtype, ctx) for array in workload.past]
 
     def forward(x: Any) -> Any:
-        queries = split_heads(layers["q_proj"](x), heads)
-        keys, values = (split_heads(layers[name](x), kv_heads) for name in ("k_proj", "v_proj"))
+        queries, keys, values = (split_heads(layers[name](x), count) for name, count in workload.heads_of.items())
         if past:
             keys = mx.np.concatenate([past[0], keys], axis=2)
             values = mx.np.concatenate([past[1], values], axis=2)
