@@ -159,6 +159,19 @@ class RemoteSession:
         return found
 
 
+def _asking(opened: Callable[[Problem], RemoteSession], config: AttentionConfig, weights: Weights) -> Run:
+    """A function that asks a layer in another process, which `opened` prepares at the first call."""
+    sessions: list[RemoteSession] = []
+
+    def run(inputs: AttentionInputs) -> Trace:
+        problem = Problem(config, weights, inputs)
+        if not sessions:
+            sessions.append(opened(problem))
+        return next(sessions[0].answers([problem]))
+
+    return run
+
+
 def _trace(arrays: Any, problem: Problem) -> Trace:
     """The Trace of arrays that a process sent; SubjectFailed if they are none."""
     known = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
@@ -221,14 +234,11 @@ class DescribedBackend(Backend):
         return RemoteSession(self.home, self.settings, source, problem, BACKEND_SECONDS)
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        opened: list[RemoteSession] = []
+        asking = _asking(lambda problem: self.session(problem, dtype, device, path), config, weights)
 
         def run(inputs: AttentionInputs) -> Trace:
-            problem = Problem(config, weights, inputs)
-            if not opened:
-                opened.append(self.session(problem, dtype, device, path))
             try:
-                return next(opened[0].answers([problem]))
+                return asking(inputs)
             except SubjectFailed as error:
                 raise ErrorElsewhere(str(error)) from error
 
@@ -291,15 +301,7 @@ class RemoteSubject:
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
-        opened: list[RemoteSession] = []
-
-        def run(inputs: AttentionInputs) -> Trace:
-            problem = Problem(config, weights, inputs)
-            if not opened:
-                opened.append(self.elsewhere(problem))
-            return next(opened[0].answers([problem]))
-
-        return run
+        return _asking(self.elsewhere, config, weights)
 
 
 def describe_subjects(

@@ -122,6 +122,10 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
     return answer
 
 
+class Stopped(BaseException):
+    """Raised by `say` of `execute`: ends the thread of a unit whose answers nobody waits for."""
+
+
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
     """The answers of a unit, one for each item. This is what an executor calls, on whatever machine.
 

@@ -155,11 +155,8 @@ class WorkerProcess:
                 words.seek(0)
                 last = (words.read().decode(errors="replace").strip().splitlines() or [str(error)])[-1]
                 raise CannotStart(f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
-            own = Hello.of_this_process()
-            if hello.project != own.project:
-                raise CannotStart(f"{self.where} has mha-parity {shown(hello.project)}; this is {own.project}")
-            if hello.code != own.code:
-                raise CannotStart(f"{self.where} has mha-parity {own.project} with other code; install this one there")
+            if difference := hello.difference():
+                raise CannotStart(f"{self.where} {difference}")
         except BaseException:
             self.end()
             raise

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from conformance.workers.interpreters import Home
-from mha_core.errors import BackendError
+from mha_core.errors import BackendError, shown
 from mha_core.files.source import source_hash
 
 DISTRIBUTION = "mha-parity"
@@ -188,6 +188,14 @@ class Hello:
     @classmethod
     def of_this_process(cls) -> Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
+
+    def difference(self) -> str:
+        """In words what it lacks to work with this process; "" if nothing."""
+        if self.project != project_version():
+            return f"has mha-parity {shown(self.project)}; this is {project_version()}"
+        return (
+            "" if self.code == code_hash() else f"has mha-parity {self.project} with other code; install this one there"
+        )
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
