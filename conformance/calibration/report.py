@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome
+from conformance.reports.text import plain_table, print_lines
 
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
@@ -25,22 +26,20 @@ def print_figures(console: Console, figures: Figures) -> None:
         console.print(f"\n{dtype}: largest error / allowed error of a run, by implementation", style="bold")
         console.print(_by_subject(figures, dtype))
         worst = figures.worst(dtype)
-        _line(console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n")
-    for outcome in (*figures.rejected[:SHOWN], *figures.failed[:SHOWN]):
-        _line(console, outcome_text(outcome))
-    _line(console, verdict(figures))
+        print_lines(
+            console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n"
+        )
+    print_lines(console, *map(outcome_text, (*figures.rejected[:SHOWN], *figures.failed[:SHOWN])), verdict(figures))
 
 
 def print_replay(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Error / allowed error of every array, one row per run, and what is wrong with it."""
-    table = _table("", "dtype", *ARRAYS, "worst array")
+    table = plain_table("", "dtype", *ARRAYS, "worst array")
     for outcome in outcomes:
         ratios = [_number(outcome.ratios[name]) if name in outcome.ratios else "-" for name in ARRAYS]
         table.add_row(outcome.subject, outcome.dtype, *ratios, outcome.worst)
     console.print(table)
-    for outcome in outcomes:
-        if outcome.message:
-            _line(console, outcome_text(outcome))
+    print_lines(console, *(outcome_text(outcome) for outcome in outcomes if outcome.message))
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -84,14 +83,14 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def _by_array(figures: Figures, dtype: str) -> Table:
-    table = _table("", *QUANTILES, "allowed / largest")
+    table = plain_table("", *QUANTILES, "allowed / largest")
     for name, found in figures.by_array(dtype).items():
         table.add_row(name, *map(_number, found["ratio"].values()), f"{found['allowed']['median']:.1e}")
     return table
 
 
 def _by_subject(figures: Figures, dtype: str) -> Table:
-    table = _table("", "runs", "rejected", *QUANTILES)
+    table = plain_table("", "runs", "rejected", *QUANTILES)
     for name, found in figures.by_subject(dtype).items():
         rejected = f"[{'bold red' if found['rejected'] else 'green'}]{found['rejected']:,}[/]"
         table.add_row(name, f"{found['runs']:,}", rejected, *map(_number, found["ratio"].values()))
@@ -100,14 +99,3 @@ def _by_subject(figures: Figures, dtype: str) -> Table:
 
 def _number(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 10.0 else f"{ratio:.1e}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
-    for position, name in enumerate(columns):
-        table.add_column(name, justify="right" if position else "left", no_wrap=True)
-    return table
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

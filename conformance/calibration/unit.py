@@ -80,8 +80,9 @@ class LayerUnit(Unit):
 def calibrate_apart(
     seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]], executor: Executor, settings: Settings
 ) -> Iterator[Run]:
-    """`runs` runs or more of correct implementations in each dtype, in worker processes; the same ones for the same seed
-    and subjects. They come in any order, and `in_order` sorts them.
+    """At least `runs` runs of correct implementations in each dtype, in worker processes. They come in any order.
+
+    The same seed and subjects give the same ones; `in_order` sorts them.
 
     Args:
         seed: of the problems.
@@ -118,5 +119,5 @@ def in_order(found: Sequence[Run], runs: int, subjects: Mapping[str, Sequence[Su
     for dtype, group in subjects.items():
         place = {subject.name: position for position, subject in enumerate(group)}
         own = [run for run in found if run.outcome.dtype == dtype]
-        chosen += sorted(own, key=lambda run: (run.index, place[run.outcome.subject]))[:runs]  # noqa: B023  # at once
+        chosen += sorted(own, key=lambda run: (run.index, place[run.outcome.subject]))[:runs]
     return chosen
