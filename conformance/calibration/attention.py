@@ -68,11 +68,6 @@ class Ways:
     packed: bool = False
     output: Literal["concatenated", "per head"] = "concatenated"
 
-    @property
-    def key_block(self) -> int | None:
-        """Keys of one block of the softmax, as Precision declares them."""
-        return KEY_BLOCK if self.softmax == "online" else None
-
     def describe(self) -> str:
         """What is different from the plain way.
 

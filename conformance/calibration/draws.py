@@ -40,13 +40,11 @@ class Layer:
     """What the problems of one layer share: config, weights, sizes, and the kinds of mask.
 
     Attributes:
-        number: of the layer, among those of its seed.
         chosen: the choices that they share.
         description: those of its first draw, with choices that belong to one call among them.
         weights: of the layer.
     """
 
-    number: int
     chosen: Made
     description: Description
     weights: Weights
@@ -70,7 +68,7 @@ def draw_layer(seed: int, number: int) -> Layer:
 
         description = describe(choose, WIDE)
         if _work(description) <= MOST_WORK:
-            return Layer(number, chosen, description, weights_of(description))
+            return Layer(chosen, description, weights_of(description))
 
 
 def _work(description: Description) -> int:

@@ -92,7 +92,7 @@ def free_memory() -> int | None:
 
     None where the system does not say. Memory that holds files which can be read again counts as free.
     """
-    of_machine = _field(PROC / "meminfo", "MemAvailable:", 1024)
+    of_machine = field_of(PROC / "meminfo", "MemAvailable:", 1024)
     known = [free for free in (of_machine, *_of_groups()) if free is not None]
     return max(0, min(known)) if known else None
 
@@ -125,7 +125,7 @@ def go_first() -> None:
 
 def kills() -> int | None:
     """How many processes the kernel has killed because memory ran out; None where it does not count."""
-    return _field(PROC / "vmstat", "oom_kill", 1)
+    return field_of(PROC / "vmstat", "oom_kill", 1)
 
 
 def _of_groups() -> Iterator[int | None]:
@@ -153,7 +153,7 @@ def _of_group(folder: Path) -> int | None:
     ):
         limit, usage = _number(folder / limit_name), _number(folder / usage_name)
         if limit is not None and usage is not None:
-            return limit - usage + (_field(folder / "memory.stat", cache, 1) or 0)
+            return limit - usage + (field_of(folder / "memory.stat", cache, 1) or 0)
     return None
 
 
@@ -163,7 +163,7 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _field(path: Path, name: str, unit: int) -> int | None:
+def field_of(path: Path, name: str, unit: int) -> int | None:
     """The number after a name at the beginning of a line, times `unit`; None if there is none."""
     found = (line.split() for line in _lines(path))
     return next((int(words[1]) * unit for words in found if len(words) > 1 and words[0] == name), None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from mha.bench.settings import Direction, array_bytes
+from mha.bench.settings import Direction
 from mha.bench.workload import Answer, Workload
 from mha_core.errors import BackendError
 from mha_core.files.declared import declared
@@ -107,9 +107,12 @@ class Contestant:
 
     def need(self, task: Task) -> int:
         """Bytes of memory that a call takes at most, roughly: its arrays of all scores, and some of the other sizes."""
+        setting = task.workload.setting
         held = self.scores.both if task.differentiates else self.scores.forward
-        sizes = array_bytes(task.workload.setting, task.dtype)
-        return held * sizes.scores + OTHERS * sizes.rows + SMALL_ONES
+        scores = setting.batch * setting.num_heads * setting.length * setting.key_len
+        rows = setting.batch * (setting.length + setting.key_len) * setting.embed_dim
+        size = 8 if task.dtype == "float64" else 4  # scores of a shorter dtype are held in float32 somewhere
+        return size * (held * scores + OTHERS * rows) + SMALL_ONES
 
 
 class Framework(Protocol):
