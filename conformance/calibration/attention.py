@@ -129,8 +129,8 @@ def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights,
         shapes |= {name: array.shape for name, array in weights.items() if name.startswith("score.")}
     found = {name: np.zeros(shape, a.wide) for name, shape in shapes.items()}
     for b, h, i in _parts(ways, batch, part_heads, length):
-        piece = _Piece(ways, a, config, weights, call.mapped(lambda x: x[b, h, i], lambda x: x[b, h]))  # noqa: B023
-        for name, array in piece.arrays().items():
+        part = call.mapped(lambda x: x[b, h, i], lambda x: x[b, h])  # noqa: B023  # called at once
+        for name, array in _Piece(ways, a, config, weights, part).arrays().items():
             if name in OF_QUERIES:
                 found[name][b, h, i] = array
             elif name in OF_KEYS:
@@ -180,7 +180,7 @@ class _Piece:
         )
 
     def arrays(self) -> dict[str, NDArray]:
-        """Of `attend`: what counts queries is stored, what is added up over parts is as the accumulator has it."""
+        """Those of `attend`: OF_QUERIES are stored, the others are as the accumulator has them."""
         found = self._forward()
         return found if self.d_heads is None else {**found, **self._backward(self.d_heads)}
 

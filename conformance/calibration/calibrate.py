@@ -1,8 +1,9 @@
 """False alarms: correct implementations on random problems, and how close they come to their bounds.
 
-Every correct implementation must pass, so each rejection is a mistake in a bound. Layer after layer is drawn, each with
-several problems, and each problem goes to every subject. `of_layer` yields an Outcome per run, `unit.py` makes work for
-processes of it, and `Figures` gathers them. An Outcome's `case`, SEED-INDEX, runs the same problem again.
+Every correct implementation must pass, so each rejection is a mistake in a bound. Layer after layer is
+drawn, each with several problems, and each problem goes to every subject. `of_layer` yields an Outcome
+per run, `unit.py` makes work for processes of it, and `Figures` gathers them. An Outcome's `case`,
+SEED-INDEX, runs the same problem again.
 """
 
 from __future__ import annotations
@@ -136,12 +137,14 @@ def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run
     for name, ratio in ratios.items():
         by_array[name.split(".")[0]] = max(by_array[name.split(".")[0]], ratio)
     worst = max(ratios, key=lambda name: ratios[name], default="")
-    return Outcome(subject.name, subject.dtype, case, dict(by_array), worst, message, selector=_selector_of(subject))
+    selector = _selector_of(subject)
+    return Outcome(subject.name, subject.dtype, case, dict(by_array), worst, message, selector=selector)
 
 
 def failed(subject: Subject, case: str, reason: str) -> Outcome:
     """A run that gave no answer, with the reason in one line."""
-    return Outcome(subject.name, subject.dtype, case, message=reason, failed=True, selector=_selector_of(subject))
+    selector = _selector_of(subject)
+    return Outcome(subject.name, subject.dtype, case, message=reason, failed=True, selector=selector)
 
 
 def _selector_of(subject: Subject) -> str:
@@ -221,7 +224,7 @@ class Figures:
         return [outcome for outcome in self.outcomes if outcome.dtype == dtype]
 
     def by_array(self, dtype: str) -> dict[str, dict[str, dict[str, float]]]:
-        """Array, or "gradients" -> the quantiles of its "ratio" in every run in one dtype, and of what is "allowed"."""
+        """Array, or "gradients" -> the quantiles of its "ratio" in all runs in one dtype, and of what is "allowed"."""
         found = {}
         for name in ARRAYS:
             ratios = [outcome.ratios[name] for outcome in self.of_dtype(dtype) if name in outcome.ratios]
@@ -230,7 +233,7 @@ class Figures:
         return found
 
     def by_subject(self, dtype: str) -> dict[str, dict[str, Any]]:
-        """Subject -> its "runs" in one dtype, how many of them were "rejected", and the quantiles of their "ratio"."""
+        """Subject -> its "runs" in one dtype, how many were "rejected", and the quantiles of their "ratio"."""
         found: dict[str, list[Outcome]] = defaultdict(list)
         for outcome in self.of_dtype(dtype):
             found[outcome.subject].append(outcome)

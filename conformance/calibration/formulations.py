@@ -118,7 +118,8 @@ class Formulation:
 
     @property
     def precision(self) -> Precision:
-        return replace(Precision.of(self.dtype), key_block=KEY_BLOCK if self.ways.softmax == "online" else None)
+        block = KEY_BLOCK if self.ways.softmax == "online" else None
+        return replace(Precision.of(self.dtype), key_block=block)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         arithmetic = Arithmetic(self.dtype, self.ways.order)

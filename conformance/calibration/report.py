@@ -26,10 +26,10 @@ def print_figures(console: Console, figures: Figures) -> None:
         console.print(f"\n{dtype}: largest error / allowed error of a run, by implementation", style="bold")
         console.print(_by_subject(figures, dtype))
         worst = figures.worst(dtype)
-        print_lines(
-            console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n"
-        )
-    print_lines(console, *map(outcome_text, (*figures.rejected[:SHOWN], *figures.failed[:SHOWN])), verdict(figures))
+        closest = f"{_number(worst.ratio)} in {worst.worst}, {worst.replay}"
+        print_lines(console, f"\n{dtype}: closest to its bound: {closest}\n")
+    wrong = [*figures.rejected[:SHOWN], *figures.failed[:SHOWN]]
+    print_lines(console, *map(outcome_text, wrong), verdict(figures))
 
 
 def print_replay(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -80,7 +80,7 @@ class LayerUnit(Unit):
 def calibrate_apart(
     seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]], executor: Executor, settings: Settings
 ) -> Iterator[Run]:
-    """At least `runs` runs of correct implementations in each dtype, in worker processes. They come in any order.
+    """At least `runs` runs of correct implementations in each dtype, in worker processes, in any order.
 
     The same seed and subjects give the same ones; `in_order` sorts them.
 
@@ -114,7 +114,7 @@ def _layers(runs: int, subjects: Sequence[Subject]) -> int:
 
 
 def in_order(found: Sequence[Run], runs: int, subjects: Mapping[str, Sequence[Subject]]) -> list[Run]:
-    """The first `runs` runs of each dtype: problem after problem, each on every subject, as one process does them."""
+    """The first `runs` runs of each dtype: problem after problem, each on every subject."""
     chosen: list[Run] = []
     for dtype, group in subjects.items():
         place = {subject.name: position for position, subject in enumerate(group)}

@@ -1,13 +1,14 @@
-"""The relations, each with the examples that it is tried on: a first problem, changed ones, and what must agree.
+"""The relations, each with examples that it is tried on: a first problem, changed ones, and what must agree.
 
-A relation is a function that draws an example from a random generator, for a dtype. A "bitwise" relation must hold to
-the last bit, because both runs apply equal operations to equal numbers; a "bounded" one changes the order of a sum, so
-both runs may differ by the sum of their error bounds.
+A relation is a function that draws an example from a random generator, for a dtype. A "bitwise" relation
+must hold to the last bit, because both runs apply equal operations to equal numbers; a "bounded" one
+changes the order of a sum, so both runs may differ by the sum of their error bounds.
 
-Items and heads in another order, or alone, repeat the same operations on the same numbers, and yet are not bitwise on
-CPUs with vector units: where a matrix or a row starts in memory decides which part of it a kernel takes in whole
-vectors. Of 40 examples per dtype, torch gave other bits in up to 3 (its bmm, at odd sizes), and TensorFlow in up to 2
-(its softmax, and its matmul of a batch of one); MXNet in none, JAX in none of 8.
+Items and heads in another order, or alone, repeat the same operations on the same numbers, and yet are
+not bitwise on CPUs with vector units: where a matrix or a row starts in memory decides which part of it a
+kernel takes in whole vectors. Of 40 examples per dtype, torch gave other bits in up to 3 (its bmm, at odd
+sizes), and TensorFlow in up to 2 (its softmax, and its matmul of a batch of one); MXNet in none, JAX in
+none of 8.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metamorphic relations: properties that two runs of attention must have, whatever the right answer is.
 
-They test attention alone: the four projections are identity matrices, which cause no rounding. `examples.py` has them.
+They test attention alone: the four projections are identity matrices, which cause no rounding. `examples.py`
+has them.
 """
 
 from __future__ import annotations

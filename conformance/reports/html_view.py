@@ -109,7 +109,8 @@ class ResultView:
     @property
     def as_text(self) -> str:
         """The messages of the result, as on the terminal."""
-        return "\n".join([mismatch["message"] for mismatch in self.entry["mismatches"]] or [self.entry["message"]])
+        messages = [mismatch["message"] for mismatch in self.entry["mismatches"]]
+        return "\n".join(messages or [self.entry["message"]])
 
 
 @dataclass

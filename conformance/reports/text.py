@@ -35,9 +35,8 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
     failures = (failure_text(result) for result in results if result.status in ("different", "failed"))
     print_lines(console, *failures)
     print_lines(console, *repeat_lines(results), *gradient_lines(results), *deviation_lines(results))
-    print_lines(
-        console, *unsupported_lines(results), *([] if looked_at is None else [looked_at.line]), verdict(results)
-    )
+    said = [] if looked_at is None else [looked_at.line]
+    print_lines(console, *unsupported_lines(results), *said, verdict(results))
 
 
 def parity_table(results: Sequence[Result]) -> Table:
@@ -207,7 +206,7 @@ def to_json(
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without lines, which fits into 80 columns; the first column is of text, the others are of numbers."""
+    """A table without lines, for 80 columns; the first column is of text, the others are of numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     for position, name in enumerate(columns):
         table.add_column(name, justify="right" if position else "left", no_wrap=True)

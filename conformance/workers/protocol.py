@@ -193,9 +193,9 @@ class Hello:
         """In words what it lacks to work with this process; "" if nothing."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
-        return (
-            "" if self.code == code_hash() else f"has mha-parity {self.project} with other code; install this one there"
-        )
+        if self.code != code_hash():
+            return f"has mha-parity {self.project} with other code; install this one there"
+        return ""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -63,7 +63,8 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
                     submit(number, elsewhere.instead(error))
                     continue
                 left -= 1
-                found = [(number, item, answer) for item, answer in enumerate(_answers(units[number], future, error))]
+                answers = _answers(units[number], future, error)
+                found = [(number, item, answer) for item, answer in enumerate(answers)]
             else:
                 found = [event]
             for unit_number, item, answer in found:
@@ -82,7 +83,9 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
 
 def _answers(unit: Unit, future: Future[list[Any]], error: BaseException | None) -> list[Any]:
     """All answers of a unit that is done; those of one that was given up say why."""
-    return future.result() if error is None else [unit.lost(item, one_line(error)) for item in range(len(unit))]
+    if error is None:
+        return future.result()
+    return [unit.lost(item, one_line(error)) for item in range(len(unit))]
 
 
 def _error(future: Future[list[Any]]) -> BaseException | None:

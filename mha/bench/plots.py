@@ -87,13 +87,18 @@ def _style(number: int, name: str) -> dict[str, Any]:
     return {"color": PEER_COLOURS[number % len(PEER_COLOURS)], "marker": ".", "linestyle": "--", "linewidth": 1}
 
 
-def _points(rows: Iterable[Row], name: str, value: Callable[[Row], float | None]) -> tuple[list[int], list[float]]:
+Value = Callable[[Row], float | None]
+
+
+def _points(rows: Iterable[Row], name: str, value: Value) -> tuple[list[int], list[float]]:
     """(lengths, values) of one contestant in each row where it has a value."""
-    entries = [
-        (row["setting"]["length"], entry) for row in rows for entry in row["contestants"] if entry["name"] == name
-    ]
-    found = [(length, value(entry)) for length, entry in entries]
-    return [at for at, number in found if number is not None], [number for _, number in found if number is not None]
+    lengths, numbers = [], []
+    for row in rows:
+        for entry in row["contestants"]:
+            if entry["name"] == name and (number := value(entry)) is not None:
+                lengths.append(row["setting"]["length"])
+                numbers.append(number)
+    return lengths, numbers
 
 
 def _milliseconds(entry: Row) -> float | None:

@@ -1,7 +1,7 @@
 """Measures one framework in a process of its own: `python -m mha.bench.worker`, started by `mha.bench.run`.
 
-It reads one pickled Request on stdin, and writes one event a line on stdout, as JSON: "ready" (or "absent", with the
-reason), then "row" for each row as soon as it is there.
+It reads one pickled Request on stdin, and writes one event a line on stdout, as JSON: "ready" (or "absent",
+with the reason), then "row" for each row as soon as it is there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Request:
 
 
 class Place:
-    """A file that holds the name of the contestant that is being called, and nothing between calls; "" for none."""
+    """A file that holds the name of the contestant that is called just now, if any; "" for no file."""
 
     def __init__(self, path: str = "") -> None:
         self._path = path
@@ -225,7 +225,7 @@ def _has_room(entry: Measurement, task: Task) -> bool:
 
 
 def _try_out(entry: Measurement, task: Task, wanted: Answer, memory: bool) -> None:
-    """Make a contestant and its first calls: compare its answer, measure its memory, and estimate its time."""
+    """Make a contestant and its first calls: compare its answer, measure its memory, estimate its time."""
     try:
         try:
             prepared = entry.contestant.make(task)

@@ -69,12 +69,13 @@ class Workload:
     @property
     def heads_of(self) -> dict[str, int]:
         """Projection of x -> the number of its heads."""
-        return {"q_proj": self.config.num_heads, **dict.fromkeys(("k_proj", "v_proj"), self.config.num_kv_heads)}
+        heads, kv_heads, _ = self.heads
+        return {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
 
     @property
     def past(self) -> tuple[NDArray, ...]:
         """The keys and values of earlier steps; () without any."""
-        return () if self.past_keys is None or self.past_values is None else (self.past_keys, self.past_values)
+        return tuple(array for array in (self.past_keys, self.past_values) if array is not None)
 
     @property
     def positions(self) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def _dot_product_attention(task: Task) -> Prepared:
 
     def forward(params: Any, x: Array, told: Told) -> Array:
         queries, keys, values = (
-            project(params, name, x).reshape(*x.shape[:2], count, -1) for name, count in workload.heads_of.items()
+            project(params, name, x).reshape(*x.shape[:2], heads, -1)  # (B, L, H or G, d)
+            for name, heads in workload.heads_of.items()
         )
         if "past_keys" in told:
             keys = jnp.concatenate([told["past_keys"], keys], axis=1)
@@ -113,7 +114,8 @@ def _dot_product_attention(task: Task) -> Prepared:
         )
         return project(params, "out_proj", summed.reshape(*x.shape[:2], -1))
 
-    return _prepared(params, forward, task, workload.given(lambda array: array.swapaxes(1, 2), _same))  # (B, Lp, G, d)
+    told = workload.given(lambda array: array.swapaxes(1, 2), _same)  # the past as (B, Lp, G, d)
+    return _prepared(params, forward, task, told)
 
 
 CONTESTANTS = (

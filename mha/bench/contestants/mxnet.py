@@ -126,7 +126,10 @@ def _batch_dot(task: Task) -> Prepared:
     past = [to_array(array, task.dtype, ctx) for array in workload.past]
 
     def forward(x: Any) -> Any:
-        queries, keys, values = (split_heads(layers[name](x), count) for name, count in workload.heads_of.items())
+        queries, keys, values = (
+            split_heads(layers[name](x), heads)  # (B, H or G, L, d)
+            for name, heads in workload.heads_of.items()
+        )
         if past:
             keys = mx.np.concatenate([past[0], keys], axis=2)
             values = mx.np.concatenate([past[1], values], axis=2)

@@ -61,7 +61,8 @@ def _ours(task: Task, wrap: Wrap) -> Prepared:
     workload = task.workload
     layer = from_weights(workload.config, workload.weights, dtype=task.dtype)
     given = {**workload.given(lambda array: _tensor(array, task), tf.constant), **workload.positions}
-    return _prepared(layer.weights, lambda x: layer(x, x, x, **given, training=task.differentiates), task, wrap)
+    given["training"] = task.differentiates
+    return _prepared(layer.weights, lambda x: layer(x, x, x, **given), task, wrap)
 
 
 # Peers ---------------------------------------------------------------------------------------------------

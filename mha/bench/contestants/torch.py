@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 def _ours(task: Task) -> Prepared:
     workload, place = task.workload, _place(task)
     layer = from_weights(workload.config, workload.weights, **place).train(task.differentiates)
-    given = workload.given(lambda array: _tensor(array, task), lambda lens: torch.tensor(lens, device=place["device"]))
+    lens: Any = partial(torch.tensor, device=place["device"])
+    given = workload.given(lambda array: _tensor(array, task), lens)
     return _prepared(layer, lambda x: layer(x, x, x, **given, **workload.positions), task)
 
 
@@ -115,7 +117,10 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
     mask = None if padding is None else ~padding[:, None, None, :]
 
     def forward(x: Tensor) -> Tensor:
-        queries, keys, values = (split_heads(layers[name](x), count) for name, count in workload.heads_of.items())
+        queries, keys, values = (
+            split_heads(layers[name](x), heads)  # (B, H or G, L, d)
+            for name, heads in workload.heads_of.items()
+        )
         keys, values = after_past(keys, values)
         summed = F.scaled_dot_product_attention(
             queries, keys, values, mask, is_causal=workload.setting.causal, enable_gqa=workload.is_grouped
