@@ -1,7 +1,7 @@
-"""What is done in the process of a framework or a subject: it gives answers, and nothing is judged there.
+"""Runs in the process of a framework or a subject, and gives answers; nothing is judged there.
 
-Whatever is imported there may change NumPy for all of its process. So the reference, its bounds and every comparison
-are computed elsewhere, and what comes from here is arrays.
+A framework or a subject may change NumPy for its whole process. So the reference, its bounds and every comparison
+are computed in other processes; this one gives arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Backends and subjects that live in other processes, as this process knows them.
+"""Stand-ins for backends and subjects that live in other processes.
 
-What they are is known by what they say of themselves; what they compute is asked there. So whatever takes a backend
-or a subject takes these, and needs no framework in its own process. What comes from there is checked when it comes.
+A stand-in has the facts that its process reported (name, dtypes, paths), and has everything computed there. Where a
+backend or a subject is expected, it will do, and no framework is imported. Answers are checked when they arrive.
 """
 
 from __future__ import annotations

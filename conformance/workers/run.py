@@ -20,11 +20,11 @@ _Event = tuple[int, int, Any]
 
 
 def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> Iterator[_Event]:
-    """Have all units done; yields (number of the unit, number of the item, answer) as they come, each item once.
+    """Run all units; yields (number of the unit, number of the item, answer) as they come, each item once.
 
-    An executor of this machine says each answer at once; any other gives those of a unit together. What a `Cluster`
-    gives up (its scheduler is gone, say) is done on this machine. Any other executor that gives up a unit costs its
-    items: their answer is `Unit.lost`. Whoever stops asking, or is interrupted, ends what runs.
+    `Local` gives each answer at once, any other executor those of a unit together. Units that a `Cluster` gives up
+    (its scheduler is gone, say) run on this machine; if any other executor gives up a unit, the answer of its items
+    is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
     seen: set[tuple[int, int]] = set()
