@@ -64,13 +64,7 @@ def _selfatt(task: Task) -> Prepared:
     unable(task.workload)
     block = _native(task, "mxnet-selfatt")
     lengths, bias = _masks(task)
-
-    def forward(x: Any) -> Any:
-        output = block(x, lengths, bias)
-        block.shown = {}  # it would keep them beyond its call
-        return output
-
-    return _prepared(forward, task, legacy, time_major=True)
+    return _prepared(lambda x: block(x, lengths, bias), task, legacy, block, time_major=True)
 
 
 @legacy
@@ -85,11 +79,9 @@ def _encdec(task: Task) -> Prepared:
     cache = _legacy_array(past, task)
 
     def forward(x: Any) -> Any:
-        output = block.attend(block.ff_q(x), mx.nd.concat(cache, block.ff_kv(x), dim=0), None, None)
-        block.shown = {}
-        return output
+        return block.attend(block.ff_q(x), mx.nd.concat(cache, block.ff_kv(x), dim=0), None, None)
 
-    return _prepared(forward, task, legacy, time_major=True)
+    return _prepared(forward, task, legacy, block, time_major=True)
 
 
 @mx.util.use_np
@@ -99,13 +91,7 @@ def _d2l(task: Task) -> Prepared:
     block = _native(task, "d2l-mxnet")
     ctx = framework.context_of(task.device)
     lens = None if workload.valid_lens is None else to_array(workload.valid_lens, task.dtype, ctx)
-
-    def forward(x: Any) -> Any:
-        output = block(x, x, x, lens)
-        block.shown = {}
-        return output
-
-    return _prepared(forward, task, mx.util.use_np)
+    return _prepared(lambda x: block(x, x, x, lens), task, mx.util.use_np, block)
 
 
 @mx.util.use_np
@@ -155,8 +141,11 @@ CONTESTANTS = (
 # What they share -----------------------------------------------------------------------------------------
 
 
-def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = False) -> Prepared:
-    """Prepare a forward function: makes x in the contestant's layout; gradients of parameters are kept in these."""
+def _prepared(forward: Forward, task: Task, semantics: Any, block: Any = None, *, time_major: bool = False) -> Prepared:
+    """Prepare a forward function: makes x in the contestant's layout; gradients of parameters are kept in these.
+
+    `block` is what keeps its stages in `shown`, which is emptied: the gradients need no more than the tape has.
+    """
 
     def array(numbers: Any) -> Any:
         ordered = numbers.swapaxes(0, 1) if time_major else numbers
@@ -166,16 +155,22 @@ def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = F
     if task.differentiates:
         x.attach_grad()
 
+    def output_of(x: Any) -> Any:
+        output = forward(x)
+        if block is not None:
+            block.shown = {}
+        return output
+
     @semantics
     def call() -> list[Any]:
         if task.differentiates:
             with mx.autograd.record():
-                output = forward(x)
+                output = output_of(x)
             output.backward(cotangent)
             found = [output.detach(), x.grad]
         else:
             with mx.autograd.pause():
-                found = [forward(x)]
+                found = [output_of(x)]
         mx.nd.waitall()
         return found
 
