@@ -27,7 +27,7 @@ from conformance.workers.answering import NotPrepared, Source
 from conformance.workers.execute import Strangers
 from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
 from conformance.workers.process import GRACE_SECONDS
-from conformance.workers.protocol import RAISED, Line, WorkerDied
+from conformance.workers.protocol import Frame, Line, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel
 from mha_core.errors import ErrorElsewhere
@@ -82,7 +82,7 @@ def read(answer: tuple[bytes, bytes], kind: type[Kind], home: Home, settings: Se
     word, content = answer
     try:
         value = wire.loads(content)
-        if isinstance(value, Exception if word == RAISED else kind):
+        if isinstance(value, Exception if word == Frame.RAISED else kind):
             if isinstance(value, Exception):
                 raise value
             return value
