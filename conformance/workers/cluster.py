@@ -106,7 +106,7 @@ class Cluster(Executor):
             return self._client.sync(answers)
         except TimeoutError:
             raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s") from None
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             raise OSError(one_line(error)) from error
 
     @property
