@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,8 @@ from mha.heads.subject import Subject
 from mha.heads.timing import Request
 from mha_core import SpecError
 
-LAYER_SIZES = ((8, 128), (2, 512))
-"""(batch, length) of a layer's calls."""
-
 MODEL_SIZES = ((8, 128), (2, 512), (1, 32))
-"""Those of the whole model, as far as it has positions."""
-
-SECONDS = 0.4
-"""For each of what is compared."""
+"""(batch, length) of calls of the whole model, as far as it has positions."""
 
 THREADS = 1
 
@@ -80,24 +75,22 @@ def measure_speed(
 
 
 def _request(name: str, subject: Subject, scores: NDArray[np.float64]) -> Request:
-    config, live = subject.layers[0].config, subject.live
-    group = config.num_heads // config.num_kv_heads
+    config, group, live = subject.layers[0].config, subject.layers[0].group, subject.live
     left = {max(group, round(config.num_heads * (1 - share) / group) * group) for share in SHARES}
     heads = [config.num_heads, *sorted(left - {config.num_heads}, reverse=True)]
-    request = Request(name, config.to_dict(), heads, LAYER_SIZES, SECONDS, THREADS)
+    request = Request(name, config.to_dict(), heads, threads=THREADS)
     if live is None or name != "torch":
         return request
     order = order_of(scores)
-    kept = {str(n): kept_in(subject, removed_first(subject, order, n)) for n in counts(subject, SHARES)}
+    kept = {str(count): kept_in(subject, removed_first(subject, order, count)) for count in counts(subject)}
     sizes = [size for size in MODEL_SIZES if size[1] <= live.encoder.limit]
-    about = {**vars(request), "model": live.encoder.name, "kept": kept, "model_sizes": sizes}
-    return Request(**about)
+    return replace(request, model=live.encoder.name, kept=kept, model_sizes=sizes)
 
 
 def _ask(request: Request) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "mha.heads.timing"],
-        input=request.to_json(),
+        input=json.dumps(asdict(request)),
         capture_output=True,
         text=True,
         env=machine.environment(request.threads),

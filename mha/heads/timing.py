@@ -11,7 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from mha.bench import machine
@@ -33,7 +34,7 @@ class Request:
         config: of the whole layer.
         heads: numbers of heads of the layers to measure, all of them first.
         sizes: (batch, length) of each call.
-        seconds: for each of what is measured.
+        seconds: for each of what is compared.
         threads: of the framework.
         model: the model to measure as well, in PyTorch; "" for none.
         kept: for each number of heads removed from the model, in words, layer by layer what is left.
@@ -43,15 +44,12 @@ class Request:
     framework: str
     config: Mapping[str, Any]
     heads: Sequence[int]
-    sizes: Sequence[tuple[int, int]]
-    seconds: float
-    threads: int
+    sizes: Sequence[tuple[int, int]] = ((8, 128), (2, 512))
+    seconds: float = 0.4
+    threads: int = 1
     model: str = ""
-    kept: Mapping[str, Sequence[Sequence[int]]] | None = None
+    kept: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     model_sizes: Sequence[tuple[int, int]] = ()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def main() -> None:
@@ -86,7 +84,7 @@ def _layer(request: Request, framework: Any, batch: int, length: int) -> dict[st
         if not off <= BOUNDS[DTYPE]:
             raise SpecError(f"{request.framework} with {heads} heads is {off:.2g} from the reference")
         calls[str(heads)], work[str(heads)] = prepared.call, flops(task.workload, "forward")
-    entries = compared(calls, {name: work[next(iter(work))] / own for name, own in work.items()}, request.seconds)
+    entries = compared(calls, work, request.seconds)
     return {"of": "layer", "framework": request.framework, "size": [batch, length], "entries": entries}
 
 
@@ -100,7 +98,7 @@ def _model(request: Request) -> list[dict[str, Any]]:
 
     encoder = load_encoder(request.model)
     models = {"0": encoder.model}
-    for removed, kept in (request.kept or {}).items():
+    for removed, kept in request.kept.items():
         models[removed] = copy.deepcopy(encoder.model)
         prune_live(survey(models[removed], probe=False)[0], kept)
     rows = []
@@ -109,21 +107,11 @@ def _model(request: Request) -> list[dict[str, Any]]:
             encoder.model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)
         )
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        calls = {removed: _calling(model, given) for removed, model in models.items()}
+        calls = {removed: torch.inference_mode()(partial(model, **given)) for removed, model in models.items()}
         work = {removed: products(model, length) for removed, model in models.items()}
-        entries = compared(calls, {removed: work["0"] / own for removed, own in work.items()}, request.seconds)
+        entries = compared(calls, work, request.seconds)
         rows.append({"of": "model", "framework": "torch", "size": [batch, length], "entries": entries})
     return rows
-
-
-def _calling(model: Any, given: Mapping[str, Any]) -> Call:
-    import torch
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return model(**given).last_hidden_state
-
-    return call
 
 
 def products(model: Any, length: int) -> int:
@@ -142,17 +130,19 @@ def products(model: Any, length: int) -> int:
     return found
 
 
-def compared(calls: Mapping[str, Call], predicted: Mapping[str, float], seconds: float) -> list[dict[str, Any]]:
+def compared(calls: Mapping[str, Call], work: Mapping[str, int], seconds: float) -> list[dict[str, Any]]:
     """Time calls in turn; each entry has its time, and how many times faster than the first it is.
 
-    The ratio is that of the medians; its limits are those of one call's quartile over the other's opposite one.
+    The ratio is that of the medians; its limits are those of one call's quartile over the other's opposite one. What
+    is predicted is the ratio of `work`, the numbers of multiplications.
     """
     samples = {}
     for name, call in calls.items():
         call()
         samples[name] = [timed(call)[0]]
     timings = measure(calls, samples, seconds)
-    first: Timing = timings[next(iter(calls))]
+    whole = next(iter(calls))
+    first: Timing = timings[whole]
     return [
         {
             "name": name,
@@ -160,7 +150,7 @@ def compared(calls: Mapping[str, Call], predicted: Mapping[str, float], seconds:
             "ratio": first.median / timing.median,
             "ratio_lower": first.lower / timing.upper,
             "ratio_upper": first.upper / timing.lower,
-            "predicted": predicted[name],
+            "predicted": work[whole] / work[name],
         }
         for name, timing in timings.items()
     ]

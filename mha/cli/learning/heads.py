@@ -103,22 +103,21 @@ def heads(asked: HeadsOptions) -> None:
     except (SpecError, BackendError, NotInstalled) as error:
         raise CouldNotRun(str(error)) from error
     warn(errors, broken)
-    print_report(console, report)
+    pruned = report["pruned"]
+    print_report(console, report, asked.out if pruned and pruned["equal"] else None)
     if asked.json_path is not None:
-        write_json(asked.json_path, report.to_dict())
+        write_json(asked.json_path, report)
     if asked.html_path is not None:
-        write_page(asked.html_path, report.to_dict())
-    pruned = report.pruned
+        write_page(asked.html_path, report)
     if pruned is None:
         sys.exit(EQUAL)
-    failed = broken or any(proof.failed for proof in pruned.proofs)
-    ran = any(not proof.failed for proof in pruned.proofs)
-    sys.exit(DIFFERENT if ran and not pruned.equal else COULD_NOT_RUN if failed else EQUAL)
+    failed = [bool(proof["failed"]) for proof in pruned["proofs"]]
+    sys.exit(DIFFERENT if not (all(failed) or pruned["equal"]) else COULD_NOT_RUN if broken or any(failed) else EQUAL)
 
 
 def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
     """What is measured, and the texts; what can't be used is refused before the model is loaded."""
-    from mha.heads.prune import check_count
+    from mha.heads.prune import check_count, check_names
     from mha.heads.subject import of_encoder, of_recording
     from mha.heads.texts import DOCUMENTS, file_texts, lee_texts
     from mha.port.encoder import find_model, load_encoder
@@ -138,6 +137,7 @@ def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]
         subject = of_encoder(load_encoder(asked.model), texts.measured)
     if asked.prune is not None:
         check_count(subject, asked.prune)
+        check_names(subject)
     return subject, texts
 
 
