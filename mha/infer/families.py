@@ -10,7 +10,7 @@ from itertools import product
 from math import gcd
 
 from mha.infer.hypotheses.candidates import ROLES, Candidates, Slice
-from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES
+from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES, Hypothesis
 from mha.infer.observed import Observed
 from mha.infer.sample import mask_heads
 
@@ -66,6 +66,10 @@ class Reading:
     @property
     def kv_heads(self) -> int:
         return self.heads // self.family.group
+
+    def hypothesis(self, q: Slice, k: Slice, v: Slice, o: Slice, mask: str = "", bq: Slice | None = None) -> Hypothesis:
+        """The hypothesis with these slices."""
+        return Hypothesis(q, k, v, o, self.orders, self.heads, self.kv_heads, self.scale, mask, self.tiled, bq)
 
 
 def families(candidates: Candidates, observed: Observed) -> list[Family]:
