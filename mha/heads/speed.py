@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.workers.interpreters import NUMPY, Home
+from conformance.workers.process import WorkerProcess
+from conformance.workers.protocol import WorkerDied
 from mha.bench import machine
 from mha.bench.run import installed
 from mha.heads.curve import SHARES, counts
 from mha.heads.importance import order_of
 from mha.heads.prune import kept_in, removed_first
 from mha.heads.subject import Subject
-from mha.heads.timing import Request
+from mha.heads.timing import Request, rows_of
 from mha_core import SpecError
+from mha_core.errors import one_line
 
 MODEL_SIZES = ((8, 128), (2, 512), (1, 32))
 """(batch, length) of calls of the whole model, as far as it has positions."""
 
 THREADS = 1
 
-LAST_WORDS = 3
-"""Last lines of what a process said on stderr, if it ended early."""
+LIMIT = 600.0
+"""Seconds after which a process without a sign of life is ended."""
 
 
 def measure_speed(
@@ -78,7 +79,7 @@ def _request(name: str, subject: Subject, scores: NDArray[np.float64]) -> Reques
     config, group, live = subject.layers[0].config, subject.layers[0].group, subject.live
     left = {max(group, round(config.num_heads * (1 - share) / group) * group) for share in SHARES}
     heads = [config.num_heads, *sorted(left - {config.num_heads}, reverse=True)]
-    request = Request(name, config.to_dict(), heads, threads=THREADS)
+    request = Request(name, config, heads, threads=THREADS)
     if live is None or name != "torch":
         return request
     order = order_of(scores)
@@ -88,16 +89,12 @@ def _request(name: str, subject: Subject, scores: NDArray[np.float64]) -> Reques
 
 
 def _ask(request: Request) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "mha.heads.timing"],
-        input=json.dumps(asdict(request)),
-        capture_output=True,
-        text=True,
-        env=machine.environment(request.threads),
-        check=False,
-    )
-    if done.returncode:
-        last = " / ".join(done.stderr.strip().splitlines()[-LAST_WORDS:])
-        raise SpecError(f"{request.framework} was not timed: its process ended with status {done.returncode}: {last}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    process = WorkerProcess(Home(NUMPY, LIMIT), threads=request.threads)
+    try:
+        found: dict[str, Any] = process.call(rows_of, request)
+    except Exception as error:  # of a framework, or the end of its process
+        reason = error if isinstance(error, (SpecError, WorkerDied)) else one_line(error)
+        raise SpecError(f"{request.framework} was not timed: {reason}") from error
+    finally:
+        process.end()
     return found

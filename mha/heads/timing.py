@@ -1,15 +1,12 @@
-"""Times layers and a model without some heads, in a process of its own: `python -m mha.heads.timing`.
+"""Times layers and a model without some heads; `mha.heads.speed` starts a process for each framework.
 
-It reads one `Request` as JSON on stdin, and writes rows as JSON on stdout; `mha.heads.speed` starts it. What is
-compared runs in this one process, in turn, as in `mha bench`.
+What is compared runs in this one process, in turn, as in `mha bench`.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -42,7 +39,7 @@ class Request:
     """
 
     framework: str
-    config: Mapping[str, Any]
+    config: AttentionConfig
     heads: Sequence[int]
     sizes: Sequence[tuple[int, int]] = ((8, 128), (2, 512))
     seconds: float = 0.4
@@ -52,26 +49,21 @@ class Request:
     model_sizes: Sequence[tuple[int, int]] = ()
 
 
-def main() -> None:
-    """Read the request, measure, write the rows."""
-    # Frameworks may print: what this process says goes through a copy of stdout, what they say to stderr.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    request = Request(**json.loads(sys.stdin.read()))
+def rows_of(request: Request) -> dict[str, Any]:
+    """Measure in this process, which has not imported a framework yet: `rows`, and `versions` of its packages."""
+    os.environ.update(machine.environment(request.threads))
     machine.hold_to(request.threads)
     framework = load(request.framework)
     framework.set_threads(request.threads)
     rows = [_layer(request, framework, *size) for size in request.sizes]
     if request.model:
         rows += _model(request)
-    json.dump({"rows": rows, "versions": framework.versions()}, answers)
-    answers.flush()
+    return {"rows": rows, "versions": framework.versions()}
 
 
 def _layer(request: Request, framework: Any, batch: int, length: int) -> dict[str, Any]:
     """A row: the layer with fewer and fewer heads."""
-    config = AttentionConfig.from_dict(dict(request.config))
-    group = config.num_heads // config.num_kv_heads
+    config, group = request.config, request.config.num_heads // request.config.num_kv_heads
     ours = next(each for each in framework.CONTESTANTS if each.kind == "ours")
     calls: dict[str, Call] = {}
     work: dict[str, int] = {}
@@ -154,7 +146,3 @@ def compared(calls: Mapping[str, Call], work: Mapping[str, int], seconds: float)
         }
         for name, timing in timings.items()
     ]
-
-
-if __name__ == "__main__":
-    main()

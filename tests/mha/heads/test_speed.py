@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -10,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from conformance.workers.process import WorkerProcess  # noqa: E402
 from mha.bench.contestants.contestant import load  # noqa: E402
 from mha.heads import run as runs  # noqa: E402
 from mha.heads import speed  # noqa: E402
@@ -31,7 +34,7 @@ def sample_report():
 
 
 def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
-    request = Request("torch", CONFIG.to_dict(), [4, 2], [(2, 5)], 0.001, 1)
+    request = Request("torch", CONFIG, [4, 2], [(2, 5)], 0.001, 1)
     row = _layer(request, load("torch"), 2, 5)
     assert [entry["name"] for entry in row["entries"]] == ["4", "2"]
     assert [entry["predicted"] for entry in row["entries"]] == [1.0, 2.0]
@@ -76,10 +79,21 @@ def test_a_framework_that_does_not_run_is_a_line(monkeypatch):
         speed.measure_speed(subject, leave_one_out(subject))
 
 
-def test_a_process_that_ends_says_so():
-    request = Request("torch", {"embed_dim": 24}, [4], [(1, 2)], 0.001, 1)
-    with pytest.raises(SpecError, match="torch was not timed: its process ended with status 1"):
-        speed._ask(request)
+def test_what_goes_wrong_in_its_process_is_said():
+    request = Request("torch", CONFIG, [4, 2], [(1, 2)], 0.001, 1)
+    assert [entry["name"] for entry in speed._ask(request)["rows"][0]["entries"]] == ["4", "2"]
+    with pytest.raises(SpecError, match="torch was not timed: num_heads must be a positive integer. Got 0."):
+        speed._ask(replace(request, heads=[0]))
+
+
+def test_a_process_that_ends_says_so(monkeypatch):
+    monkeypatch.setattr(speed, "rows_of", partial(eval, "__import__('os')._exit(3)"))
+    monkeypatch.setattr(WorkerProcess, "call", lambda self, function, request: CALL(self, function, {}))
+    with pytest.raises(SpecError, match="torch was not timed: its process ended itself with status 3"):
+        speed._ask(Request("torch", CONFIG, [4]))
+
+
+CALL = WorkerProcess.call
 
 
 def test_sample_has_the_form_of_the_schema():
