@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from mha.infer.around import around
 from mha.infer.evidence import Fit, Judge
 from mha.infer.families import RAREST
+from mha.infer.hypotheses.biases import key_bias
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
-from mha.infer.hypotheses.key_bias import key_bias
 from mha.infer.observed import Observed
 from mha.infer.sample import Sample, furthest, usable_rows
 from mha.infer.search import CHEAP, Search

@@ -1,4 +1,4 @@
-"""Observed: one recorded call of a layer whose weights are to be recognised."""
+"""What `infer` is given: one recorded call of a layer, and the arrays of a file whose names are not used."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.formats import open_checkpoint
 from mha.formats.checkpoint import spec_errors
 from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
@@ -89,6 +90,16 @@ class Observed:
             SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
         """
         return cls.of(load_arrays(Path(path)))
+
+
+def source_arrays(path: str | Path) -> dict[str, NDArray]:
+    """Every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
+
+    Raises:
+        SpecError: there is no such file, it is not whole, it holds code, or it is of no format that is known.
+    """
+    with open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.array(name) for name, entry in checkpoint.entries.items() if entry.dtype in DTYPES}
 
 
 def load_arrays(file: Path) -> dict[str, NDArray]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice, Source
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.infer.families import Reading, families, readings
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis, kv_of
 from mha.infer.observed import Observed

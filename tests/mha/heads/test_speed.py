@@ -18,8 +18,8 @@ from mha.heads import run as runs  # noqa: E402
 from mha.heads import speed  # noqa: E402
 from mha.heads.importance import leave_one_out  # noqa: E402
 from mha.heads.page.page import write_page  # noqa: E402
+from mha.heads.speed import Request, _layer, compared, products  # noqa: E402
 from mha.heads.subject import of_recording  # noqa: E402
-from mha.heads.timing import Request, _layer, compared, products  # noqa: E402
 from mha_core import AttentionConfig, SpecError  # noqa: E402
 from tests.mha.heads.test_prune import recording_of  # noqa: E402
 
@@ -34,7 +34,7 @@ def sample_report():
 
 
 def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
-    request = Request("torch", CONFIG, [4, 2], [(2, 5)], 0.001, 1)
+    request = Request("torch", CONFIG, [4, 2], [(2, 5)], 0.001)
     row = _layer(request, load("torch"), 2, 5)
     assert [entry["name"] for entry in row["entries"]] == ["4", "2"]
     assert [entry["predicted"] for entry in row["entries"]] == [1.0, 2.0]
@@ -43,8 +43,8 @@ def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
 
 
 def test_ratio_is_of_the_first():
-    calls = {"whole": lambda: sum(range(20_000)), "half": lambda: sum(range(200))}
-    whole, half = compared(calls, {"whole": 100, "half": 50}, 0.01)
+    calls = {0: lambda: sum(range(20_000)), 6: lambda: sum(range(200))}
+    whole, half = compared(calls, {0: 100, 6: 50}, 0.01)
     assert whole["ratio"] == 1.0
     assert half["predicted"] == 2.0
     assert half["ratio"] > 5.0
@@ -80,7 +80,7 @@ def test_a_framework_that_does_not_run_is_a_line(monkeypatch):
 
 
 def test_what_goes_wrong_in_its_process_is_said():
-    request = Request("torch", CONFIG, [4, 2], [(1, 2)], 0.001, 1)
+    request = Request("torch", CONFIG, [4, 2], [(1, 2)], 0.001)
     assert [entry["name"] for entry in speed._ask(request)["rows"][0]["entries"]] == ["4", "2"]
     with pytest.raises(SpecError, match="torch was not timed: num_heads must be a positive integer. Got 0."):
         speed._ask(replace(request, heads=[0]))
