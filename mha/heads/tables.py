@@ -106,7 +106,8 @@ def speed_tables(report: Report, cell: Callable[[Mapping[str, Any]], str] = rati
         for row in own:
             whole, *others = row["entries"]
             name = f"{row['framework']} ({row['size'][0]}, {row['size'][1]})"
-            rows.append((name, [f"{1000 * whole['time']['median']:.3g} ms", *map(cell, others)]))
+            time = float(f"{1000 * whole['time']['median']:.3g}")
+            rows.append((name, [f"{time:g} ms", *map(cell, others)]))
         if own:
             found.append(Table(title, "(batch, tokens)", [entry["name"] for entry in own[0]["entries"]], rows))
     return found
