@@ -12,7 +12,6 @@ from math import gcd
 from mha.infer.hypotheses.candidates import ROLES, Candidates, Slice
 from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES, Hypothesis
 from mha.infer.observed import Observed
-from mha.infer.sample import mask_heads
 
 RAREST = 7
 """The tier of the least ordinary readings that are tried."""
@@ -122,7 +121,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
     """Every reading of the families that belongs to one tier."""
-    per_head = mask_heads(observed)
+    per_head = observed.mask_heads
     for family in found:
         if family.rarity > tier:
             continue

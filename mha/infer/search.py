@@ -210,10 +210,9 @@ class Search:
                 given -= self.target[None, :, None, :]
                 misfit = np.sqrt(self._squares(given, added) / self.size)
                 ranking.searched += misfit.size
-
                 for a, p in ranking.promising(misfit):
-                    query, bias = found[a]
-                    hypothesis = reading.hypothesis(query, key, *pairs[p], mask, bias)
+                    (query, bias), (value, out) = found[a], pairs[p]
+                    hypothesis = reading.hypothesis(query, key, value, out, mask, bias)
                     if reading.tied or hypothesis.is_plain():
                         ranking.add(float(misfit[a, p]), hypothesis)
 
