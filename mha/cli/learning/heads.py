@@ -112,7 +112,8 @@ def heads(asked: HeadsOptions) -> None:
     if pruned is None:
         sys.exit(EQUAL)
     failed = [bool(proof["failed"]) for proof in pruned["proofs"]]
-    sys.exit(DIFFERENT if not (all(failed) or pruned["equal"]) else COULD_NOT_RUN if broken or any(failed) else EQUAL)
+    different = not all(failed) and not pruned["equal"]
+    sys.exit(DIFFERENT if different else COULD_NOT_RUN if broken or any(failed) else EQUAL)
 
 
 def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
