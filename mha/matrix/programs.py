@@ -35,33 +35,39 @@ def finish(command: Sequence[str], folder: Path, limit: float, **variables: str)
         variables: environment variables, besides ours.
     """
     given = {name: value for name, value in os.environ.items() if name not in OTHERS} | variables
-    with tempfile.TemporaryFile("w+", errors="backslashreplace") as errors, ThreadPoolExecutor(1) as thread:
-        # In a thread, which no signal reaches: an interrupt in the middle of a start would lose the process.
-        starting = thread.submit(
-            subprocess.Popen,
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            errors="backslashreplace",
-            env=given,
-            cwd=folder,
-            start_new_session=True,
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        started.append(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="backslashreplace",
+                env=given,
+                cwd=folder,
+                start_new_session=True,
+            )
         )
+
+    with tempfile.TemporaryFile("w+", errors="backslashreplace") as errors, ThreadPoolExecutor(1) as thread:
         try:
-            printed: str = starting.result().communicate(timeout=limit)[0]
+            # In a thread, which no signal reaches: an interrupt in the middle of a start would lose the process.
+            thread.submit(start).result()
+            printed: str = started[0].communicate(timeout=limit)[0]
         except OSError as error:
             raise Failed(f"{command[0]} can't be started: {error.strerror}") from error
         except subprocess.TimeoutExpired:
             raise Failed(f"it took more than {limit:g} s") from None
         finally:
             thread.shutdown()  # a start that an interrupt has left under way is waited for
-            if starting.exception() is None:
-                _end(starting.result())
-        if (status := starting.result().returncode) != 0:
+            for process in started:
+                _end(process)
+        if started[0].returncode != 0:
             errors.seek(0)
-            raise Failed(_how_it_ended(status, errors.read()))
+            raise Failed(_how_it_ended(started[0].returncode, errors.read()))
     return printed
 
 
