@@ -9,7 +9,8 @@ from typing import Any
 
 from _ext.common import escaped, table
 from mha.heads.importance import MEASURES
-from mha.heads.page.page import plots_of, tables_of, timings_of
+from mha.heads.page.page import plots_of
+from mha.heads.tables import curve_tables, speed_tables
 
 RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
 
@@ -21,10 +22,9 @@ def measures(report: dict[str, Any]) -> str:
 
 def plots(report: dict[str, Any]) -> str:
     """Every plot, as SVG with the colours of the site."""
-    total = sum(layer["heads"] for layer in report["layers"])
     figures = [
         f'<figure class="heads-plot"><figcaption>{plot["title"]}</figcaption>\n{plot["svg"]}</figure>'
-        for plot in plots_of(report, total)
+        for plot in plots_of(report)
     ]
     return "\n".join(["````{raw} html", *figures, "````"])
 
@@ -32,9 +32,9 @@ def plots(report: dict[str, Any]) -> str:
 def curves(report: dict[str, Any]) -> str:
     """Fidelity and neighbours: measures by heads removed."""
     parts = []
-    for one in tables_of(report["curves"]):
-        rows = [(f"`{name}`" if name in MEASURES else name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + of_heads(["heads removed", *map(str, one["columns"])], rows))
+    for one in curve_tables(report):
+        rows = [(f"`{name}`", *cells) for name, cells in one.rows]
+        parts.append(f"{one.title}:\n\n" + of_heads(["heads removed", *one.columns], rows))
     return "\n\n".join(parts)
 
 
@@ -48,9 +48,9 @@ def kept(report: dict[str, Any]) -> str:
 def speed(report: dict[str, Any]) -> str:
     """Times of layers and of the model."""
     parts = []
-    for one in timings_of(report["speed"]):
-        rows = [(name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + of_heads(["(batch, tokens)", *one["columns"]], rows))
+    for one in speed_tables(report):
+        rows = [(name, *cells) for name, cells in one.rows]
+        parts.append(f"{one.title}:\n\n" + of_heads([one.corner, *one.columns], rows))
     about = report["speed"]
     return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
 

@@ -74,19 +74,19 @@ def heads(asked: HeadsOptions) -> None:
         timed_in = asked.backend_names if asked.speed else None
         report = measure_heads(subject, texts, names, cut, timed_in, says(status))
     warn(errors, broken)
-    print_report(console, report)
-    write_asked(asked.json_path, report.to_dict)
+    pruned = report["pruned"]
+    print_report(console, report, asked.out if pruned and pruned["equal"] else None)
+    write_asked(asked.json_path, lambda: report)
     if asked.html_path is not None:
-        write_page(asked.html_path, report.to_dict())
-    proofs = [] if report.pruned is None else report.pruned.proofs
-    ran = any(not proof.failed for proof in proofs)
-    failed = report.pruned is not None and (broken or any(proof.failed for proof in proofs))
-    finish(report.pruned is not None and ran and not report.pruned.equal, failed)
+        write_page(asked.html_path, report)
+    failed = [bool(proof["failed"]) for proof in pruned["proofs"]] if pruned else []
+    different = bool(pruned) and not all(failed) and not pruned["equal"]
+    finish(different, bool(pruned) and (broken or any(failed)))
 
 
 def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
     """What is measured, and the texts; what can't be used is refused before the model is loaded."""
-    from mha.heads.prune import check_count
+    from mha.heads.prune import check_count, check_names
     from mha.heads.subject import of_encoder, of_recording
     from mha.heads.texts import DOCUMENTS, file_texts, lee_texts
     from mha.port.encoder import find_model, load_encoder
@@ -106,4 +106,5 @@ def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]
         subject = of_encoder(load_encoder(asked.model), texts.measured)
     if asked.prune is not None:
         check_count(subject, asked.prune)
+        check_names(subject)
     return subject, texts
