@@ -31,6 +31,10 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cp
 # Python looks at all objects for cycles, and frameworks have hundreds of thousands: it looks a fourteenth as often.
 gc.set_threshold(10_000)
 
+# The tests start hundreds of processes: what Python compiles of a module, it keeps for all of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Tests compile what they judge, and leave nothing in the user's folder.
 os.environ["MHA_COMPILE_CACHE"] = "off"
 
@@ -76,6 +80,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = {name: [pytest.mark.same_on_newest] for name in (same.args if same else ())}
         names = [pytest.param(name, marks=marks.get(name, ())) for name in _names(metafunc.config)]
         metafunc.parametrize("backend_name", names)
+
+
+def pytest_collection_finish() -> None:
+    """The modules that are there now stay, and Python need not look for cycles among their objects any more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
