@@ -54,7 +54,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return f"{self.path}:{self.start[0]}: {_short(self.old)} -> {_short(self.new)}"
+        return f"{self.path}:{self.start[0]}:{self.start[1]}: {_short(self.old)} -> {_short(self.new)}"
 
     def of(self, text: str) -> str:
         """The text of the file with this change."""
