@@ -88,12 +88,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+MOST_BYTES = 2_500_000_000
+"""Of memory that a process of tests takes before JAX is told to forget its programs."""
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _programs_end_with_their_module() -> Iterator[None]:
-    """JAX keeps every program that it compiled: thousands of them would take gigabytes."""
+def _programs_end_where_they_take_too_much() -> Iterator[None]:
+    """JAX keeps every program that it compiled: thousands of them would take gigabytes, and some are used again."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and _resident_bytes() > MOST_BYTES:
         sys.modules["jax"].clear_caches()
+
+
+def _resident_bytes() -> float:
+    """The memory that this process takes now; where that can't be read, as if it were all there is."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return float("inf")
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")

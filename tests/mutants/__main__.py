@@ -3,7 +3,7 @@
     nice -n 15 python -m tests.mutants --seed 1 --count 60
     python -m tests.mutants --seed 1 --count 60 --tests 4b67851     # that commit's tests, for the mutants that survived
 
-A server imports the frameworks once and forks; each fork runs pytest on one stage of tests (see `near.py`) in a copy
+A server imports what tests need once, and forks; each fork runs pytest on one stage of tests (see `near.py`) in a copy
 of the repository with one change. A mutant is killed by a test that fails, by the end of its process, or by taking
 more than `LIMIT` seconds of processor time. `results.json` beside this file says what became of each; what is in it
 is not run again.
@@ -31,7 +31,16 @@ from tests.mutants.near import stages
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results.json")
-FRAMEWORKS = ("torch", "tensorflow", "keras", "flax.linen", "flax.nnx", "mxnet", "h5py", "ml_dtypes", "hypothesis")
+ALWAYS = ("hypothesis", "pytest", "xdist", "rich.console", "click", "safetensors.numpy")
+FRAMEWORKS = {
+    "backends/torch": ("torch",),
+    "backends/mxnet": ("mxnet",),
+    "backends/jax": ("flax.linen", "flax.nnx"),
+    "backends/tf": ("tensorflow", "keras"),
+    "backends": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras"),
+    "mha": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras", "h5py", "ml_dtypes"),
+}
+"""Where a module's path begins -> what its tests import; the first beginning that fits counts."""
 
 LIMIT = 600
 """Seconds of processor time that one stage may take."""
@@ -43,7 +52,12 @@ _times = count(10**9, 10)
 """When files were changed: Python compiles a file again if that differs."""
 
 
-def import_frameworks() -> None:
+def needed(path: str) -> tuple[str, ...]:
+    """What the tests of a module import."""
+    return next((names for begins, names in FRAMEWORKS.items() if path.startswith(begins)), ())
+
+
+def import_first(names: tuple[str, ...]) -> None:
     """Import what every fork needs and no mutant changes."""
     import numpy as np
 
@@ -54,7 +68,7 @@ def import_frameworks() -> None:
         np.bool = np.bool_  # type: ignore[attr-defined]  # as backends.mxnet does
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in FRAMEWORKS:
+        for name in names:
             importlib.import_module(name)
 
 
@@ -182,8 +196,8 @@ def main() -> None:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     key = NOW if options.tests is None else options.tests
-    mutants = draw(ROOT, options.seed, options.count)[part::parts]
-    import_frameworks()
+    drawn = draw(ROOT, options.seed, options.count)
+    mutants = sorted(drawn, key=lambda mutant: len(needed(mutant.path)))[part::parts]
     # Forks find this project, its tests among it, in the copy alone.
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
@@ -194,6 +208,7 @@ def main() -> None:
             known = _results().get(mutant.name, {})
             if key in known or (key != NOW and known.get(NOW, {}).get("by") != SURVIVED):
                 continue
+            import_first(ALWAYS + needed(mutant.path))
             found = copy.judge(mutant)
             _add(mutant.name, key, found)
             print(f"{found['by']} ({found['seconds']} s): {mutant.name}", flush=True)
