@@ -133,11 +133,11 @@ def _of_one(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, str]]:
         yield node, f"({ast.unparse(node.operand)})"
     elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
         yield node.test, f"(not ({ast.unparse(node.test)}))"
-    elif isinstance(node, (ast.Raise, ast.Continue, ast.Break, ast.AugAssign)) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    elif (
+        isinstance(node, (ast.Raise, ast.Continue, ast.Break, ast.AugAssign))
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+        or (isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)))
     ):
-        yield node, "pass"
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
         yield node, "pass"
 
 
