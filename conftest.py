@@ -70,13 +70,33 @@ def _readers_of_one() -> dict[str, str]:
     }
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what belongs to one backend alone, if that one is not under test."""
+ROOMS = ("mha_core", "conformance", "backends", "mha")
+"""The packages whose examples are tests."""
+
+
+def _of_others(config: pytest.Config) -> set[str]:
+    """Files and folders of the backends that are not under test."""
     others = [name for name in BACKENDS if name not in _names(config)]
     own = {f"{folder}/{name}" for name in others for folder in ("backends", "tests/backends")}
-    own |= {path for path, name in _readers_of_one().items() if name not in _names(config)}
+    return own | {path for path, name in _readers_of_one().items() if name in others}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what belongs to one backend alone, if that one is not under test; and modules without an example."""
     path = collection_path.relative_to(config.rootpath).as_posix()
-    return True if path in own else None
+    if path in _of_others(config):
+        return True
+    no_example = path.startswith(ROOMS) and path.endswith(".py") and ">>>" not in collection_path.read_text()
+    return True if no_example else None
+
+
+@pytest.fixture(scope="session")
+def module_names(request: pytest.FixtureRequest) -> list[str]:
+    """Every module of the packages, but for those of backends that are not under test."""
+    root, others = request.config.rootpath, _of_others(request.config)
+    paths = (path.relative_to(root) for room in ROOMS for path in sorted((root / room).rglob("*.py")))
+    own = [path for path in paths if not others & {path.as_posix(), *(part.as_posix() for part in path.parents)}]
+    return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in own]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

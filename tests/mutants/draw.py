@@ -10,6 +10,7 @@ import ast
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 ROOMS = ("mha_core", "backends", "conformance/bounds", "conformance/judging", "mha/convert", "mha/port")
@@ -59,11 +60,14 @@ class Mutant:
     def of(self, text: str) -> str:
         """The text of the file with this change."""
         data = text.encode()
-        lines = [0]
-        for line in data.splitlines(keepends=True):
-            lines.append(lines[-1] + len(line))
+        lines = _starts(data)
         start, end = (lines[line - 1] + column for line, column in (self.start, self.end))
         return (data[:start] + self.new.encode() + data[end:]).decode()
+
+
+def _starts(data: bytes) -> list[int]:
+    """Where each line of a text starts."""
+    return list(accumulate((len(line) for line in data.splitlines(keepends=True)), initial=0))
 
 
 def _short(code: str) -> str:
@@ -84,17 +88,13 @@ def draw(root: Path, seed: int, count: int) -> list[Mutant]:
 
 def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
     """Every mutant of one file."""
-    text = path.read_text()
+    data = path.read_bytes()
+    lines = _starts(data)
     name = path.relative_to(root).as_posix()
-    for node, new in _changes(ast.parse(text), inside=False):
-        old = ast.get_source_segment(text, node) or ""
-        yield Mutant(
-            name,
-            (node.lineno, node.col_offset),  # type: ignore[attr-defined]
-            (node.end_lineno, node.end_col_offset),  # type: ignore[attr-defined]
-            old,
-            new,
-        )
+    for node, new in _changes(ast.parse(data), inside=False):
+        start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        old = data[lines[start[0] - 1] + start[1] : lines[end[0] - 1] + end[1]].decode()
+        yield Mutant(name, start, end, old, new)
 
 
 def _changes(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, str]]:
