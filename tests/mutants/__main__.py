@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import gc
 import importlib
 import json
 import os
@@ -131,7 +130,6 @@ class Copy:
         """The first test that fails, or how the process ended; None if none fails. And seconds of processor time."""
         said = self.folder / "failed.txt"
         said.write_text("")
-        gc.freeze()
         before = os.times()
         child = os.fork()
         if child == 0:
