@@ -201,10 +201,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="mutants (default: %(default)s)")
     parser.add_argument("--tests", metavar="COMMIT", help="run the tests of this commit (default: the checkout's)")
     parser.add_argument("--part", default="0/1", help="K/N: the Kth of every N mutants, for N processes at once")
+    parser.add_argument("--room", default="", help="those of one room alone, such as mha_core")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     key = NOW if options.tests is None else options.tests
-    drawn = draw(ROOT, options.seed, options.count)
+    drawn = [one for one in draw(ROOT, options.seed, options.count) if one.path.startswith(options.room)]
     mutants = sorted(drawn, key=lambda mutant: len(needed(mutant.path)))[part::parts]
     # Forks find this project, its tests among it, in the copy alone.
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
