@@ -10,18 +10,13 @@ from conformance.judging.result import Result
 from conformance.reports.text import failure_text
 from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
+from tests.backends.asked_once import AskedOnce
 
 PATHS = (None, "fast", "blocks")
 """The usual one, and what needs no weights: in the blocks that the rule makes, and in blocks of two queries."""
 
 JAX_IN = {"fast": "float32", "blocks": "float64"}
 """JAX compiles each of the cases for half a second; `mha check`, which CI runs too, has "fast" in both dtypes."""
-
-
-class AskedOnce(BackendSubject):
-    """Gives its one answer to each case, and is not asked again."""
-
-    recorded = True
 
 
 RESULTS: dict[tuple[str, str | None, str, str], Result] = {}

@@ -37,8 +37,8 @@ FRAMEWORKS = {
     "backends/mxnet": ("mxnet",),
     "backends/jax": ("flax.linen", "flax.nnx"),
     "backends/tf": ("tensorflow", "keras"),
-    "backends": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras"),
-    "mha": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras", "h5py", "ml_dtypes"),
+    "backends/": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras"),
+    "mha/": ("torch", "mxnet", "flax.linen", "flax.nnx", "tensorflow", "keras", "h5py", "ml_dtypes"),
 }
 """Where a module's path begins -> what its tests import; the first beginning that fits counts."""
 
