@@ -9,7 +9,7 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.deviations import known as deviations
 from conformance.runner import run_all
-from conformance.subjects.load import LoadedSubject, load_subjects
+from conformance.subjects.load import load_subjects
 from mha_core.subject import NativeSubject
 
 MODULES = {
@@ -33,12 +33,6 @@ def native_specs(backend_name):
     return found
 
 
-class AskedOnce(LoadedSubject):
-    """Gives its one answer to each case, and is not asked again."""
-
-    recorded = True
-
-
 def _is_silent(result, known, subject):
     """Whether a diagnosis of what was judged has nothing to explain, or what is listed accounts for all of it."""
     listed = known.listed_for(subject, result.case, result.dtype)
@@ -54,9 +48,7 @@ def test_every_native_layer_is_equal_or_deviates_as_known(backend_name):
     wrong, unsaid, judged = [], [], set()
     for spec in native_specs(backend_name):
         subjects, _ = load_subjects(spec, ("float64", "float32"))
-        # What a layer keeps from call to call, or mixes, does not depend on its dtype: it is asked again in one.
-        once = [AskedOnce(**vars(subject)) for subject in subjects[1:]]
-        for result in run_all(all_cases(), [*subjects[:1], *once], known=known):
+        for result in run_all(all_cases(), subjects, known=known):
             if result.status in ("different", "failed"):
                 wrong.append((spec, result.dtype, result.case, result.message or result.mismatches[0].message))
             elif result.status in ("equal", "deviates"):
