@@ -10,7 +10,7 @@ from conformance.judging.result import Result
 from conformance.reports.text import failure_text
 from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
-from tests.backends.asked_once import AskedOnce
+from tests.backends.drivers import AskedOnce
 
 PATHS = (None, "fast", "blocks")
 """The usual one, and what needs no weights: in the blocks that the rule makes, and in blocks of two queries."""

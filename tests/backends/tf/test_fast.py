@@ -18,7 +18,7 @@ from conformance.runner import run_case
 from mha_core.call import blocks as core_blocks
 from mha_core.call.call import Call
 from mha_core.call.masks import AttentionMask
-from tests.backends.asked_once import AskedOnce
+from tests.backends.drivers import AskedOnce
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
