@@ -188,11 +188,14 @@ def _results() -> dict[str, dict[str, Any]]:
 
 def _add(mutant: str, key: str, found: dict[str, Any]) -> None:
     """Write down what became of a mutant; other processes may do so at the same time."""
-    with RESULTS.with_suffix(".lock").open("w") as lock:
+    lock = os.open(RESULTS.parent, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = _results()
         results.setdefault(mutant, {})[key] = found
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    finally:
+        os.close(lock)
 
 
 def main() -> None:
