@@ -24,12 +24,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Commands run in the process that tests them, which has its frameworks already; tests/conformance/workers has its own.
 os.environ.setdefault("MHA_WORKERS", "0")
 
-# Thousands of small programs are compiled here. XLA's older code generator, in one thread, takes half the time for
-# them: what it is given, the graph with its fusions, is the same, and so is the level of optimisation.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+# Thousands of small programs are compiled here. XLA's older code generator, in one thread and without LLVM's
+# optimisation, takes a third of the time for them: what it is given, the graph with its fusions, is the same.
+XLA_FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_optimization_level=0",
+)
+os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 
 # Python looks at all objects for cycles, and frameworks have hundreds of thousands: it looks a fourteenth as often.
 gc.set_threshold(10_000)
+
+# The tests start hundreds of processes: what Python compiles of a module, it keeps for all of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests compile what they judge, and leave nothing in the user's folder.
 os.environ["MHA_COMPILE_CACHE"] = "off"
@@ -61,13 +70,33 @@ def _readers_of_one() -> dict[str, str]:
     }
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what belongs to one backend alone, if that one is not under test."""
+ROOMS = ("mha_core", "conformance", "backends", "mha")
+"""The packages whose examples are tests."""
+
+
+def _of_others(config: pytest.Config) -> set[str]:
+    """Files and folders of the backends that are not under test."""
     others = [name for name in BACKENDS if name not in _names(config)]
     own = {f"{folder}/{name}" for name in others for folder in ("backends", "tests/backends")}
-    own |= {path for path, name in _readers_of_one().items() if name not in _names(config)}
+    return own | {path for path, name in _readers_of_one().items() if name in others}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what belongs to one backend alone, if that one is not under test; and modules without an example."""
     path = collection_path.relative_to(config.rootpath).as_posix()
-    return True if path in own else None
+    if path in _of_others(config):
+        return True
+    no_example = path.startswith(ROOMS) and path.endswith(".py") and ">>>" not in collection_path.read_text()
+    return True if no_example else None
+
+
+@pytest.fixture(scope="session")
+def module_names(request: pytest.FixtureRequest) -> list[str]:
+    """Every module of the packages, but for those of backends that are not under test."""
+    root, others = request.config.rootpath, _of_others(request.config)
+    paths = (path.relative_to(root) for room in ROOMS for path in sorted((root / room).rglob("*.py")))
+    own = [path for path in paths if not others & {path.as_posix(), *(part.as_posix() for part in path.parents)}]
+    return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in own]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -78,12 +107,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_name", names)
 
 
+def pytest_collection_finish() -> None:
+    """The modules that are there now stay, and Python need not look for cycles among their objects any more."""
+    gc.collect()
+    gc.freeze()
+
+
+MOST_BYTES = 2_500_000_000
+"""Of memory that a process of tests takes before JAX is told to forget its programs."""
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _programs_end_with_their_module() -> Iterator[None]:
-    """JAX keeps every program that it compiled: thousands of them would take gigabytes."""
+def _programs_end_where_they_take_too_much() -> Iterator[None]:
+    """JAX keeps every program that it compiled: thousands of them would take gigabytes, and some are used again."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and _resident_bytes() > MOST_BYTES:
         sys.modules["jax"].clear_caches()
+
+
+def _resident_bytes() -> float:
+    """The memory that this process takes now; where that can't be read, as if it were all there is."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return float("inf")
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mha_core.call.masks import allowed_keys
+from mha_core.subject import WIDTHS, Capabilities
 
 
 class Attention(nn.Module):
@@ -39,20 +40,13 @@ class TorchSubject:
     """`Attention` behind prepare(config, weights) -> run(inputs) -> answer."""
 
     name = "my-attention"
+    capabilities = Capabilities("head_dim", "value_head_dim", *WIDTHS)  # of all features beside the plain layer
 
     def supports(self, config, inputs):
         """None, or what the layer has no way to do."""
-        if config.num_kv_heads != config.num_heads:
-            return "grouped heads"
-        if config.score != "scaled_dot" or config.scale is not None:
-            return "any scale but 1 / sqrt(head_dim)"
-        if config.softcap is not None or not config.projections or inputs.past_keys is not None:
-            return "a softcap, past keys, or no projections"
         if not all((config.bias.q_proj, config.bias.k_proj, config.bias.v_proj, config.bias.out_proj)):
             return "projections without bias"
-        if inputs.mask.bias is not None:
-            return "additive bias"
-        return "dropout with a given mask" if inputs.dropout_keep is not None else None
+        return self.capabilities.why_not(config, inputs)
 
     def prepare(self, config, weights):
         """The layer with these weights, which have the names of its own parameters."""

@@ -1,8 +1,8 @@
 """Run the lessons of one framework in this process: `python lessons/runner.py numpy out.json out.npz [LESSON ...]`.
 
 A lesson is a folder with `lesson.md`, and `in_NAME.py` for each framework: plain files in cells, `# %% name`, which
-import nothing of this project. What each cell prints goes to the JSON file, by lesson and cell; the arrays that stand
-in `results` after the last one go to the other, as LESSON/CALL/NAME.
+import nothing of this project. What each cell prints goes to the JSON file, by lesson and cell; the arrays that RESULTS
+names go to the other, as LESSON/CALL/NAME.
 """
 
 from __future__ import annotations
@@ -19,6 +19,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
+
+RESULTS = {
+    "angle": {
+        "circle": "queries=query keys=vectors values=vectors scale=1 weights output",
+        "long": "queries=query keys=longer values=longer scale=1 weights=long_weights output=long_output",
+        "several": "queries keys=vectors values=vectors scale=1 weights=all_weights output=outputs",
+    },
+    "scaling": {
+        "one": "queries keys values=keys scale=1 scores weights output=weights@keys",
+        "hundred": "queries=long_queries keys=long_keys values=long_keys scale=1 scores=long_scores "
+        "weights=long_weights output=long_weights@long_keys",
+        "scaled": "queries=long_queries keys=long_keys values=long_keys weights=scaled_weights "
+        "output=scaled_weights@long_keys",
+    },
+    "softmax": {
+        "rows": "queries keys values=keys scale=1 scores weights output=weights@keys",
+        "empty": "queries keys values scale=1 allowed weights=guarded output",
+    },
+    "heads": {
+        "loop": "queries keys values num_heads=3 output=looped",
+        "fused": "queries keys values num_heads=3 output=fused",
+        "grouped": "queries=many_queries keys=few_keys values=few_values num_heads=4 num_kv_heads=2 output=grouped",
+    },
+    "words": {
+        "words": "queries=x keys=x values=x num_heads=8 scores weights heads output "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+    },
+}
+"""Lesson -> call of attention in it -> what it hands out, in every framework: NAME=EXPRESSION, of the variables that
+stand after the last cell. NAME alone stands for NAME=NAME.
+"""
 
 
 def lessons() -> tuple[str, ...]:
@@ -63,12 +94,14 @@ def run(lesson: str, framework: str, folder: Path = HERE) -> tuple[dict[str, str
         except (Exception, SystemExit) as error:
             raise RuntimeError(f"{lesson}, {framework}, cell {name!r}: {type(error).__name__}: {error}") from error
         printed[name] = out.getvalue()
-    results = namespace.get("results")
-    if not isinstance(results, dict) or not results:
-        raise RuntimeError(f"{lesson}, {framework}: no cell has given `results`, a dict of calls")
-    return printed, {
-        f"{call}/{name}": _as_numpy(value) for call, named in results.items() for name, value in named.items()
-    }
+    if lesson not in RESULTS:
+        raise RuntimeError(f"{lesson}, {framework}: RESULTS does not say what it hands out")
+    arrays = {}
+    for call, text in RESULTS[lesson].items():
+        for word in text.split():
+            name, _, expression = word.partition("=")
+            arrays[f"{call}/{name}"] = _as_numpy(eval(expression or name, namespace))
+    return printed, arrays
 
 
 def _as_numpy(value: Any) -> NDArray:

@@ -7,6 +7,7 @@ that rewrite a terminal, a text that fails while it is made. So every message is
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences for colours and bold letters, which frameworks put into their messages."""
@@ -36,6 +37,16 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
     if not plain.isprintable():
         plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
     return _cut(plain, longest)
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """At most so many of the texts, and how many there are besides.
+
+    >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
+    ('a, b', 'a, b and 2 more')
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:

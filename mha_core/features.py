@@ -62,6 +62,7 @@ class Feature:
         arithmetic: whether it changes what is computed of given arrays: a function that can't be told is told so first.
         alone: whether nothing else is worth saying of a layer that has it.
         bends: whether a score with it is no longer a multiple of queries . keys.
+        faint: values of the field in `plain` that calls may not show, the one first that shows least.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Feature:
     arithmetic: bool = False
     alone: bool = False
     bends: bool = False
+    faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
         """None, or why a layout of parameters can't hold a layer of this config: the rest of "layout 'x' ..."."""
@@ -203,6 +205,7 @@ FEATURES: tuple[Feature, ...] = (
         plain={"softcap": None},
         arithmetic=True,
         bends=True,
+        faint=(1000.0, 300.0, 100.0, 50.0, 30.0, 20.0, 10.0, 5.0, 2.0, 1.0),  # 50 and 30 are those of public models
     ),
     Feature(
         "bare",
@@ -242,3 +245,12 @@ def plain_fields() -> dict[str, Any]:
     True
     """
     return {name: value for feature in FEATURES for name, value in feature.plain.items()}
+
+
+def arithmetic_fields() -> list[str]:
+    """Those of `plain_fields` that change what is computed of the arrays.
+
+    >>> "scale" in arithmetic_fields(), "dropout" in arithmetic_fields()
+    (True, False)
+    """
+    return list(dict.fromkeys(name for feature in FEATURES if feature.arithmetic for name in feature.plain))

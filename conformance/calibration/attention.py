@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ KEY_BLOCK = 7
 
 QUERY_CHUNK = 3
 """Queries that the layouts "queries" and "tiles" handle at a time."""
+
+Mapped = Callable[[NDArray], NDArray]
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,6 @@ class Ways:
     packed: bool = False
     output: Literal["concatenated", "per head"] = "concatenated"
 
-    @property
-    def key_block(self) -> int | None:
-        """Keys of one block of the softmax, as Precision declares them."""
-        return KEY_BLOCK if self.softmax == "online" else None
-
     def describe(self) -> str:
         """What is different from the plain way.
 
@@ -97,54 +94,56 @@ class Call:
     factor: NDArray | None
     d_heads: NDArray | None
 
+    def mapped(self, of_queries: Mapped, of_keys: Mapped) -> Call:
+        """The call with one function applied to what counts queries, and another to keys and values."""
+        mapped: dict[str, Any] = {
+            name: array if array is None else (of_keys if name in ("keys", "values") else of_queries)(array)
+            for name, array in vars(self).items()
+        }
+        return Call(**mapped)
+
+
+OF_QUERIES = ("scores", "weights", "heads", "d_scores", "d_queries")
+OF_KEYS = ("d_keys", "d_values")
+"""What counts queries, and what counts keys, among the arrays of `attend`."""
+
 
 def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights, call: Call) -> dict[str, NDArray]:
     """Scores, weights and heads; with d_heads also d_scores, d_queries, d_keys, d_values and score.*.
 
     Sums that run over several parts of the call stay in the accumulator until the last part.
     """
-    heads = call.queries.shape[1]
+    batch, heads, query_len, _ = call.queries.shape
     repeat = heads // call.keys.shape[1]
     folds = ways.groups == "folded"
-    batch, _, query_len, _ = call.queries.shape
     part_heads, length = (heads // repeat, repeat * query_len) if folds else (heads, query_len)
-    q, allowed, bias, factor, d_heads = (
-        None if x is None else x.reshape(batch, part_heads, length, x.shape[-1])
-        for x in (call.queries, call.allowed, call.bias, call.factor, call.d_heads)
+    call = call.mapped(
+        lambda x: x.reshape(batch, part_heads, length, x.shape[-1]),
+        lambda x: x if folds else repeat_kv_heads(x, heads),
     )
-    k, v = (x if folds else repeat_kv_heads(x, heads) for x in (call.keys, call.values))
-    assert q is not None
-    shapes: dict[str, tuple[int, ...]] = {
-        "scores": (batch, part_heads, length, k.shape[2]),
-        "weights": (batch, part_heads, length, k.shape[2]),
-        "heads": (batch, part_heads, length, v.shape[-1]),
-    }
-    if d_heads is not None:
-        shapes |= {"d_scores": shapes["scores"], "d_queries": q.shape, "d_keys": k.shape, "d_values": v.shape}
+    shapes = {"scores": call.allowed.shape, "weights": call.allowed.shape}
+    shapes["heads"] = (batch, part_heads, length, call.values.shape[-1])
+    if call.d_heads is not None:
+        shapes |= {"d_scores": call.allowed.shape, "d_queries": call.queries.shape}
+        shapes |= {"d_keys": call.keys.shape, "d_values": call.values.shape}
         shapes |= {name: array.shape for name, array in weights.items() if name.startswith("score.")}
     found = {name: np.zeros(shape, a.wide) for name, shape in shapes.items()}
     for b, h, i in _parts(ways, batch, part_heads, length):
-        piece = _Piece(ways, a, config, weights, q[b, h, i], k[b, h], v[b, h], allowed[b, h, i])  # type: ignore[index]
-        piece.forward(*(None if x is None else x[b, h, i] for x in (bias, factor)))
-        for name in ("scores", "weights", "heads"):
-            found[name][b, h, i] = getattr(piece, name)
-        if d_heads is not None:
-            gradients = piece.backward(d_heads[b, h, i])
-            for name in ("d_scores", "d_queries"):
-                found[name][b, h, i] = gradients.pop(name)
-            for name in ("d_keys", "d_values"):
-                found[name][b, h] += gradients.pop(name)
-            for name, array in gradients.items():
+        part = call.mapped(lambda x: x[b, h, i], lambda x: x[b, h])  # noqa: B023  # called at once
+        for name, array in _Piece(ways, a, config, weights, part).arrays().items():
+            if name in OF_QUERIES:
+                found[name][b, h, i] = array
+            elif name in OF_KEYS:
+                found[name][b, h] += array
+            else:
                 found[name] += array
     for name, array in found.items():
-        found[name] = a.store(array)
-    for name in ("scores", "weights", "heads", "d_scores", "d_queries"):
-        if name in found:
-            found[name] = found[name].reshape(batch, heads, query_len, found[name].shape[-1])
-    for name in ("d_keys", "d_values"):
-        if name in found and not folds and repeat > 1:
-            grouped = found[name].reshape(batch, heads // repeat, repeat, *found[name].shape[2:])
-            found[name] = a.store(a.total(grouped, 2))
+        stored = a.store(array)
+        if name in OF_QUERIES:
+            stored = stored.reshape(batch, heads, query_len, stored.shape[-1])
+        elif name in OF_KEYS and not folds and repeat > 1:
+            stored = a.store(a.total(stored.reshape(batch, heads // repeat, repeat, *stored.shape[2:]), 2))
+        found[name] = stored
     return found
 
 
@@ -165,24 +164,12 @@ def _parts(ways: Ways, batch: int, heads: int, length: int) -> Iterator[tuple[sl
 
 
 class _Piece:
-    """One part of a call, (B, H, Lq, d) with H heads everywhere: forward, then backward.
+    """One part of a call, with as many heads of keys and values as of queries: forward, then backward."""
 
-    Afterwards `scores`, `weights` and `heads` are there, stored.
-    """
-
-    def __init__(
-        self,
-        ways: Ways,
-        a: Arithmetic,
-        config: AttentionConfig,
-        parameters: Weights,
-        q: NDArray,
-        k: NDArray,
-        v: NDArray,
-        allowed: NDArray,
-    ) -> None:
+    def __init__(self, ways: Ways, a: Arithmetic, config: AttentionConfig, parameters: Weights, call: Call) -> None:
         self.ways, self.a, self.config, self.parameters = ways, a, config, parameters
-        self.q, self.k, self.v, self.allowed = q, k, v, allowed
+        self.q, self.k, self.v, self.allowed = call.queries, call.keys, call.values, call.allowed
+        self.bias, self.factor, self.d_heads = call.bias, call.factor, call.d_heads
         self.softcap = None if config.softcap is None else Softcap(a, config.softcap, ways.softcap, ways.slope)
         self.folds_cap = self.softcap is not None and ways.softcap == "folded" and config.score != "additive"
         scale = config.softmax_scale
@@ -192,36 +179,44 @@ class _Piece:
             a.hold(factor) for factor in on["scores" if self.folds_cap else ways.scale]
         )
 
-    def forward(self, bias: NDArray | None, factor: NDArray | None) -> None:
-        """Scores, weights, heads."""
-        a, self.factor = self.a, factor
+    def arrays(self) -> dict[str, NDArray]:
+        """Those of `attend`: OF_QUERIES are stored, the others are as the accumulator has them."""
+        found = self._forward()
+        return found if self.d_heads is None else {**found, **self._backward(self.d_heads)}
+
+    def _forward(self) -> dict[str, NDArray]:
+        a, factor = self.a, self.factor
         similarity = self._additive() if self.config.score == "additive" else self._dot()
         if self.softcap is not None:
             self.cap = self.softcap.cap(similarity if self.folds_cap else self.softcap.inside(similarity))
             similarity = self.cap.scores
-        self.scores = similarity if bias is None else a.store(similarity + bias)
-        opened = np.where(self.allowed, self.scores, -np.inf).astype(a.wide)
+        scores = similarity if self.bias is None else a.store(similarity + self.bias)
+        opened = np.where(self.allowed, scores, -np.inf).astype(a.wide)
         highest = opened.max(axis=-1, keepdims=True, initial=-np.inf)
         highest = np.where(np.isneginf(highest), 0, highest).astype(a.wide)
         exponentials, self.sum, exact = self._softmax(opened, highest)
         self.exponentials, self.exact = self._only_allowed(exponentials), self._only_allowed(exact)
-        self.weights = a.store(self.exact)
-        self.kept = self.weights if factor is None else a.store(self.weights * factor)
-        if self.ways.softmax == "online":
-            self.heads = self._online(opened)
-        elif self.ways.softmax == "two parts":
-            middle = self.kept.shape[-1] // 2
-            past = a.product(self.kept[..., :middle], self.v[..., :middle, :])
-            self.heads = a.store(past + a.product(self.kept[..., middle:], self.v[..., middle:, :]))
-        elif self.ways.softmax == "divide last":
-            raw = self.exponentials if factor is None else self.exponentials * factor
-            self.heads = a.store(a.sum_of_products(a.store(raw), self.v) / self.sum)
-        else:
-            self.heads = a.product(self.kept, self.v)
+        weights = a.store(self.exact)
+        self.kept = weights if factor is None else a.store(weights * factor)
+        self.heads = self._heads(opened)
         if self.ways.recompute:
             self.exact = self._only_allowed(np.exp(opened - (highest + np.log(self.sum))))
             again = a.store(self.exact)
             self.kept = again if factor is None else a.store(again * factor)
+        return {"scores": scores, "weights": weights, "heads": self.heads}
+
+    def _heads(self, opened: NDArray) -> NDArray:
+        a = self.a
+        if self.ways.softmax == "online":
+            return self._online(opened)
+        if self.ways.softmax == "two parts":
+            middle = self.kept.shape[-1] // 2
+            past = a.product(self.kept[..., :middle], self.v[..., :middle, :])
+            return a.store(past + a.product(self.kept[..., middle:], self.v[..., middle:, :]))
+        if self.ways.softmax == "divide last":
+            raw = self.exponentials if self.factor is None else self.exponentials * self.factor
+            return a.store(a.sum_of_products(a.store(raw), self.v) / self.sum)
+        return a.product(self.kept, self.v)
 
     def _only_allowed(self, x: NDArray) -> NDArray:
         """0 where a key is excluded, also beside a NaN."""
@@ -294,8 +289,7 @@ class _Piece:
 
     # Backward: names as in the reference
 
-    def backward(self, d_heads: NDArray) -> dict[str, NDArray]:
-        """d_scores and d_queries stored; d_keys, d_values and score.* as the accumulator has them."""
+    def _backward(self, d_heads: NDArray) -> dict[str, NDArray]:
         a = self.a
         d_weights = self._only_allowed(a.product(d_heads, self.v.swapaxes(-1, -2)))
         if self.factor is not None:

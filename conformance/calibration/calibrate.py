@@ -1,7 +1,9 @@
 """False alarms: correct implementations on random problems, and how close they come to their bounds.
 
-Every correct implementation must pass, so each rejection is a mistake in a bound. `calibrate` yields
-an Outcome per run; `Figures` gathers them. An Outcome's `case`, SEED-INDEX, runs the same problem again.
+Every correct implementation must pass, so each rejection is a mistake in a bound. Layer after layer is
+drawn, each with several problems, and each problem goes to every subject. `of_layer` yields an Outcome
+per run, `unit.py` makes work for processes of it, and `Figures` gathers them. An Outcome's `case`,
+SEED-INDEX, runs the same problem again.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from typing import Any
 
 import numpy as np
 
@@ -71,28 +73,6 @@ class Outcome:
         return f"mha calibrate --replay {self.case} --dtype {self.dtype}{selector}"
 
 
-def calibrate(seed: int, runs: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
-    """`runs` runs of correct implementations in one dtype, the same ones for the same seed and subjects.
-
-    Layer after layer is drawn, each with several problems, and each problem goes to every subject.
-
-    Raises:
-        SpecError: when called: `runs` is not positive, or there are no subjects.
-    """
-    if runs < 1:
-        raise SpecError(f"runs must be at least 1. Got {runs}.")
-    if not subjects:
-        raise SpecError(f"no implementation computes in {dtype}")
-    return islice(_all_runs(seed, dtype, subjects), runs)
-
-
-def _all_runs(seed: int, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple[Expected, Outcome]]:
-    """Without end."""
-    for number in count():
-        for _, wanted, outcome in of_layer(seed, number, dtype, taking_part(subjects, number)):
-            yield wanted, outcome
-
-
 def taking_part(subjects: Sequence[Subject], number: int) -> list[Subject]:
     """The subjects that take part in layer `number`."""
     return [s for s in subjects if number % SLOW_EVERY == 0 or not getattr(s, "slow_to_prepare", False)]
@@ -105,7 +85,7 @@ def of_layer(
     layer = draw_layer(seed, number)
     prepared: dict[str, Run] = {}
     for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
-        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer=layer, prepared=prepared):
+        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer, prepared):
             yield index, wanted, outcome
 
 
@@ -125,11 +105,11 @@ def replay(case: str, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple
     """One problem again, on each subject. Raises SpecError, when called, for a case that is not SEED-INDEX."""
     seed, index = parse_case(case)
     layer = draw_layer(seed, index // DRAWS_PER_LAYER)
-    return _problem_on(seed, index, dtype, subjects, layer=layer, prepared={})
+    return _problem_on(seed, index, dtype, subjects, layer, {})
 
 
 def _problem_on(
-    seed: int, index: int, dtype: str, subjects: Sequence[Subject], *, layer: Layer, prepared: dict[str, Run]
+    seed: int, index: int, dtype: str, subjects: Sequence[Subject], layer: Layer, prepared: dict[str, Run]
 ) -> Iterator[tuple[Expected, Outcome]]:
     problem = draw_problem(seed, index, dtype, layer)
     answers: dict[Precision, Expected] = {}
@@ -145,23 +125,29 @@ def _problem_on(
 def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run]) -> Outcome:
     """Run one subject on one problem. `prepared` keeps what it prepared, by its name."""
     problem = wanted.problem
-    selector = selector_of(subject)
     try:
         if subject.name not in prepared:
             prepared[subject.name] = subject.prepare(problem.config, problem.weights)
         trace = prepared[subject.name](problem.inputs)
     except Exception as error:  # whatever a framework raises; the other runs go on
-        return Outcome(subject.name, subject.dtype, case, message=one_line(error), failed=True, selector=selector)
+        return failed(subject, case, one_line(error))
     ratios, mismatches = wanted.judge(trace, subject.dtype)
     message = "\n".join(mismatch.message for mismatch in mismatches)
     by_array: dict[str, float] = defaultdict(float)
     for name, ratio in ratios.items():
         by_array[name.split(".")[0]] = max(by_array[name.split(".")[0]], ratio)
     worst = max(ratios, key=lambda name: ratios[name], default="")
+    selector = _selector_of(subject)
     return Outcome(subject.name, subject.dtype, case, dict(by_array), worst, message, selector=selector)
 
 
-def selector_of(subject: Subject) -> str:
+def failed(subject: Subject, case: str, reason: str) -> Outcome:
+    """A run that gave no answer, with the reason in one line."""
+    selector = _selector_of(subject)
+    return Outcome(subject.name, subject.dtype, case, message=reason, failed=True, selector=selector)
+
+
+def _selector_of(subject: Subject) -> str:
     """The options of `mha calibrate` that choose the subject; a backend takes part on all its paths."""
     selector: str = getattr(subject, "selector", "")
     return selector.partition(" --path ")[0]
@@ -229,22 +215,37 @@ class Figures:
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.failed]
 
-    def by_array(self, dtype: str, array: str) -> list[float]:
-        """The ratio of one array, or "gradients", in every run in one dtype that has it."""
-        return [o.ratios[array] for o in self.outcomes if o.dtype == dtype and array in o.ratios]
-
-    def by_subject(self, dtype: str) -> dict[str, list[Outcome]]:
-        """Every run in one dtype, by subject."""
-        found: dict[str, list[Outcome]] = defaultdict(list)
-        for outcome in self.outcomes:
-            if outcome.dtype == dtype:
-                found[outcome.subject].append(outcome)
-        return dict(found)
-
     def dtypes(self) -> list[str]:
         """The dtypes that ran, in order."""
         return list(dict.fromkeys(outcome.dtype for outcome in self.outcomes))
 
+    def of_dtype(self, dtype: str) -> list[Outcome]:
+        """Every run in one dtype."""
+        return [outcome for outcome in self.outcomes if outcome.dtype == dtype]
+
+    def by_array(self, dtype: str) -> dict[str, dict[str, dict[str, float]]]:
+        """Array, or "gradients" -> the quantiles of its "ratio" in all runs in one dtype, and of what is "allowed"."""
+        found = {}
+        for name in ARRAYS:
+            ratios = [outcome.ratios[name] for outcome in self.of_dtype(dtype) if name in outcome.ratios]
+            if ratios and self.tightness[dtype, name]:
+                found[name] = {"ratio": quantiles(ratios), "allowed": quantiles(self.tightness[dtype, name])}
+        return found
+
+    def by_subject(self, dtype: str) -> dict[str, dict[str, Any]]:
+        """Subject -> its "runs" in one dtype, how many were "rejected", and the quantiles of their "ratio"."""
+        found: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in self.of_dtype(dtype):
+            found[outcome.subject].append(outcome)
+        return {
+            name: {
+                "runs": len(outcomes),
+                "rejected": sum(outcome.rejected for outcome in outcomes),
+                "ratio": quantiles(outcome.ratio for outcome in outcomes),
+            }
+            for name, outcomes in found.items()
+        }
+
     def worst(self, dtype: str) -> Outcome:
         """The run that came closest to its bound, or farthest over it."""
-        return max((o for o in self.outcomes if o.dtype == dtype), key=lambda o: o.ratio)
+        return max(self.of_dtype(dtype), key=lambda outcome: outcome.ratio)

@@ -40,13 +40,11 @@ class Layer:
     """What the problems of one layer share: config, weights, sizes, and the kinds of mask.
 
     Attributes:
-        number: of the layer, among those of its seed.
         chosen: the choices that they share.
         description: those of its first draw, with choices that belong to one call among them.
         weights: of the layer.
     """
 
-    number: int
     chosen: Made
     description: Description
     weights: Weights
@@ -54,16 +52,6 @@ class Layer:
     @property
     def config(self) -> AttentionConfig:
         return self.description.config
-
-    @property
-    def past_len(self) -> int:
-        """How many keys are of the past."""
-        return self.description.sizes.past_len
-
-    @property
-    def split(self) -> bool:
-        """Whether inputs are given as heads already."""
-        return self.description.split
 
 
 def draw_layer(seed: int, number: int) -> Layer:
@@ -80,7 +68,7 @@ def draw_layer(seed: int, number: int) -> Layer:
 
         description = describe(choose, WIDE)
         if _work(description) <= MOST_WORK:
-            return Layer(number, chosen, description, weights_of(description))
+            return Layer(chosen, description, weights_of(description))
 
 
 def _work(description: Description) -> int:

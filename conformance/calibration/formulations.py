@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
-from conformance.calibration.attention import Call, Ways, attend
+from conformance.calibration.attention import KEY_BLOCK, Call, Ways, attend
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
@@ -118,7 +118,8 @@ class Formulation:
 
     @property
     def precision(self) -> Precision:
-        return replace(Precision.of(self.dtype), key_block=self.ways.key_block)
+        block = KEY_BLOCK if self.ways.softmax == "online" else None
+        return replace(Precision.of(self.dtype), key_block=block)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         arithmetic = Arithmetic(self.dtype, self.ways.order)

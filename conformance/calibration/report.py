@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome, quantiles
+from conformance.calibration.calibrate import ARRAYS, QUANTILES, Figures, Outcome
+from conformance.reports.text import plain_table, print_lines
 
 SCHEMA_VERSION = 1
 """Of the JSON report; a change that readers would notice raises it."""
@@ -25,22 +26,20 @@ def print_figures(console: Console, figures: Figures) -> None:
         console.print(f"\n{dtype}: largest error / allowed error of a run, by implementation", style="bold")
         console.print(_by_subject(figures, dtype))
         worst = figures.worst(dtype)
-        _line(console, f"\n{dtype}: closest to its bound: {_number(worst.ratio)} in {worst.worst}, {worst.replay}\n")
-    for outcome in (*figures.rejected[:SHOWN], *figures.failed[:SHOWN]):
-        _line(console, outcome_text(outcome))
-    _line(console, verdict(figures))
+        closest = f"{_number(worst.ratio)} in {worst.worst}, {worst.replay}"
+        print_lines(console, f"\n{dtype}: closest to its bound: {closest}\n")
+    wrong = [*figures.rejected[:SHOWN], *figures.failed[:SHOWN]]
+    print_lines(console, *map(outcome_text, wrong), verdict(figures))
 
 
 def print_replay(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Error / allowed error of every array, one row per run, and what is wrong with it."""
-    table = _table("", "dtype", *ARRAYS, "worst array")
+    table = plain_table("", "dtype", *ARRAYS, "worst array")
     for outcome in outcomes:
         ratios = [_number(outcome.ratios[name]) if name in outcome.ratios else "-" for name in ARRAYS]
         table.add_row(outcome.subject, outcome.dtype, *ratios, outcome.worst)
     console.print(table)
-    for outcome in outcomes:
-        if outcome.message:
-            _line(console, outcome_text(outcome))
+    print_lines(console, *(outcome_text(outcome) for outcome in outcomes if outcome.message))
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -61,24 +60,10 @@ def to_json(figures: Figures, *, seed: int, environment: dict[str, Any]) -> dict
     """All figures, every rejection and the worst run of each dtype, as JSON can hold them."""
     by_dtype = {
         dtype: {
-            "runs": sum(outcome.dtype == dtype for outcome in figures.outcomes),
-            "rejected": sum(outcome.dtype == dtype for outcome in figures.rejected),
-            "arrays": {
-                name: {
-                    "ratio": quantiles(figures.by_array(dtype, name)),
-                    "allowed": quantiles(figures.tightness[dtype, name]),
-                }
-                for name in ARRAYS
-                if figures.by_array(dtype, name) and figures.tightness[dtype, name]
-            },
-            "subjects": {
-                name: {
-                    "runs": len(outcomes),
-                    "rejected": sum(outcome.rejected for outcome in outcomes),
-                    "ratio": quantiles(outcome.ratio for outcome in outcomes),
-                }
-                for name, outcomes in figures.by_subject(dtype).items()
-            },
+            "runs": len(figures.of_dtype(dtype)),
+            "rejected": sum(outcome.rejected for outcome in figures.of_dtype(dtype)),
+            "arrays": figures.by_array(dtype),
+            "subjects": figures.by_subject(dtype),
             "worst": _outcome(figures.worst(dtype)),
         }
         for dtype in figures.dtypes()
@@ -98,34 +83,19 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def _by_array(figures: Figures, dtype: str) -> Table:
-    table = _table("", *QUANTILES, "allowed / largest")
-    for name in ARRAYS:
-        ratios, tightness = figures.by_array(dtype, name), figures.tightness[dtype, name]
-        if ratios and tightness:
-            cells = [_number(value) for value in quantiles(ratios).values()]
-            table.add_row(name, *cells, f"{quantiles(tightness)['median']:.1e}")
+    table = plain_table("", *QUANTILES, "allowed / largest")
+    for name, found in figures.by_array(dtype).items():
+        table.add_row(name, *map(_number, found["ratio"].values()), f"{found['allowed']['median']:.1e}")
     return table
 
 
 def _by_subject(figures: Figures, dtype: str) -> Table:
-    table = _table("", "runs", "rejected", *QUANTILES)
-    for name, outcomes in figures.by_subject(dtype).items():
-        rejected = sum(outcome.rejected for outcome in outcomes)
-        cells = [_number(value) for value in quantiles(outcome.ratio for outcome in outcomes).values()]
-        table.add_row(name, f"{len(outcomes):,}", f"[{'bold red' if rejected else 'green'}]{rejected:,}[/]", *cells)
+    table = plain_table("", "runs", "rejected", *QUANTILES)
+    for name, found in figures.by_subject(dtype).items():
+        rejected = f"[{'bold red' if found['rejected'] else 'green'}]{found['rejected']:,}[/]"
+        table.add_row(name, f"{found['runs']:,}", rejected, *map(_number, found["ratio"].values()))
     return table
 
 
 def _number(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 10.0 else f"{ratio:.1e}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
-    for position, name in enumerate(columns):
-        table.add_column(name, justify="right" if position else "left", no_wrap=True)
-    return table
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

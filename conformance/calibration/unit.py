@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
-from conformance.calibration.calibrate import Outcome, Tightness, of_layer, selector_of, taking_part, tightness
+from conformance.calibration.calibrate import Outcome, Tightness, failed, of_layer, taking_part, tightness
 from conformance.calibration.draws import DRAWS_PER_LAYER
 from conformance.subjects.subject import Subject
 from conformance.workers import Settings, Unit, run_units
@@ -72,20 +71,18 @@ class LayerUnit(Unit):
     def lost(self, item: int, reason: str) -> tuple[Run, ...]:
         number = self.layers[item]
         return tuple(
-            Run(index, _failed(subject, self.dtype, f"{self.seed}-{index}", reason), None)
+            Run(index, failed(subject, f"{self.seed}-{index}", reason), None)
             for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER)
             for subject in taking_part(self.subjects, number)
         )
 
 
-def _failed(subject: Subject, dtype: str, case: str, reason: str) -> Outcome:
-    return Outcome(subject.name, dtype, case, message=reason, failed=True, selector=selector_of(subject))
-
-
 def calibrate_apart(
     seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]], executor: Executor, settings: Settings
 ) -> Iterator[Run]:
-    """The runs of `calibrate`, in worker processes; they come in any order, and `in_order` sorts them.
+    """At least `runs` runs of correct implementations in each dtype, in worker processes, in any order.
+
+    The same seed and subjects give the same ones; `in_order` sorts them.
 
     Args:
         seed: of the problems.
@@ -109,29 +106,18 @@ def calibrate_apart(
 
 def _layers(runs: int, subjects: Sequence[Subject]) -> int:
     """How many layers have so many runs."""
-    there = 0
-    for number in count():
-        if there >= runs:
-            return number
+    number = there = 0
+    while there < runs:
         there += DRAWS_PER_LAYER * len(taking_part(subjects, number))
-    raise AssertionError  # unreachable
+        number += 1
+    return number
 
 
 def in_order(found: Sequence[Run], runs: int, subjects: Mapping[str, Sequence[Subject]]) -> list[Run]:
-    """The first `runs` runs of each dtype, in the order in which `calibrate` gives them."""
-    dtypes = list(subjects)
-    place = {
-        (dtype, subject.name): position for dtype, group in subjects.items() for position, subject in enumerate(group)
-    }
-
-    def key(run: Run) -> tuple[int, int, int]:
-        outcome = run.outcome
-        return dtypes.index(outcome.dtype), run.index, place[outcome.dtype, outcome.subject]
-
-    left = dict.fromkeys(dtypes, runs)
-    chosen = []
-    for run in sorted(found, key=key):
-        if left[run.outcome.dtype]:
-            left[run.outcome.dtype] -= 1
-            chosen.append(run)
+    """The first `runs` runs of each dtype: problem after problem, each on every subject."""
+    chosen: list[Run] = []
+    for dtype, group in subjects.items():
+        place = {subject.name: position for position, subject in enumerate(group)}
+        own = [run for run in found if run.outcome.dtype == dtype]
+        chosen += sorted(own, key=lambda run: (run.index, place[run.outcome.subject]))[:runs]
     return chosen

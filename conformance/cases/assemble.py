@@ -58,16 +58,17 @@ EXCLUDED_SHARE = 0.3
 
 def weights_of(description: Description) -> Weights:
     """The weights: uniform as `init_weights` draws them, or matrices of another style."""
-    numbers = description.numbers
-    weights = init_weights(description.config, seed=numbers.weights_seed, bias_scale=numbers.biases_times)
-    if numbers.weights_style != "normal":
-        rng = np.random.default_rng([numbers.weights_seed, 1])  # not the stream of the biases
-        style = STYLES[numbers.weights_style]
+    made = description.made
+    seed = made["seed"] if made["weights.seed"] is None else made["weights.seed"]
+    weights = init_weights(description.config, seed=seed, bias_scale=made["biases times"])
+    if made["weights.style"] != "normal":
+        rng = np.random.default_rng([seed, 1])  # not the stream of the biases
+        style = STYLES[made["weights.style"]]
         weights = {
             name: style(rng, array.shape) / np.sqrt(array.shape[1]) if array.ndim == 2 else array
             for name, array in weights.items()
         }
-    return {name: numbers.weights_times * array for name, array in weights.items()}
+    return {name: made["weights times"] * array for name, array in weights.items()}
 
 
 def problem_of(description: Description, weights: Weights | None = None) -> Problem:
@@ -77,15 +78,15 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     >>> problem_of(describe(lambda name, options: options[1], SMALL)).inputs.queries.shape
     (2, 2, 2)
     """
-    config, sizes, numbers = description.config, description.sizes, description.numbers
+    config, sizes, made = description.config, description.sizes, description.made
     # The order of draws is part of the name of a random case: what is new comes last, or where it draws nothing there.
-    rng = np.random.default_rng(numbers.seed)
+    rng = np.random.default_rng(made["seed"])
     mask = _mask(rng, description)
     heads = config.head_shapes
 
     def drawn(name: str, *shape: int) -> NDArray:
-        times = numbers.cotangent_times if name == "cotangent" else numbers.inputs_times
-        return times * STYLES[numbers.styles[name]](rng, shape)
+        times = made.get("cotangent times", 1.0) if name == "cotangent" else made["inputs times"]
+        return times * STYLES[made["style"] or made[f"style of {name}"]](rng, shape)
 
     def given(name: str, length: int, width: int, num_heads: int) -> NDArray:
         merged = drawn(name, sizes.batch, length, width)
@@ -106,7 +107,7 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
         past_values=past("past_values", *heads.values),
     )
     problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
-    return poison_past(rng, problem) if description.poison else problem
+    return poison_past(rng, problem) if made.get("padding is NaN") else problem
 
 
 def _full_shape(description: Description) -> Shape:
@@ -116,36 +117,41 @@ def _full_shape(description: Description) -> Shape:
 
 
 def _mask(rng: Rng, description: Description) -> AttentionMask:
-    chosen, full = description.mask, _full_shape(description)
+    made, (batch, num_heads, query_len, key_len) = description.made, _full_shape(description)
+    chosen = made.get
 
-    def shape_of(axes: str) -> Shape:
-        return tuple(size if axis in axes else 1 for axis, size in zip("BHQK", full, strict=True))
+    def shape_of(source: str) -> Shape:
+        """The shape of the axes that were chosen for a source, letters of "BHQK"; the others have size 1."""
+        sizes = {"B": batch, "H": num_heads, "Q": query_len, "K": key_len}
+        return tuple(size if axis in made[source] else 1 for axis, size in sizes.items())
 
     valid_lens, allowed, bias = None, None, None
-    if chosen.valid_lens is not None:
-        per_query = bool(chosen.valid_lens) and isinstance(chosen.valid_lens[0], list)
-        shape = full[0:3:2] if per_query else full[:1]
-        valid_lens = np.array(chosen.valid_lens, dtype=np.int64).reshape(shape)
-    if chosen.allowed:
-        allowed = rng.random(shape_of(chosen.allowed)) < chosen.allowed_share
-    if chosen.lone:
-        lone = np.arange(full[3]) == rng.integers(full[3], size=shape_of(chosen.lone))
+    if chosen("valid_lens"):
+        shape = (batch, query_len) if made["valid_lens"] == "per query" and batch else (batch,)
+        names = (".".join(map(str, ("valid_lens", *index))) for index in np.ndindex(shape))
+        valid_lens = np.array([made[name] for name in names], dtype=np.int64).reshape(shape)
+    if chosen("allowed"):
+        allowed = rng.random(shape_of("allowed")) < made["allowed.share"]
+    if chosen("lone"):
+        lone = np.arange(key_len) == rng.integers(key_len, size=shape_of("lone"))
         allowed = lone if allowed is None else allowed & lone
-    if chosen.bias:
-        bias = STYLES[chosen.bias_style](rng, shape_of(chosen.bias))
-        bias = np.where(rng.random(bias.shape) < EXCLUDED_SHARE * chosen.bias_excludes, -np.inf, bias)
-    if chosen.large_bias:  # the same for a row: no weight may notice it
-        large = np.full(shape_of(chosen.large_bias), chosen.large_bias_size)
+    if chosen("bias"):
+        bias = STYLES[made["bias.style"]](rng, shape_of("bias"))
+        bias = np.where(rng.random(bias.shape) < EXCLUDED_SHARE * made["bias.excludes"], -np.inf, bias)
+    if chosen("large bias"):  # the same for a row: no weight may notice it
+        large = np.full(shape_of("large bias"), made["large bias.size"])
         bias = large if bias is None else bias + large
-    if chosen.excluding_bias:
-        excluding = np.where(rng.random(shape_of(chosen.excluding_bias)) < EXCLUDED_SHARE, -np.inf, 0.0)
+    if chosen("excluding bias"):
+        excluding = np.where(rng.random(shape_of("excluding bias")) < EXCLUDED_SHARE, -np.inf, 0.0)
         bias = excluding if bias is None else bias + excluding
-    offset = chosen.query_offset
+    offset = chosen("query_offset", 0)
+    if offset == "per item":
+        offset = np.array([made[f"query_offset.{item}"] for item in range(batch)], dtype=np.int64)
     return AttentionMask(
         valid_lens=valid_lens,
         allowed=allowed,
         bias=bias,
-        causal=chosen.causal,
-        window=chosen.window,
-        query_offset=np.array(offset, dtype=np.int64) if isinstance(offset, list) else offset,
+        causal=chosen("causal", False),
+        window=(made["window.left"], made["window.right"]) if chosen("window") else None,
+        query_offset=offset,
     )

@@ -8,13 +8,13 @@ case says why it has them: such a case would test nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
@@ -36,7 +36,7 @@ class Case:
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (a config without projections).
         mask: makes the mask from a random generator and the case.
-        dropout: whether a keep-mask is drawn, which makes it a training step.
+        training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: a function that makes the final Problem, where the fields above do not suffice.
         same_sizes: why two sizes may be equal. Empty: they may not.
@@ -54,7 +54,7 @@ class Case:
     past_len: int = 0
     split: bool = False
     mask: Callable[[Rng, Case], AttentionMask] | None = None
-    dropout: bool = False
+    training: bool = False
     weight_scale: float = 1.0
     input_scale: float = 1.0
     change: Callable[[Rng, Problem], Problem] | None = None
@@ -92,18 +92,23 @@ class Case:
         weights = init_weights(config, seed=int(rng.integers(2**31)), bias_scale=1.0)
         shape = (self.batch, config.num_heads, self.query_len, self.key_len)
         new_len = self.key_len - self.past_len
+
+        def drawn(*shape: int) -> NDArray:
+            return self.input_scale * rng.normal(size=shape)
+
         inputs = AttentionInputs(
-            queries=self.input_scale * rng.normal(size=(self.batch, self.query_len, config.query_dim)),
-            keys=self.input_scale * rng.normal(size=(self.batch, new_len, config.key_dim)),
-            values=self.input_scale * rng.normal(size=(self.batch, new_len, config.value_dim)),
+            queries=drawn(self.batch, self.query_len, config.query_dim),
+            keys=drawn(self.batch, new_len, config.key_dim),
+            values=drawn(self.batch, new_len, config.value_dim),
             mask=AttentionMask() if self.mask is None else self.mask(rng, self),
-            dropout_keep=rng.random(shape) >= config.dropout if self.dropout else None,
+            dropout_keep=rng.random(shape) >= config.dropout if self.training else None,
             cotangent=rng.normal(size=(self.batch, self.query_len, config.output_dim)),
         )
+        heads = config.head_shapes
         if self.past_len:
-            inputs = replace(inputs, **self._past(rng))
+            past = [drawn(self.batch, count, self.past_len, width) for count, width in (heads.keys, heads.values)]
+            inputs = replace(inputs, past_keys=past[0], past_values=past[1])
         if self.split:
-            heads = config.head_shapes
             inputs = replace(
                 inputs,
                 queries=split_heads(inputs.queries, heads.queries[0]),
@@ -113,14 +118,6 @@ class Case:
         scaled = {name: self.weight_scale * array for name, array in weights.items()}
         problem = Problem(config, scaled, inputs)
         return problem if self.change is None else self.change(rng, problem)
-
-    def _past(self, rng: Rng) -> dict[str, Any]:
-        """Keys and values of a decoding cache: (B, G, Lp, d), (B, G, Lp, dv)."""
-        shapes = self.config.head_shapes
-        return {
-            name: self.input_scale * rng.normal(size=(self.batch, heads, self.past_len, width))
-            for name, (heads, width) in (("past_keys", shapes.keys), ("past_values", shapes.values))
-        }
 
     def sizes(self) -> Mapping[str, int]:
         """Every size by its symbol."""
@@ -152,7 +149,7 @@ class Case:
     def _check_mask(self, problem: Problem) -> None:
         if self.trivial_mask:
             return
-        for name, source in _excluding_sources(problem.inputs.mask).items():
+        for name, source in _excluding_sources(problem.inputs.mask):
             allowed = allowed_keys(source, problem.sizes, problem.config.num_heads)
             if allowed.all() or not allowed.any():
                 excluded = "nothing" if allowed.all() else "everything"
@@ -166,17 +163,20 @@ def _itself(problem: Problem) -> Problem:
     return problem
 
 
-def _excluding_sources(mask: AttentionMask) -> dict[str, AttentionMask]:
-    """Name -> a mask with this source alone, of each source of the mask that excludes keys."""
-    sources = {}
-    if mask.valid_lens is not None:
-        sources["valid_lens"] = AttentionMask(valid_lens=mask.valid_lens)
-    if mask.allowed is not None:
-        sources["allowed"] = AttentionMask(allowed=mask.allowed)
-    if mask.bias is not None and np.isneginf(mask.bias).any():
-        sources["bias"] = AttentionMask(bias=mask.bias)
-    if mask.causal:
-        sources["causal"] = AttentionMask(causal=True, query_offset=mask.query_offset)
-    if mask.window is not None:
-        sources["window"] = AttentionMask(window=mask.window, query_offset=mask.query_offset)
-    return sources
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "valid_lens": ("valid_lens",),
+    "allowed": ("allowed",),
+    "bias": ("bias",),
+    "causal": ("causal", "query_offset"),
+    "window": ("window", "query_offset"),
+}
+"""Source of a mask -> the fields that it is made of."""
+
+
+def _excluding_sources(mask: AttentionMask) -> Iterator[tuple[str, AttentionMask]]:
+    """(name, a mask with this source alone) of each source of the mask that excludes keys."""
+    for name, parts in SOURCES.items():
+        value = getattr(mask, name)
+        is_there = value is not None and value is not False
+        if is_there and (name != "bias" or np.isneginf(value).any()):
+            yield name, AttentionMask(**{part: getattr(mask, part) for part in parts})

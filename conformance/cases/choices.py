@@ -40,6 +40,7 @@ LARGE: Mapping[str, tuple[int, ...]] = {
 }
 """Sizes that models have; one random case in ten is drawn from these too, see `conformance.cases.random`."""
 
+# Axes of a mask are letters of "BHQK"; the others have size 1.
 _AXES = (None, None, "K", "QK", "BK", "HK", "BQK", "HQK", "BHQK")
 _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
@@ -70,15 +71,15 @@ SMALL: Space = {
     "masked": (True,),
     "valid_lens": (None, None, "per item", "per query"),
     "valid_lens.*": lengths_up_to_all,
-    "allowed": _AXES,
-    "allowed.share": (0.8, 0.5, 0.2),
-    "lone": (None,),
+    "allowed": _AXES,  # axes of a random keep-mask
+    "allowed.share": (0.8, 0.5, 0.2),  # how much of it is open
+    "lone": (None,),  # axes along which the one open key differs from query to query
     "bias": _AXES,
     "bias.style": ("normal",),
-    "bias.excludes": (False, True),
-    "large bias": (None,),
+    "bias.excludes": (False, True),  # whether three tenths of it are -inf
+    "large bias": (None,),  # axes of a bias of one size
     "large bias.size": (1e3,),
-    "excluding bias": (None,),
+    "excluding bias": (None,),  # axes of a bias of zeros, three tenths of which are -inf
     "causal": (False, True),
     "window": (False, False, True),
     "window.left": (None, *range(10)),
@@ -100,72 +101,22 @@ SMALL: Space = {
 
 
 @dataclass(frozen=True)
-class MaskChoices:
-    """The sources of a mask. Axes are letters of "BHQK": the others have size 1.
-
-    Attributes:
-        valid_lens: a number of keys per item (B,), or per query (B, Lq); None: no such source.
-        allowed: axes of a random keep-mask, of which `allowed_share` is open.
-        lone: axes along which the one open key differs from query to query.
-        bias: axes of an additive bias of the style `bias_style`; `bias_excludes` puts -inf into three tenths of it.
-        large_bias: axes of a bias of one size, `large_bias_size`, with either sign.
-        excluding_bias: axes of a bias of zeros, with -inf in three tenths of it.
-        causal, window, query_offset: as AttentionMask takes them; a list of offsets is one per item.
-    """
-
-    valid_lens: list[Any] | None = None
-    allowed: str | None = None
-    allowed_share: float = 1.0
-    lone: str | None = None
-    bias: str | None = None
-    bias_style: str = "normal"
-    bias_excludes: bool = False
-    large_bias: str | None = None
-    large_bias_size: float = 0.0
-    excluding_bias: str | None = None
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    query_offset: int | list[int] = 0
-
-
-@dataclass(frozen=True)
-class NumberChoices:
-    """What is to be known of the numbers in a problem's arrays.
-
-    Attributes:
-        weights_style, weights_times, biases_times: the style of matrices; a factor on all weights; one on biases.
-        weights_seed, seed: of the generators of weights, and of everything else.
-        inputs_times, cotangent_times: factors.
-        styles: array -> its style.
-    """
-
-    weights_style: str
-    weights_times: float
-    biases_times: float
-    weights_seed: int
-    inputs_times: float
-    cotangent_times: float
-    styles: Mapping[str, str]
-    seed: int
-
-
-@dataclass(frozen=True)
 class Description:
     """Everything that has been chosen for one problem.
 
     Attributes:
         config, sizes: the layer, and B, Lq, Lk and Lp of the call.
-        split: whether inputs are given as heads already.
-        mask, numbers: the rest.
-        poison: whether keys that nobody attends to hold NaN.
+        made: every choice by its name; one that there was no need of is not there.
     """
 
     config: AttentionConfig
     sizes: CallSizes
-    split: bool
-    mask: MaskChoices
-    numbers: NumberChoices
-    poison: bool
+    made: Made
+
+    @property
+    def split(self) -> bool:
+        """Whether inputs are given as heads already."""
+        return bool(self.made.get("split"))
 
 
 class Asker:
@@ -202,11 +153,15 @@ def describe(choose: Choose, space: Space) -> Description:
     """
     ask = Asker(choose, space)
     config = _config(ask)
-    split = not config.projections and ask("split")
+    if not config.projections:
+        ask("split")
     sizes = _sizes(ask)
-    mask = _mask(ask, sizes) if ask("masked") else MaskChoices()
-    poison = (mask.valid_lens is not None or mask.allowed is not None) and ask("padding is NaN")
-    return Description(config, sizes, split, mask, _numbers(ask, config, sizes), poison)
+    if ask("masked"):
+        _mask(ask, sizes)
+    if ask.made.get("valid_lens") or ask.made.get("allowed"):
+        ask("padding is NaN")
+    _numbers(ask, config, sizes)
+    return Description(config, sizes, ask.made)
 
 
 def _config(ask: Asker) -> AttentionConfig:
@@ -235,49 +190,43 @@ def _sizes(ask: Asker) -> CallSizes:
     return CallSizes(batch, query_len, key_len, past_len=ask("Lp") if ask("past") else 0)
 
 
-def _mask(ask: Asker, sizes: CallSizes) -> MaskChoices:
-    items, queries = range(sizes.batch), range(sizes.query_len)
-    lens: Any = ask("valid_lens")
-    if lens == "per item":
-        lens = [ask(f"valid_lens.{item}", "valid_lens.*") for item in items]
-    elif lens == "per query":
-        lens = [[ask(f"valid_lens.{item}.{query}", "valid_lens.*") for query in queries] for item in items]
-    allowed, lone = ask("allowed"), ask("lone")
-    bias, large, excluding = ask("bias"), ask("large bias"), ask("excluding bias")
-    causal = ask("causal")
-    window = (ask("window.left"), ask("window.right")) if ask("window") else None
-    offset: Any = ask("query_offset") if causal or window is not None else 0
-    if offset == "per item":
-        offset = [ask(f"query_offset.{item}", "query_offset.*") for item in items]
-    return MaskChoices(
-        valid_lens=lens,
-        allowed=allowed,
-        allowed_share=ask("allowed.share") if allowed else 1.0,
-        lone=lone,
-        bias=bias,
-        bias_style=ask("bias.style") if bias else "normal",
-        bias_excludes=bool(bias) and ask("bias.excludes"),
-        large_bias=large,
-        large_bias_size=ask("large bias.size") if large else 0.0,
-        excluding_bias=excluding,
-        causal=causal,
-        window=window,
-        query_offset=offset,
-    )
+def _mask(ask: Asker, sizes: CallSizes) -> None:
+    items = range(sizes.batch)
+    lens = ask("valid_lens")
+    for item in items if lens else ():
+        for name in [item] if lens == "per item" else [f"{item}.{query}" for query in range(sizes.query_len)]:
+            ask(f"valid_lens.{name}", "valid_lens.*")
+    for source in ("allowed", "lone", "bias", "large bias", "excluding bias", "causal"):
+        ask(source)
+    if ask("window"):
+        ask("window.left")
+        ask("window.right")
+    if (ask.made["causal"] or ask.made["window"]) and ask("query_offset") == "per item":
+        for item in items:
+            ask(f"query_offset.{item}", "query_offset.*")
+    for source, detail in DETAILS.items():
+        if ask.made[source]:
+            for name in detail:
+                ask(name)
 
 
-def _numbers(ask: Asker, config: AttentionConfig, sizes: CallSizes) -> NumberChoices:
-    weights_times, inputs_times, seed = ask("weights times"), ask("inputs times"), ask("seed")
-    weights_seed, one_style = ask("weights.seed"), ask("style")
-    names = ARRAYS if sizes.past_len else ARRAYS[:4]
-    return NumberChoices(
-        weights_style=ask("weights.style"),
-        weights_times=weights_times,
-        biases_times=ask("biases times"),
-        weights_seed=seed if weights_seed is None else weights_seed,
-        inputs_times=inputs_times,
-        # Between c and 1 / c small gradients may become 0.
-        cotangent_times=ask("cotangent times") if config.softcap is not None else 1.0,
-        styles={name: one_style or ask(f"style of {name}", "style of *") for name in names},
-        seed=seed,
-    )
+DETAILS = {
+    "allowed": ("allowed.share",),
+    "bias": ("bias.style", "bias.excludes"),
+    "large bias": ("large bias.size",),
+}
+"""Source of a mask -> what is asked for where it is chosen."""
+
+
+def _numbers(ask: Asker, config: AttentionConfig, sizes: CallSizes) -> None:
+    for name in ("weights times", "inputs times", "seed", "weights.seed", "style", "weights.style", "biases times"):
+        ask(name)
+    if config.softcap is not None:  # between c and 1 / c small gradients may become 0
+        ask("cotangent times")
+    for name in () if ask.made["style"] else arrays_of(sizes):
+        ask(f"style of {name}", "style of *")
+
+
+def arrays_of(sizes: CallSizes) -> Sequence[str]:
+    """Those of ARRAYS that a call of these sizes has."""
+    return ARRAYS if sizes.past_len else ARRAYS[:4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def differences(case: Case, other: Case) -> list[str]:
     found += [
         part for part, names in FIELDS.items() if not all(_same(_field(a, name), _field(b, name)) for name in names)
     ]
-    found += [words for words, of in ((ONE_ARRAY, _is_one), (SPLIT, _is_split)) if of(a) != of(b)]
+    found += [words for words, of in ((ONE_ARRAY, _is_one), (SPLIT, attrgetter("is_split"))) if of(a) != of(b)]
     if case.sizes() == other.sizes() and a.is_split == b.is_split and _layout(a) != _layout(b):
         found.append(LAYOUT)
     return found
@@ -76,10 +77,8 @@ def mixed(case: Case, other: Case, part: str) -> Problem | None:
     if part == SPLIT:
         return replace(problem, inputs=_split(inputs, problem.config) if given.is_split else inputs.merged())
     if part == LAYOUT:
-        arrays: dict[str, Any] = {
-            name: np.asfortranarray(getattr(inputs, name)) for name in ("queries", "keys", "values")
-        }
-        return replace(problem, inputs=replace(inputs, **arrays))
+        turned = {name: np.asfortranarray(getattr(inputs, name)) for name in ("queries", "keys", "values")}
+        return replace(problem, inputs=_with(inputs, turned))
     sizes = {name: getattr(case, name) for name in SIZES.values()}
     fields = {name: _fitted(name, _field(given, name), sizes) for name in FIELDS[part]}
     return replace(problem, inputs=_with(inputs, fields))
@@ -99,10 +98,6 @@ def _is_one(inputs: AttentionInputs) -> bool:
     return inputs.queries is inputs.keys is inputs.values
 
 
-def _is_split(inputs: AttentionInputs) -> bool:
-    return inputs.is_split
-
-
 def _layout(inputs: AttentionInputs) -> list[tuple[int, ...]]:
     return [array.strides for array in (inputs.queries, inputs.keys, inputs.values) if array.size > 1]
 
@@ -119,8 +114,7 @@ def _same(a: Any, b: Any) -> bool:
 def _split(inputs: AttentionInputs, config: Any) -> AttentionInputs:
     shapes = config.head_shapes
     heads = {"queries": shapes.queries[0], "keys": shapes.keys[0], "values": shapes.values[0]}
-    parts: dict[str, Any] = {name: split_heads(getattr(inputs, name), count) for name, count in heads.items()}
-    return replace(inputs, **parts)
+    return _with(inputs, {name: split_heads(getattr(inputs, name), count) for name, count in heads.items()})
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,37 @@ SQUARE_REASON = "square twin: rectangular sizes turn a wrong transposition into 
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """A maker of masks that ignores the random generator: always these sources."""
+    """A maker of masks that ignores the random generator: always these sources; lists become arrays."""
+    sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
+
+
+OF_CASE = frozenset(field.name for field in fields(Case))
+OF_MASK = frozenset(("valid_lens", "allowed", "causal", "window", "query_offset"))
+
+
+def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:
+    """A case of which only the settings are said that differ from the usual ones.
+
+    Args:
+        id, catches: as of a Case.
+        layer: its config. Default: `prime_config`.
+        settings: fields of a Case, sources of a mask that stays the same, and fields of the config, by name.
+
+    >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
+    >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens
+    (1, 3, array([1, 2, 3]))
+    """
+    own = {name: settings.pop(name) for name in OF_CASE & settings.keys()}
+    sources = {name: settings.pop(name) for name in OF_MASK & settings.keys()}
+    if sources:
+        own["mask"] = fixed(**sources)
+    return Case(id, catches, prime_config(**settings) if layer is None else replace(layer, **settings), **own)
+
+
+def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
+    """As `case`, with 4 items of 7 queries, and one width for all inputs: for what other sizes turn into an error."""
+    return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
 def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
@@ -100,18 +129,16 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
     return replace(problem, inputs=replace(problem.inputs, keys=keys, values=values))
 
 
-def nan_in_open_key(rng: Rng, problem: Problem) -> Problem:
-    """One NaN in a key of item 0 that queries may attend to."""
-    keys = problem.inputs.keys.copy()
-    keys[0, 1, 2] = np.nan
-    return replace(problem, inputs=replace(problem.inputs, keys=keys))
+def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
+    """A change of a problem: one number in a key or value ("keys", "values") of item 0 that queries may attend to."""
 
+    def change(rng: Rng, problem: Problem) -> Problem:
+        array = getattr(problem.inputs, name).copy()
+        array[0, 1, 2] = number
+        given: dict[str, Any] = {name: array}
+        return replace(problem, inputs=replace(problem.inputs, **given))
 
-def infinity_in_open_value(rng: Rng, problem: Problem) -> Problem:
-    """One infinity in a value of item 0 that queries may attend to."""
-    values = problem.inputs.values.copy()
-    values[0, 1, 2] = np.inf
-    return replace(problem, inputs=replace(problem.inputs, values=values))
+    return change
 
 
 def loud_item(rng: Rng, problem: Problem) -> Problem:

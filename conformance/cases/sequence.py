@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -70,18 +70,17 @@ class CallSequence:
 
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
-        make: makes the steps. It is told whether each new shape costs the subject a compilation: then lengths that grow
-            are those of a mask, in arrays of one size, as users of such frameworks have them.
+        make: makes the steps.
     """
 
     id: str
     catches: str
     config: AttentionConfig
-    make: Callable[[bool], list[Step]]
+    make: Callable[[Base], list[Step]]
     expensive: bool = True
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
-        """The steps; the same objects each time."""
+        """The steps, the same objects each time; `few_shapes`: see `Base`."""
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
@@ -99,7 +98,7 @@ Asked = Case | CallSequence
 
 @cache
 def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
-    return sequence.make(few_shapes)
+    return sequence.make(Base(sequence.id, few_shapes))
 
 
 class PreparedLayer:
@@ -167,61 +166,54 @@ class PreparedLayer:
             change: changes the inputs in the end.
             step: other fields of the `Step`.
         """
-        gradients = self.gradients if gradients is None else gradients
-        make = partial(
-            self._problem,
-            batch,
-            query_len,
-            key_len,
-            mask=mask,
-            contents=contents,
-            gradients=gradients,
-            one_array=one_array,
-            past=past,
-            weights=weights,
-            change=change,
-        )
+        config, gradients = self.config, self.gradients if gradients is None else gradients
+
+        @cache
+        def make() -> Problem:
+            queries = self.drawn("queries", contents[0], batch, query_len, config.query_dim)
+            inputs = AttentionInputs(
+                queries,
+                queries if one_array else self.drawn("keys", contents[1], batch, key_len, config.key_dim),
+                queries if one_array else self.drawn("values", contents[2], batch, key_len, config.value_dim),
+                AttentionMask() if mask is None else mask,
+                cotangent=self.drawn("cotangent", contents, batch, query_len, config.output_dim) if gradients else None,
+                past_keys=None if past is None else past[0],
+                past_values=None if past is None else past[1],
+            )
+            return Problem(config, self.weights if weights is None else weights, change(inputs))
+
         past_len = 0 if past is None else past[0].shape[2]
         case = Case(
             f"{self.id}: {words}",
             "",
-            self.config,
+            config,
             batch=batch,
             query_len=query_len,
             key_len=key_len + past_len,
             past_len=past_len,
             same_sizes="a call of a sequence",
             trivial_mask="a call of a sequence",
-            source=cache(make),
+            source=make,
         )
         return Step(case, words, layer=self.number, **step)
 
-    def _problem(
-        self,
-        batch: int,
-        query_len: int,
-        key_len: int,
-        *,
-        mask: AttentionMask | None,
-        contents: str,
-        gradients: bool,
-        one_array: bool,
-        past: Past | None,
-        weights: Weights | None,
-        change: Callable[[AttentionInputs], AttentionInputs],
-    ) -> Problem:
-        config = self.config
-        queries = self.drawn("queries", contents[0], batch, query_len, config.query_dim)
-        inputs = AttentionInputs(
-            queries,
-            queries if one_array else self.drawn("keys", contents[1], batch, key_len, config.key_dim),
-            queries if one_array else self.drawn("values", contents[2], batch, key_len, config.value_dim),
-            AttentionMask() if mask is None else mask,
-            cotangent=self.drawn("cotangent", contents, batch, query_len, config.output_dim) if gradients else None,
-            past_keys=None if past is None else past[0],
-            past_values=None if past is None else past[1],
-        )
-        return Problem(config, self.weights if weights is None else weights, change(inputs))
+
+Change = Callable[[AttentionInputs], AttentionInputs]
+
+
+def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
+    """A change of a call: some of its arrays by name, each by a function."""
+
+    def change(given: AttentionInputs) -> AttentionInputs:
+        made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
+        return replace(given, **made)
+
+    return change
+
+
+def with_keep(keep: NDArray[np.bool_] | None) -> Change:
+    """A change of a call: its keep-mask of dropout."""
+    return lambda given: replace(given, dropout_keep=keep)
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
@@ -242,8 +234,14 @@ class Base:
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
     small, or that of the cases "square-...", with gradients as these have them: a framework that compiles for each new
     shape has those programs.
+
+    Attributes:
+        id: of the sequence.
+        few_shapes: whether each new shape costs the subject a compilation: then lengths that grow are those of a mask,
+            in arrays of one size, as users of such frameworks have them.
     """
 
+    id: str
     few_shapes: bool
 
     @property
@@ -268,6 +266,21 @@ class Base:
         """The same lengths in another order: their sum and the longest are as before."""
         return AttentionMask(valid_lens=np.array([7, 2, 3, 6] if self.few_shapes else [5, 3]))
 
-    def layer(self, id: str, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
-        """A layer for the steps of a sequence; `changes` of its config."""
-        return PreparedLayer(id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)
+    def layer(self, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
+        """A layer for the steps of the sequence; `changes` of its config."""
+        return PreparedLayer(self.id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)
+
+
+class SequenceTable(list[CallSequence]):
+    """The sequences of a module, in the order of `mha cases`."""
+
+    def of(
+        self, id: str, catches: str, config: AttentionConfig = SMALL
+    ) -> Callable[[Callable[[Base], list[Step]]], Callable[[Base], list[Step]]]:
+        """Add a sequence; it decorates the function that makes the steps."""
+
+        def add(make: Callable[[Base], list[Step]]) -> Callable[[Base], list[Step]]:
+            self.append(CallSequence(id, catches, config, make))
+            return make
+
+        return add

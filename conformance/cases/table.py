@@ -20,7 +20,7 @@ def all_cases() -> tuple[Case, ...]:
 @cache
 def all_sequences() -> tuple[CallSequence, ...]:
     """Every sequence of calls."""
-    return tuple(one for module in members(sequences) for one in module.sequences())
+    return tuple(one for module in members(sequences) for one in module.SEQUENCES)
 
 
 UNKNOWN = "case {} is not known; `mha cases` lists them"

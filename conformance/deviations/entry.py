@@ -100,14 +100,8 @@ class Deviation:
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as a dict of JSON values."""
-        names = ("id", "layer", "subject", "summary", "definition", "reason", "link", "probe", "only_where")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "versions": list(self.versions),
-            "cases": list(self.cases),
-            "dtypes": list(self.dtypes),
-            "arrays": list(self.arrays),
-        }
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {"layer": self.layer, **values}
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,17 +19,14 @@ from mha_core.reference.rules import RULES
 from mha_core.stages import GRADIENT
 from mha_core.weights import NAMES
 
-TEXTS = ("id", "subject", "summary", "definition", "reason", "link")
-"""Fields that every entry has, besides `versions`."""
+EVERY = ("id", "subject", "summary", "definition", "reason", "link", "versions")
+"""Fields that every entry has."""
 
 PLACES = ("cases", "dtypes", "arrays")
 """Fields for the cases that show it; an entry that no case shows has `probe` in their place."""
 
 GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
 """Every gradient that a Trace can have, as `Trace.arrays` names it."""
-
-SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""package.module:name."""
 
 
 def read(text: str, *, source: str) -> tuple[Deviation, ...]:
@@ -74,105 +71,97 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
     """
     identifier = table.get("id")
     where = f"{source}: entry {number}" + (f" ({identifier!r})" if isinstance(identifier, str) else "")
-    known = (*TEXTS, "versions", *PLACES, "probe", "only_where")
     for name in table:
-        if name not in known:
-            raise SpecError(f"{where} has the unknown field {name!r} (known: {', '.join(known)})")
-    for name in (*TEXTS, "versions"):
+        if name not in FIELDS:
+            raise SpecError(f"{where} has the unknown field {name!r} (known: {', '.join(FIELDS)})")
+    for name in EVERY:
         if name not in table:
             raise SpecError(f"{where} lacks {name!r}, which every entry has")
-    texts: dict[str, Any] = {name: _text(where, name, table[name]) for name in TEXTS}
-    _match(where, "id", texts["id"], re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), "kebab-case, such as masked-row-is-nan")
-    _match(where, "subject", texts["subject"], SPEC, "package.module:name")
-    _link(where, texts["link"])
-    texts["definition"] = _definition(where, texts["definition"])
-    return Deviation(
-        **texts,
-        versions=tuple(_requirement(where, text) for text in _texts(where, "versions", table["versions"])),
-        only_where=_text(where, "only_where", table["only_where"]) if "only_where" in table else "",
-        **_places(where, table),
-    )
+    places = [name for name in PLACES if name in table]
+    if "probe" in table and places:
+        raise SpecError(f"{where} has 'probe' and {places[0]!r}; it must have a probe, or cases and arrays")
+    for name in ("cases", "arrays") if "probe" not in table else ():
+        if name not in table:
+            raise SpecError(f"{where} lacks {name!r}; it must have cases and arrays, or a probe")
+    return Deviation(**{name: FIELDS[name](f"{where}: {name}", table[name]) for name in FIELDS if name in table})
 
 
-def _places(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields for where it shows: cases, dtypes and arrays, or a probe."""
-    given = [name for name in PLACES if name in table]
-    if "probe" in table:
-        if given:
-            raise SpecError(f"{where} has 'probe' and {given[0]!r}; it must have a probe, or cases and arrays")
-        return {"probe": _match(where, "probe", _text(where, "probe", table["probe"]), SPEC, "package.module:function")}
-    missing = [name for name in ("cases", "arrays") if name not in table]
-    if missing:
-        raise SpecError(f"{where} lacks {missing[0]!r}; it must have cases and arrays, or a probe")
-    choices: dict[str, Collection[str]] = {
-        "cases": _case_ids(),
-        "dtypes": DTYPES,
-        "arrays": (*STAGES, *GRADIENTS, EVERYTHING, EVERY_GRADIENT),
-    }
-    hints = {"cases": "`mha cases` lists them", "arrays": "stages, gradients.NAME, gradients.*, or *"}
-    return {
-        name: _members(where, name, _texts(where, name, table[name]), choices[name], hints.get(name, ", ".join(DTYPES)))
-        for name in given
-    }
+# One function a field: (the field in words, its value in TOML) -> its value in the entry; SpecError for a wrong one.
 
 
-def _text(where: str, name: str, value: Any) -> str:
+def _text(field: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise SpecError(f"{where}: {name} must be a text. Got {value!r}.")
+        raise SpecError(f"{field} must be a text. Got {value!r}.")
     return value.strip()
 
 
-def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    """The value as a tuple of texts, none twice; `versions` may be a single text. SpecError for anything else."""
-    found = [value] if name == "versions" and isinstance(value, str) else value
-    if not isinstance(found, list) or not found:
-        raise SpecError(f"{where}: {name} must be a list of texts. Got {value!r}.")
-    texts = tuple(_text(where, f"each of {name}", item) for item in found)
+def _texts(field: str, value: Any) -> tuple[str, ...]:
+    """A list of texts, none twice."""
+    if not isinstance(value, list) or not value:
+        raise SpecError(f"{field} must be a list of texts. Got {value!r}.")
+    where, _, name = field.rpartition(": ")
+    texts = tuple(_text(f"{where}: each of {name}", item) for item in value)
     twice = [text for index, text in enumerate(texts) if text in texts[:index]]
     if twice:
-        raise SpecError(f"{where}: {name} holds {twice[0]!r} twice")
+        raise SpecError(f"{field} holds {twice[0]!r} twice")
     return texts
 
 
-def _members(where: str, name: str, given: tuple[str, ...], known: Collection[str], hint: str) -> tuple[str, ...]:
-    for text in given:
-        if text not in known:
-            raise SpecError(f"{where}: {name} holds {text!r}, which is not known ({hint})")
-    return given
+def _matching(pattern: str, rule: str) -> Callable[[str, Any], str]:
+    """A text that a pattern matches whole; `rule` says so in words."""
+
+    def checked(field: str, value: Any) -> str:
+        text = _text(field, value)
+        if not re.fullmatch(pattern, text):
+            raise SpecError(f"{field} must be {rule}. Got {text!r}.")
+        return text
+
+    return checked
 
 
-def _match(where: str, name: str, text: str, pattern: re.Pattern[str], rule: str) -> str:
-    if not pattern.fullmatch(text):
-        raise SpecError(f"{where}: {name} must be {rule}. Got {text!r}.")
-    return text
+def _some_of(known: Callable[[], Collection[str]], hint: str) -> Callable[[str, Any], tuple[str, ...]]:
+    """Some of what `known` gives; `hint` says in words what that is."""
+
+    def checked(field: str, value: Any) -> tuple[str, ...]:
+        texts = _texts(field, value)
+        for text in texts:
+            if text not in known():
+                raise SpecError(f"{field} holds {text!r}, which is not known ({hint})")
+        return texts
+
+    return checked
 
 
-def _definition(where: str, text: str) -> str:
+def _definition(field: str, value: Any) -> str:
     """The rule of this id, in words; or a sentence, as somebody's own table may have."""
+    text = _text(field, value)
     if text in RULES:
         return RULES[text].plain
     if " " not in text:
-        raise SpecError(
-            f"{where}: definition must be the id of a rule ({', '.join(RULES)}) or a sentence. Got {text!r}."
-        )
+        raise SpecError(f"{field} must be the id of a rule ({', '.join(RULES)}) or a sentence. Got {text!r}.")
     return text
 
 
-def _link(where: str, text: str) -> None:
+def _link(field: str, value: Any) -> str:
+    text = _text(field, value)
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.netloc or " " in text:
-        raise SpecError(f"{where}: link must be a URL, https://... Got {text!r}.")
-
-
-def _requirement(where: str, text: str) -> str:
-    rule = "a package and the versions in which it happens, such as torch>=2.0,<3"
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise SpecError(f"{where}: versions must be {rule}. Got {text!r}.") from error
-    if requirement.extras or requirement.url or requirement.marker or not requirement.specifier:
-        raise SpecError(f"{where}: versions must be {rule}, and nothing else. Got {text!r}.")
+        raise SpecError(f"{field} must be a URL, https://... Got {text!r}.")
     return text
+
+
+def _versions(field: str, value: Any) -> tuple[str, ...]:
+    """Packages with their versions; one of them may be a text alone."""
+    rule = "a package and the versions in which it happens, such as torch>=2.0,<3"
+    texts = _texts(field, [value] if isinstance(value, str) else value)
+    for text in texts:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise SpecError(f"{field} must be {rule}. Got {text!r}.") from error
+        if requirement.extras or requirement.url or requirement.marker or not requirement.specifier:
+            raise SpecError(f"{field} must be {rule}, and nothing else. Got {text!r}.")
+    return texts
 
 
 @cache
@@ -180,3 +169,23 @@ def _case_ids() -> frozenset[str]:
     from conformance.cases.table import select_asked
 
     return frozenset(asked.id for asked in select_asked(()))
+
+
+_SPEC = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
+_ARRAYS = (*STAGES, *GRADIENTS, EVERYTHING, EVERY_GRADIENT)
+
+FIELDS: Mapping[str, Callable[[str, Any], Any]] = {
+    "id": _matching(r"[a-z0-9]+(-[a-z0-9]+)*", "kebab-case, such as masked-row-is-nan"),
+    "subject": _matching(_SPEC, "package.module:name"),
+    "summary": _text,
+    "definition": _definition,
+    "reason": _text,
+    "link": _link,
+    "versions": _versions,
+    "cases": _some_of(_case_ids, "`mha cases` lists them"),
+    "dtypes": _some_of(lambda: DTYPES, ", ".join(DTYPES)),
+    "arrays": _some_of(lambda: _ARRAYS, "stages, gradients.NAME, gradients.*, or *"),
+    "probe": _matching(_SPEC, "package.module:function"),
+    "only_where": _text,
+}
+"""Every field of an entry, and what checks it."""

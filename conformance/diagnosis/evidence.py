@@ -8,8 +8,9 @@ difference early on (padding that is not zeroed, say) then does not hide the bug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.judging.compare import distance
+from conformance.judging.compare import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
@@ -58,46 +59,32 @@ class Evidence:
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
         self.runs = runs
         self.inside = inside
-        unit = UNIT_ROUNDOFF[inside or dtype]
-        self.nearness = Nearness.of(unit, inside=inside is not None)
-        self._whole: dict[tuple[str, tuple[Bug, ...]], bool] = {}
-        self._credit: dict[tuple[str, tuple[Bug, ...]], float] = {}
-        self._wrong: dict[str, tuple[str, ...]] = {}
-        self._steps: dict[tuple[str, str, tuple[Bug, ...]], bool] = {}
-        self._starts: dict[str, State] = {}
+        self.nearness = Nearness.of(UNIT_ROUNDOFF[inside or dtype], inside=inside is not None)
+        self.wrong: Callable[[Observation], tuple[str, ...]] = cache(self._wrong)
+        """The names of the arrays that are wrong in a case, in their order; empty if it passes."""
+        self.whole: Callable[[Observation, tuple[Bug, ...]], bool] = cache(self._whole)
+        """Whether the reference with these bugs gives all arrays that the subject exposes in a case."""
+        self.credit: Callable[[Observation, tuple[Bug, ...]], float] = cache(self._credit)
+        """1.0 if these bugs explain a case, FIRST_STAGE if they explain its first wrong stage alone, else 0.0."""
+        self._fits: Callable[[Observation, str, tuple[Bug, ...]], bool] = cache(self._fits_with)
+        self._start: Callable[[Observation], State] = cache(_start)
 
-    def wrong(self, observation: Observation) -> tuple[str, ...]:
-        """The names of the arrays that are wrong in this case, in their order; empty if it passes."""
+    def _wrong(self, observation: Observation) -> tuple[str, ...]:
         if self.inside is None:
             return tuple(mismatch.stage for mismatch in observation.mismatches)
-        if observation.case.id not in self._wrong:
-            right = observation.wanted.trace.arrays()
-            self._wrong[observation.case.id] = tuple(
-                name for name, array in observation.arrays.items() if not self.close(observation, name, right[name])
-            )
-        return self._wrong[observation.case.id]
+        right = observation.wanted.trace.arrays()
+        return tuple(
+            name for name, array in observation.arrays.items() if not self.close(observation, name, right[name])
+        )
 
-    def whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
-        """Whether the reference with these bugs gives all arrays that the subject exposes in this case."""
-        key = observation.case.id, bugs
-        if key not in self._whole:
-            self._whole[key] = self.alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
-        return self._whole[key]
+    def _whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
+        return self.alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
 
-    def credit(self, observation: Observation, bugs: tuple[Bug, ...]) -> float:
-        """1.0 if these bugs explain the case, FIRST_STAGE if they explain its first wrong stage alone, else 0.0."""
-        key = observation.case.id, bugs
-        if key not in self._credit:
-            if self._whole.get(key):
-                self._credit[key] = 1.0
-            else:
-                arrays = self.runs.arrays(observation, bugs)
-                self._whole[key] = self.alike(observation, arrays, observation.arrays)
-                self._credit[key] = 1.0 if self._whole[key] else self._partly(observation, bugs, arrays)
-        return self._credit[key]
-
-    def _partly(self, observation: Observation, bugs: tuple[Bug, ...], arrays: Mapping[str, NDArray] | None) -> float:
+    def _credit(self, observation: Observation, bugs: tuple[Bug, ...]) -> float:
+        if self.whole(observation, bugs):
+            return 1.0
         wrong = self.wrong(observation)
+        arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return 0.0 if wrong else 1.0  # where a bug can't be made, a right answer says nothing against it
         if len(observation.arrays) == 1:
@@ -120,16 +107,16 @@ class Evidence:
 
     def wrong_steps(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
         """The exposed stages that these bugs do not give when they start from the subject's own earlier stages."""
-        return [name for name in self._stages(observation) if not self.fits_step(observation, name, bugs)]
+        exposed = (name for name in observation.arrays if name in STAGES)
+        return [name for name in exposed if not self.fits_step(observation, name, bugs)]
 
     def fits_step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
         """Whether these bugs, starting from the subject's own earlier stages, give its array of this stage."""
-        near = tuple(bug for bug in bugs if self.touches(observation, stage, bug))
-        key = observation.case.id, stage, near
-        if key not in self._steps:
-            made = self._step(observation, stage, near)
-            self._steps[key] = made is not None and self.close(observation, stage, made)
-        return self._steps[key]
+        return self._fits(observation, stage, tuple(bug for bug in bugs if self.touches(observation, stage, bug)))
+
+    def _fits_with(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
+        made = self._step(observation, stage, bugs)
+        return made is not None and self.close(observation, stage, made)
 
     def touches(self, observation: Observation, stage: str, bug: Bug) -> bool:
         """Whether the bug is in the step of this stage, or in an earlier step that the subject does not expose."""
@@ -137,16 +124,13 @@ class Evidence:
         shown_in = (PART_OF.get(step, step) for step in bug.forward)
         return any(name == stage or (_ORDER[name] < last and name not in observation.arrays) for name in shown_in)
 
-    def _stages(self, observation: Observation) -> list[str]:
-        return [name for name in observation.arrays if name in STAGES]
-
     def _step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> NDArray | None:
         """The array of this stage with these bugs; None where they can't be put in."""
-        state = self._start(observation)
+        state = replace(self._start(observation), arrays={})
         with any_numbers:
             for name, step in pipelines(*bugs)[0].items():
                 part_of = PART_OF.get(name, name)
-                own = self._seen_before(observation, part_of, stage)
+                own = _seen_before(observation, part_of, stage)
                 if own is None or part_of == "scores" or name in _OF_THE_INPUTS:
                     try:
                         state.arrays[name] = step(state)
@@ -162,22 +146,6 @@ class Evidence:
                 else:
                     state.arrays[name] = own
         raise AssertionError(f"{stage} is no step")  # unreachable
-
-    def _seen_before(self, observation: Observation, name: str, stage: str) -> NDArray | None:
-        """The subject's own array of a step before the stage, if it has the right shape to replace the reference's."""
-        own = observation.arrays.get(name)
-        if name == stage or own is None or own.shape != getattr(observation.wanted.trace, name).shape:
-            return None
-        return own
-
-    def _start(self, observation: Observation) -> State:
-        """A State of the case before the first step."""
-        id = observation.case.id
-        if id not in self._starts:
-            problem = observation.wanted.problem
-            inputs = replace(problem.inputs, cotangent=None)
-            self._starts[id] = reference.run_state(problem.config, problem.weights, inputs, forward={})
-        return replace(self._starts[id], arrays={})
 
     # Comparing ------------------------------------------------------------------------------------
 
@@ -196,6 +164,10 @@ class Evidence:
         if arrays is None or self.whole(observation, bugs):
             return []
         return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
+
+    def changes(self, observation: Observation, bug: Bug) -> bool:
+        """Whether a bug changes an array that the subject exposes, or can't be made here."""
+        return not self.alike(observation, self.runs.arrays(observation, (bug,)), observation.wanted.trace.arrays())
 
     def alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
@@ -220,11 +192,25 @@ class Evidence:
         return expected(observation.case, Precision.of(self.inside)).allowed_error[name]
 
 
+def _seen_before(observation: Observation, name: str, stage: str) -> NDArray | None:
+    """The subject's own array of a step before the stage, if it has the right shape to replace the reference's."""
+    own = observation.arrays.get(name)
+    if name == stage or own is None or own.shape != getattr(observation.wanted.trace, name).shape:
+        return None
+    return own
+
+
+def _start(observation: Observation) -> State:
+    """A State of the case before the first step."""
+    problem = observation.wanted.problem
+    inputs = replace(problem.inputs, cotangent=None)
+    return reference.run_state(problem.config, problem.weights, inputs, forward={})
+
+
 def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
     """The place of the largest difference of two arrays, in words."""
     if made is None or own.shape != made.shape:
         shape = "nothing" if made is None else f"shape {made.shape}"
         return f"where {name} has shape {own.shape} and this gives {shape}"
-    worst = tuple(int(i) for i in np.unravel_index(np.argmax(distance(own, made)), own.shape))
-    place = ", ".join(map(str, worst))
-    return f"where {name}[{place}] is {own[worst]:.6g} and this gives {made[worst]:.6g}"
+    place = worst(own, made, 1.0).index
+    return f"where {name}[{', '.join(map(str, place))}] is {own[place]:.6g} and this gives {made[place]:.6g}"

@@ -6,8 +6,10 @@ no case "explains" every passing one, so it gains nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from math import ceil
 
@@ -125,7 +127,8 @@ class Search:
             if not one.case.expensive or (not told and index in self.failing)
         ]
         self._shows_stages = any(name in STAGES and name != "output" for one in observations for name in one.arrays)
-        self._changes: dict[str, frozenset[int]] = {}
+        self.changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
+        """Positions of the cases in which a bug changes an array that the subject exposes."""
         self._scores: dict[tuple[Bug, ...], Score] = {}
 
     def _ordinary(self, extremity: int) -> frozenset[int]:
@@ -140,10 +143,8 @@ class Search:
 
     def wholly(self, candidates: Iterable[tuple[Bug, ...]]) -> list[tuple[Bug, ...]]:
         """The candidates that give all exposed arrays in every case."""
-        return [bugs for bugs in candidates if self._is_whole(bugs)]
-
-    def _is_whole(self, bugs: tuple[Bug, ...]) -> bool:
-        return all(self.evidence.whole(observation, bugs) for observation in self.observations)
+        whole = self.evidence.whole
+        return [bugs for bugs in candidates if all(whole(observation, bugs) for observation in self.observations)]
 
     def promising_pairs(self, zoo: Sequence[Bug]) -> list[tuple[Bug, Bug]]:
         """Pairs that together touch every failing case, those that touch the fewest passing ones first.
@@ -169,16 +170,8 @@ class Search:
             for index in sorted(self.changes(bug) - self.changes(other))
         )
 
-    def changes(self, bug: Bug) -> frozenset[int]:
-        """Positions of the cases in which this bug changes an array that the subject exposes."""
-        if bug.id not in self._changes:
-            self._changes[bug.id] = frozenset(index for index in self._telling if self._changed(bug, index))
-        return self._changes[bug.id]
-
-    def _changed(self, bug: Bug, index: int) -> bool:
-        observation = self.observations[index]
-        arrays = self.evidence.runs.arrays(observation, (bug,))
-        return not self.evidence.alike(observation, arrays, observation.wanted.trace.arrays())
+    def _changed_by(self, bug: Bug) -> frozenset[int]:
+        return frozenset(index for index in self._telling if self.evidence.changes(self.observations[index], bug))
 
     # Those that explain the most ---------------------------------------------------------------------
 
@@ -283,10 +276,8 @@ class Search:
         """The Hypothesis of these bugs, with the cases that they explain and miss."""
         credits = [self.evidence.credit(observation, bugs) for observation in self.observations]
         missed = [one for one, credit in zip(self.observations, credits, strict=True) if credit < 1.0]
-        others: dict[str, int] = {}
-        for observation, credit in zip(self.observations, credits, strict=True):
-            for name in self.evidence.others(observation, bugs) if credit == 1.0 else ():
-                others[name] = others.get(name, 0) + 1
+        explained = [one for one in self.observations if one not in missed]
+        others = Counter(name for one in explained for name in self.evidence.others(one, bugs))
         return Hypothesis(
             bugs,
             explained=self.total - len(missed),

@@ -45,35 +45,42 @@ class Observation:
         return 0 if self.wanted.where.any(axis=-1).all() else 1
 
 
+Arrays = dict[str, NDArray] | None
+"""The arrays of a run by name; None where its bugs can't be put in."""
+
+
 class Runs:
     """Runs the reference with some bugs in it, case by case, and keeps the results (see `Variants`)."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[str, bool, tuple[str, ...]], dict[str, NDArray] | None] = {}
+        self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}
+        self._latest: tuple[object, Arrays] = None, None
         self._variants = Variants()
 
-    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> dict[str, NDArray] | None:
+    def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Nothing ({}) where they contradict each other. Only the results of single bugs are kept: there are too many
-        sets of several. Of a recorded call these are the stages that were recorded.
+        Nothing ({}) where they contradict each other. Only the results of single bugs are kept, and the latest: there
+        are too many sets of several. Of a recorded call these are the stages that were recorded.
         """
         with_gradients = any(map(is_gradient, observation.arrays))
         problem = observation.wanted.problem
+        key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
+        if key in self._arrays:
+            return self._arrays[key]
         if len(bugs) > 1:
             alone = [self.arrays(observation, (bug,)) for bug in bugs]
             # Bugs that leave a case as it is one by one do so together.
             right = self._variants.kept(problem, gradients=with_gradients)
             if right is not None and all(arrays is right for arrays in alone):
                 return right
-        if len(bugs) > 1 or observation.case.expensive:
-            return self._run(problem, bugs, with_gradients)
-        key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
-        if key not in self._arrays:
-            self._arrays[key] = self._run(problem, bugs, with_gradients)
-        return self._arrays[key]
+        if self._latest[0] != (problem, key):
+            self._latest = (problem, key), self._run(problem, bugs, with_gradients)
+        if len(bugs) < 2 and not observation.case.expensive:
+            self._arrays[key] = self._latest[1]
+        return self._latest[1]
 
-    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> dict[str, NDArray] | None:
+    def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> Arrays:
         try:
             arrays = self._variants.run(problem, bugs, gradients=with_gradients)
         except TROUBLE:  # a model that was measured may have no meaning in sizes that no probe had

@@ -109,31 +109,64 @@ def _check_values(
     """The worst error / allowed error, and the Mismatch if it is over 1."""
     if not counts.any():
         return 0.0, None
-    error = distance(array.astype(np.float64), wanted)
-    ratio = np.where(counts, error_ratio(error, allowed), 0.0)
-    worst = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
-    if ratio[worst] <= 1.0:
-        return float(ratio[worst]), None
-    wrong, total = int((ratio > 1.0).sum()), int(counts.sum())
+    found = worst(array, wanted, allowed, counts)
+    if found.ratio <= 1.0:
+        return found.ratio, None
+    got, right, total = float(array[found.index]), float(wanted[found.index]), int(counts.sum())
     message = (
-        f"{name} differs in {wrong} of {total} elements ({100 * wrong / total:.3g} %), worst at "
-        f"[{', '.join(map(str, worst))}]: got {array[worst]:.17g}, expected {wanted[worst]:.17g}, "
-        f"error {error[worst]:.3g}, allowed {allowed[worst]:.3g}"
+        f"{name} differs in {found.wrong} of {total} elements ({100 * found.wrong / total:.3g} %), worst at "
+        f"[{', '.join(map(str, found.index))}]: got {array[found.index]:.17g}, expected {right:.17g}, "
+        f"error {found.error:.3g}, allowed {found.allowed:.3g}"
     )
-    return float(ratio[worst]), Mismatch(
-        name,
-        message,
-        worst,
-        float(array[worst]),
-        float(wanted[worst]),
-        float(error[worst]),
-        float(allowed[worst]),
-        wrong,
-        total,
-    )
+    mismatch = Mismatch(name, message, found.index, got, right, found.error, found.allowed, found.wrong, total)
+    return found.ratio, mismatch
 
 
-def error_ratio(error: NDArray, allowed: NDArray) -> NDArray:
+@dataclass(frozen=True)
+class Worst:
+    """The element in which two arrays are furthest apart, for what is allowed there.
+
+    Attributes:
+        index: where it is; () in empty arrays.
+        error, allowed: the error there, and the allowed error.
+        ratio: error / allowed; see `error_ratio`.
+        wrong: how many elements have a ratio above 1.
+        largest: the largest error of all, which may be elsewhere.
+    """
+
+    index: tuple[int, ...] = ()
+    error: float = 0.0
+    allowed: float = 0.0
+    ratio: float = 0.0
+    wrong: int = 0
+    largest: float = 0.0
+
+
+def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDArray | None = None) -> Worst:
+    """Compare two arrays of one shape under any bound.
+
+    Args:
+        array, wanted: the arrays.
+        allowed: the allowed error of each element, broadcast to them.
+        counts: bool, broadcast to them: the elements that count. Default: all.
+
+    >>> found = worst(np.array([1.0, 2.5, 7.0]), np.array([1.0, 2.0, 6.0]), np.array([0.1, 0.2, 4.0]))
+    >>> found.index, found.error, found.ratio, found.wrong, found.largest
+    ((1,), 0.5, 2.5, 1, 1.0)
+    """
+    error = distance(array.astype(np.float64), wanted)
+    if not error.size:
+        return Worst()
+    if counts is not None:
+        error = np.where(counts, error, 0.0)
+    ratio = error_ratio(error, allowed)
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+    there = np.broadcast_to(allowed, error.shape)[index]
+    wrong = int((ratio > 1.0).sum())
+    return Worst(index, float(error[index]), float(there), float(ratio[index]), wrong, float(error.max()))
+
+
+def error_ratio(error: NDArray, allowed: NDArray | float) -> NDArray:
     """Error / allowed error, element by element; 0 where there is none, whatever is allowed."""
     with any_numbers:
         ratio = np.where(error > 0.0, error / allowed, 0.0)
@@ -147,3 +180,15 @@ def distance(array: NDArray, wanted: NDArray) -> NDArray:
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
     both_finite = np.isfinite(array) & np.isfinite(wanted)
     return np.where(alike, 0.0, np.where(both_finite, error, np.inf))
+
+
+def same_bits(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
+    """Whether two answers have the same arrays, bit for bit."""
+    return arrays.keys() == others.keys() and all(
+        array is others[name]
+        or (
+            (array.shape, array.dtype) == (others[name].shape, others[name].dtype)
+            and array.tobytes() == others[name].tobytes()
+        )
+        for name, array in arrays.items()
+    )

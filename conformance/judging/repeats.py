@@ -8,14 +8,14 @@ place in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.judging.compare import Mismatch
+from conformance.judging.compare import Mismatch, same_bits
 from conformance.judging.expected import Expected
 from conformance.subjects.items import reordered, take_items
 from mha_core import Trace
@@ -44,19 +44,10 @@ class Question:
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
-        if _alike(trace.arrays(), before):
+        if same_bits(trace.arrays(), before):
             return
         for mismatch in self.wanted.judge(trace, dtype)[1]:
             yield replace(mismatch, call=self.call, message=f"{self.call}, {mismatch.message}")
-
-
-def _alike(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
-    """Whether all arrays have the same bits."""
-    return arrays.keys() == others.keys() and all(
-        array is other
-        or ((array.shape, array.dtype) == (other.shape, other.dtype) and array.tobytes() == other.tobytes())
-        for array, other in ((array, others[name]) for name, array in arrays.items())
-    )
 
 
 def can_be_asked_again(subject: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.sequence import CallSequence, Step
-from conformance.judging.compare import Mismatch
+from conformance.judging.compare import Mismatch, same_bits
 from conformance.judging.expected import Expected, expected
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, Turn
 from conformance.subjects.subject import Subject
@@ -138,7 +138,7 @@ def verdict(
     judged: list[tuple[Case, Trace]] = []
     for number, trace in enumerate(outcome):
         case = step.case if number < step.times or step.beside is None else step.beside
-        if not any(case is other and _alike(trace, same) for other, same in judged):
+        if not any(case is other and same_bits(trace.arrays(), same.arrays()) for other, same in judged):
             judged.append((case, trace))
     for case, trace in judged:
         own, mismatches = expected(case, subject.precision).judge(trace, subject.dtype)
@@ -150,16 +150,6 @@ def verdict(
         if ratios is not None:
             ratios |= {name: max(ratio, ratios.get(name, 0.0)) for name, ratio in own.items()}
     return ()
-
-
-def _alike(trace: Trace, other: Trace) -> bool:
-    """Whether two answers have the same bits."""
-    arrays, others = trace.arrays(), other.arrays()
-    return arrays.keys() == others.keys() and all(
-        (array.shape, array.dtype) == (others[name].shape, others[name].dtype)
-        and array.tobytes() == others[name].tobytes()
-        for name, array in arrays.items()
-    )
 
 
 def _names(traces: Sequence[Trace], wanted: Expected) -> list[str]:
@@ -179,7 +169,7 @@ def _overwritten(returned: Sequence[tuple[str, Trace]], now: Outcome) -> Iterato
         yield Mismatch("output", f"{call}: {now}", call=call)
         return
     for (where, before), after in zip(returned, now, strict=True):
-        if _alike(before, after):
+        if same_bits(before.arrays(), after.arrays()):
             continue
         call = f"the answer of {where} looked at again at the end"
         there = after.arrays()

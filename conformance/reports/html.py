@@ -18,9 +18,12 @@ from conformance.reports.html_view import (
     Group,
     Ratio,
     ResultView,
+    exact,
     groups_of,
     quantities_of,
+    ratio,
     result_view,
+    rounded,
 )
 from conformance.reports.selfcontained import template
 from conformance.reports.text import SCHEMA_VERSION
@@ -57,7 +60,7 @@ def render(report: Mapping[str, Any]) -> str:
     if report.get("schema") != SCHEMA_VERSION:
         raise SpecError(f"a report of schema {report.get('schema')!r} can't be shown; it must be {SCHEMA_VERSION}")
     results = [result_view(position, entry) for position, entry in enumerate(report["results"])]
-    groups = groups_of(results, report["results"])
+    groups = groups_of(results)
     return template("conformance.reports", "report.html.j2", "report.js").render(
         environment=report["environment"],
         verdict=_verdict(results),
@@ -76,7 +79,9 @@ def render(report: Mapping[str, Any]) -> str:
         listed={entry["id"]: entry for entry in report.get("deviations", ())},
         legend=_legend(),
         stages=STAGES,
-        nothing=Ratio("-"),
+        exact=exact,
+        ratio=ratio,
+        rounded=rounded,
     )
 
 
@@ -101,8 +106,8 @@ def _recordings(results: Sequence[ResultView]) -> list[tuple[str, list[str]]]:
     """Each case with recordings, and the stages that were recorded."""
     stages: dict[str, set[str]] = {}
     for result in results:
-        if result.recorded:
-            stages.setdefault(result.case, set()).update(result.recorded)
+        if result.entry["recorded"]:
+            stages.setdefault(result.case, set()).update(result.entry["recorded"])
     return [(case, [stage for stage in STAGES if stage in found]) for case, found in stages.items()]
 
 

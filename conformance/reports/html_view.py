@@ -70,36 +70,21 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class MismatchRow:
-    """One row in the table of a failure, as texts."""
-
-    stage: str
-    index: str
-    actual: str
-    expected: str
-    error: str
-    allowed: str
-    ratio: Ratio
-    share: str
-    message: str
-    has_values: bool
-
-
-@dataclass(frozen=True)
 class ResultView:
-    """One result, ready to show."""
+    """One result of the JSON report, ready to show.
+
+    Attributes:
+        id: its position in the report.
+        entry: the result as the report has it.
+    """
 
     id: str
+    entry: Mapping[str, Any]
     case: str
     column: Column
     status: str
     worst: Ratio
     ratios: Mapping[str, Ratio]
-    recorded: Mapping[str, str]
-    mismatches: Sequence[MismatchRow]
-    message: str
-    rerun: str
-    deviations: Sequence[str] = ()
 
     @property
     def sign(self) -> str:
@@ -124,7 +109,8 @@ class ResultView:
     @property
     def as_text(self) -> str:
         """The messages of the result, as on the terminal."""
-        return "\n".join([mismatch.message for mismatch in self.mismatches] or [self.message])
+        messages = [mismatch["message"] for mismatch in self.entry["mismatches"]]
+        return "\n".join(messages or [self.entry["message"]])
 
 
 @dataclass
@@ -160,17 +146,13 @@ def ratio(value: float | str | None) -> Ratio:
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
     """
-    number = _number(value)
-    if number is None:
+    if value is None:
         return Ratio("-")
+    number = float(value)
     step = next((step for step, end in enumerate(HEAT_STEPS) if number <= end), len(HEAT_STEPS))
     # A number next to 1 must not be rounded to 1: the reader could not tell on which side it is.
     digits = next(digits for digits in range(2, 18) if number == 1.0 or float(_short(number, digits)) != 1.0)
     return Ratio(_short(number, digits), step)
-
-
-def _number(value: float | str | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _short(number: float, digits: int) -> str:
@@ -184,69 +166,45 @@ def _short(number: float, digits: int) -> str:
     return f"{mantissa}e{int(exponent)}" if e else mantissa
 
 
-def _exact(value: float | str | None) -> str:
+def exact(value: float | str | None) -> str:
     """The number with every digit of a float64."""
-    number = _number(value)
-    return "-" if number is None else repr(number)
+    return "-" if value is None else repr(float(value))
 
 
-def _rounded(value: float | str | None) -> str:
-    number = _number(value)
-    return "-" if number is None else _short(number, 3)
-
-
-def _badness(value: float | str) -> float:
-    number = float(value)
-    return math.inf if math.isnan(number) else number
+def rounded(value: float | str | None) -> str:
+    """The number with three digits."""
+    return "-" if value is None else _short(float(value), 3)
 
 
 def _worst(values: Iterable[float | str]) -> Ratio:
-    return ratio(max(values, key=_badness, default=None))
+    """The largest ratio; NaN is larger than any number."""
+    return ratio(max(values, key=lambda value: (math.isnan(float(value)), float(value)), default=None))
 
 
 def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
-    mismatches = [_mismatch(mismatch, entry["ratios"]) for mismatch in entry["mismatches"]]
+    """One result of the JSON report; `position` is its place there."""
     return ResultView(
         id=str(position),
+        entry=entry,
         case=entry["case"],
         column=Column(entry["subject"], entry["dtype"], entry["device"]),
         status=entry["status"],
         worst=_worst(entry["ratios"].values()),
         ratios={name: ratio(value) for name, value in entry["ratios"].items()},
-        recorded={stage: _rounded(value) for stage, value in entry["recorded"].items()},
-        mismatches=mismatches,
-        message=entry["message"],
-        rerun=entry["rerun"],
-        deviations=entry.get("deviations", ()),
     )
 
 
-def _mismatch(entry: Mapping[str, Any], ratios: Mapping[str, float | str]) -> MismatchRow:
-    wrong, total = entry["wrong"], entry["total"]
-    return MismatchRow(
-        stage=entry["stage"],
-        index="-" if entry["index"] is None else f"[{', '.join(map(str, entry['index']))}]",
-        actual=_exact(entry["actual"]),
-        expected=_exact(entry["expected"]),
-        error=_rounded(entry["error"]),
-        allowed=_rounded(entry["allowed"]),
-        ratio=ratio(ratios.get(entry["stage"])),
-        share=f"{wrong} of {total} ({100 * wrong / total:.3g} %)" if total else "-",
-        message=entry["message"],
-        has_values=entry["index"] is not None,
-    )
-
-
-def groups_of(results: Sequence[ResultView], entries: Sequence[Mapping[str, Any]]) -> list[Group]:
+def groups_of(results: Sequence[ResultView]) -> list[Group]:
     """The results of each Column; columns of one subject stand together, in the order of their first results."""
     order = list(dict.fromkeys(result.column.subject for result in results))
     columns = dict.fromkeys(result.column for result in results)
     groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}
     values: dict[Column, dict[str, list[float | str]]] = {column: {} for column in columns}
-    for result, entry in zip(results, entries, strict=True):
+    for result in results:
         groups[result.column].results.append(result)
-        known = {mismatch.stage for mismatch in result.mismatches} if result.status == "deviates" else set()
-        for name, value in entry["ratios"].items():
+        mismatches = result.entry["mismatches"] if result.status == "deviates" else ()
+        known = {mismatch["stage"] for mismatch in mismatches}
+        for name, value in result.entry["ratios"].items():
             if name not in known:  # what deviates as known is not among the worst
                 values[result.column].setdefault(name, []).append(value)
     for column, group in groups.items():

@@ -10,12 +10,12 @@ import jinja2
 
 
 @cache
-def template(package: str, page: str, script: str) -> jinja2.Template:
+def template(package: str, page: str, script: str = "") -> jinja2.Template:
     """The template of a page, which sees its script as `script` and the policy that admits no other as `policy`.
 
     Args:
         package: where the folder `templates` is; templates of this package can be included as well.
-        page, script: names of two files there.
+        page, script: names of two files there; "" for a page without a script.
     """
     own = jinja2.PackageLoader(package)
     environment = jinja2.Environment(
@@ -25,9 +25,12 @@ def template(package: str, page: str, script: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    source = own.get_source(environment, script)[0]
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    # Only this one script may run, whatever else gets into the page.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    environment.globals.update(script=source, policy=policy)
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    if script:
+        source = own.get_source(environment, script)[0]
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        # Only this one script may run, whatever else gets into the page.
+        policy += f"; script-src 'sha256-{digest}'"
+        environment.globals["script"] = source
+    environment.globals["policy"] = policy
     return environment.get_template(page)

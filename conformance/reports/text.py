@@ -32,19 +32,11 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
         )
         console.print(recorded_table(results))
     console.print()
-    for result in results:
-        if result.status in ("different", "failed"):
-            console.print(failure_text(result), markup=False, highlight=False, soft_wrap=True)
-    for line in (
-        *repeat_lines(results),
-        *gradient_lines(results),
-        *deviation_lines(results),
-        *unsupported_lines(results),
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if looked_at is not None:
-        console.print(looked_at.line, markup=False, highlight=False, soft_wrap=True)
-    console.print(verdict(results), markup=False, highlight=False, soft_wrap=True)
+    failures = (failure_text(result) for result in results if result.status in ("different", "failed"))
+    print_lines(console, *failures)
+    print_lines(console, *repeat_lines(results), *gradient_lines(results), *deviation_lines(results))
+    said = [] if looked_at is None else [looked_at.line]
+    print_lines(console, *unsupported_lines(results), *said, verdict(results))
 
 
 def parity_table(results: Sequence[Result]) -> Table:
@@ -52,7 +44,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
     Known deviations are counted in a column of their own, and their arrays are left out of the worst ratios.
     """
-    table = _table()
+    table = plain_table()
     known = any(result.status == "deviates" for result in results)
     for name in ("", "equal", *(("known",) if known else ()), *STAGES, "gradients"):
         # A long name wraps in its own column before it squeezes the others.
@@ -78,7 +70,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 def recorded_table(results: Sequence[Result]) -> Table:
     """One row per subject, dtype and device: the distance from the recorded output of the original implementation."""
-    table = _table()
+    table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
         key=lambda pair: (pair[0], STAGES.index(pair[1])),
@@ -213,9 +205,18 @@ def to_json(
     }
 
 
-def _table() -> Table:
-    """A table that fits into 80 columns."""
-    return Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
+def plain_table(*columns: str) -> Table:
+    """A table without lines, for 80 columns; the first column is of text, the others are of numbers."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def print_lines(console: Console, *lines: str) -> None:
+    """Print lines as they are: no markup, no colours, no breaks."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _subject(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""The layer backwards, by hand, with a hook at every gradient: what trials put wrong gradients into."""
+"""The backward pass of the layer, written by hand, with a hook at every gradient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 from conformance.trials.layer import PROJECTION, View
 
 GRADIENTS = ("queries", "keys", "values", "past_keys", "past_values", "bias")
-"""Gradients of a call's arrays; those of weights are called as the weights are."""
+"""The arrays of a call that have gradients; gradients of weights have the names of the weights."""
 
 
 def backward(view: View, cotangent: NDArray) -> dict[str, NDArray]:
-    """Name -> gradient, of a layer that was run forward. Points: d_output, d_heads, d_kept, d_weights, d_scores,
-    row_sum, slope, d_scaled, d_q, d_k, d_v, then "to NAME" for each one that is given.
+    """Name -> gradient, of a layer that was run forward.
+
+    Points: d_output, d_heads, d_kept, d_weights, d_scores, row_sum, slope, d_scaled, d_q, d_k, d_v, and "to NAME" for
+    each gradient that is returned.
     """
     at, seen, found = view.at, view.seen, dict[str, NDArray]()
     upstream = at("d_output", np.asarray(cotangent, np.float64))
@@ -95,7 +97,7 @@ def _affine_back(view: View, name: str, gradient: NDArray, x: NDArray, found: di
 
 
 def _padding_of(view: View) -> NDArray:
-    """Bool (B, Lk): keys that nobody may see; no gradient reaches them through attention either way."""
+    """Bool (B, Lk): padding, which gets no gradient."""
     return ~view.seen["mask"].any(axis=(1, 2)) & _hidden_by_one(view)
 
 

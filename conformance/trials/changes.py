@@ -1,7 +1,7 @@
-"""What can be done to the array at a point: multiplied, put in another order, mixed, bent, and all that in places only.
+"""Changes of the array at a point: a factor, another order, a mix of neighbours, a function; each also in places only.
 
-A change is called with the array, the name of its point and the View. Where it can't be made (an axis of one, a matrix
-that is not square) it leaves the array as it is.
+A change is called with the array, the name of its point and the View. Where it is impossible (an axis of one, a
+matrix that is not square) it leaves the array as it is.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Change(Protocol):
     def __call__(self, array: NDArray, point: str, view: View) -> NDArray: ...
 
     def counterparts(self) -> list[Change]:
-        """Changes that might do the same at another point: itself, and what undoes it. Empty: none is tried."""
+        """Changes that may have the same effect at another point: itself and its inverse. Empty: none is tried."""
         ...
 
 
 @dataclass(frozen=True)
 class Own:
-    """Any function of (array, view), which makes sense where it is and nowhere else."""
+    """A function of (array, view) for one point alone."""
 
     words: str
     function: Callable[[NDArray, View], NDArray]
@@ -46,7 +46,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Factor:
-    """Times a number that may depend on sizes."""
+    """A factor, which may depend on sizes."""
 
     name: str
     number: Callable[[View], float]
@@ -90,7 +90,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Mixed:
-    """A share of the neighbour along an axis; at the end, where there is none, the element itself."""
+    """Each element mixed with its neighbour along an axis; one without a neighbour stays."""
 
     role: str
     step: int
@@ -119,7 +119,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Bent:
-    """A function of each number alone."""
+    """A function of each number."""
 
     words: str
     function: Callable[[NDArray], NDArray]
@@ -132,7 +132,7 @@ class Bent:
 
 
 Where = Callable[[NDArray, str, View], NDArray | bool]
-"""(array, point, view) -> which elements: broadcastable to the array, or all or none."""
+"""(array, point, view) -> which elements: bool, broadcastable to the array, or one bool for all."""
 
 
 @dataclass(frozen=True)

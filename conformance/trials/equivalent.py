@@ -1,8 +1,7 @@
-"""Which other points the same change would do the same at: found by running, on random problems.
+"""Other points at which a change gives the same outputs. They are found by running random problems.
 
-A factor on the queries is one on the scores; keys in another order are scores in another order. From the outputs of
-layers whose score is a product nobody can tell them apart, so the stage of each counts as right; the additive score, by
-which one could, is only among the problems where the fault needs it.
+Queries times 0.9 and scores times 0.9 give equal outputs where the score is a product, so a diagnosis may name either
+stage. With the additive score the outputs differ; such problems are used only for a fault that needs that score.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.trials.changes import Change
 from conformance.trials.faults import Dice, Fault
 from conformance.trials.layer import View
 from conformance.trials.points import POINTS
@@ -24,13 +22,13 @@ CANDIDATES = (
     *("q", "k", "v", "raw", "scaled", "capped", "scores", "total", "weights", "kept", "heads", "merged", "output"),
     *("bias", "factor", "o_w", "hidden", "vector"),
 )
-"""Points at which the same is tried."""
+"""The points at which the change is tried."""
 
 PROBLEMS = 24
-"""In so many problems outputs have to be equal."""
+"""The number of problems in which the outputs must be equal."""
 
 AGREE = 1e-9
-"""Relative difference up to which they are."""
+"""The largest relative difference of equal outputs."""
 
 
 def further_stages(fault: Fault, config: AttentionConfig | None = None) -> frozenset[str]:
@@ -38,7 +36,11 @@ def further_stages(fault: Fault, config: AttentionConfig | None = None) -> froze
 
     Args:
         fault: what is wrong.
-        config: the only one that the layer takes, if there is one.
+        config: the only config that the layer takes. Default: it takes all.
+
+    >>> from conformance.trials.changes import Factor
+    >>> sorted(further_stages(Fault("factor", (("q", Factor("0.9", lambda view: 0.9)),))))
+    ['keys', 'scores']
     """
     if len(fault.changes) != 1 or fault.is_backward:
         return frozenset()
@@ -58,7 +60,7 @@ def _agrees(fault: Fault, problems: tuple[Problem, ...], outputs: list[np.ndarra
     for problem, wanted in zip(problems, outputs, strict=True):
         try:
             found = _output(fault, problem)
-        except (ValueError, IndexError):  # it can't be done there
+        except (ValueError, IndexError):  # the change is impossible at this point
             return False
         size = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
         if not np.allclose(found, wanted, rtol=0.0, atol=AGREE * (size or 1.0), equal_nan=True):
@@ -77,14 +79,3 @@ def _problems(needs: tuple[str, ...], config: AttentionConfig | None) -> tuple[P
     needs = needs if "additive" in needs else ("not additive", *needs)
     dice = Dice("equivalent", *needs)
     return tuple(draw_problem(dice, needs, config) for _ in range(PROBLEMS))
-
-
-def same_at(point: str, change: Change) -> frozenset[str]:
-    """All stages of a change, for tests and curiosity.
-
-    >>> from conformance.trials.changes import Factor
-    >>> sorted(same_at("q", Factor("0.9", lambda view: 0.9)))
-    ['keys', 'queries', 'scores']
-    """
-    fault = Fault("", ((point, change),))
-    return fault.stages | further_stages(fault)

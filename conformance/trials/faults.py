@@ -20,7 +20,7 @@ BACKWARD = "gradients"
 
 
 OF_PADDING = ("valid_lens", "lens", "allow")
-"""Points that decide on padding, which is replaced by 0 and so shows in the keys first."""
+"""Points that decide what is padding. Padding becomes 0, so a change there shows in the keys first."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Fault:
     Args:
         kind: what it is called in tables, such as "factor".
         changes: (point, what is done there), in the order in which they act.
-        words: what is wrong; made of the changes if it is not given.
-        also: further stages at which calling it the first wrong one is right, besides those of its points.
+        words: what is wrong. Default: made from the changes.
+        also: further right answers to "which stage is wrong first?", besides the stage of its first point.
         needs: features without which it does nothing: words of `conformance.trials.problems`.
-        roundoff: the unit roundoff, where numbers are rounded.
+        roundoff: the unit roundoff of a fault that rounds numbers.
 
     >>> from conformance.trials.changes import Factor
     >>> fault = Fault("factor", (("raw", Factor("0.9", lambda view: 0.9)),))
@@ -86,7 +86,7 @@ def words_of(point: str) -> str:
 
 
 class Dice:
-    """Draws, the same ones for the same seed in every version: of Random, only random() is promised to stay."""
+    """Random draws that depend on the seed alone. It uses random() alone, which Python promises to keep."""
 
     def __init__(self, *seed: int | str) -> None:
         self._rng = Random("/".join(map(str, seed)))
@@ -102,7 +102,7 @@ class Dice:
         return self._rng.random() < share
 
     def real(self, low: float, high: float) -> float:
-        """With three digits, so that words can say it exactly."""
+        """A number of three digits, which words give exactly."""
         return float(f"{low + (high - low) * self._rng.random():.3g}")
 
     def seed(self) -> int:

@@ -1,4 +1,4 @@
-"""The judgement of one diagnosis: is the stage right, is what it describes the layer, and was anything said wrongly?
+"""The judgement of one diagnosis: is the first stage right, is the description right, is any claim wrong?
 
 A description is a model: bugs of the zoo, or measured ones, in the reference. It is right if it gives what the layer
 gives in problems that neither the suite nor the diagnosis has seen.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.diagnose import Diagnosis, Finding
 from conformance.diagnosis.seen import SecondCall
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
@@ -29,25 +29,25 @@ CLOSE = 1e-6
 """Difference from the layer, relative to the array's largest number, up to which a description is right."""
 
 OF_THE_EFFECT = 0.05
-"""And relative to what the fault changes, so that a small one isn't described by nothing at all."""
+"""The same, relative to the effect of the fault: else "no fault" would be a right description of a small one."""
 
 ACTING = 12
-"""In so many fresh problems the layer has to differ from the right one."""
+"""A right description gives the layer's output in this many fresh problems in which the fault acts."""
 
 MOST = 150
-"""Fresh problems that are drawn for it at most."""
+"""The most fresh problems that are drawn to find those."""
 
 FLIPPED = 0.02
-"""Where numbers are rounded: the part of them that may be rounded the other way, as they lie between two."""
+"""Of an array that a fault rounds: the share of numbers that may be rounded to the other neighbour."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a diagnosis says is so.
+    """One claim of a diagnosis.
 
     Attributes:
-        bugs: the model; None: it is said in words alone.
-        stages: of the bugs; for words alone, the one that they name.
+        bugs: the model; None for a claim in words alone.
+        stages: the stages of the bugs; for a claim in words, the stage that it names.
         words: the sentence.
     """
 
@@ -66,9 +66,9 @@ class Answer:
     """What a diagnosis says.
 
     Attributes:
-        confident: any of these is said to be the whole truth; several, where the cases can't tell them apart.
-        partly: said to explain nearly all.
-        stage: the first wrong stage, where the diagnosis says it by itself.
+        confident: claims that explain every case; several, if the cases can't tell them apart.
+        partly: claims that explain nearly all cases.
+        stage: the first wrong stage, where the diagnosis names it without a claim.
     """
 
     confident: tuple[Claim, ...]
@@ -89,13 +89,13 @@ class Verdict:
     """The judgement of one diagnosis.
 
     Attributes:
-        differs: whether the diagnosis saw a difference at all.
-        stage: whether a stage that it calls the first wrong one is one, or that of a right description: what gives the
-            layer's outputs from a later stage on can't be told from it by outputs.
-        described: whether what it says with confidence, or else says to explain nearly all, is the layer.
-        wrong: whether it says something with confidence, and it is not so.
-        silent: whether it says nothing but what is closest.
-        said: what it says, in a line.
+        differs: whether the diagnosis saw a difference.
+        stage: whether it names a right first stage. The stage of a right description is right too: outputs can't tell
+            an earlier fault from a later one with the same outputs.
+        described: whether a confident claim is right; without confident claims, whether a partial one is.
+        wrong: whether it makes confident claims, and none is right.
+        silent: whether it makes no claim.
+        said: its claims, in one line.
     """
 
     differs: bool
@@ -112,39 +112,35 @@ def _order(stage: str) -> int:
 
 
 def answer_of(diagnosis: Diagnosis) -> Answer:
-    """What a Diagnosis says. Of `measured`, `findings` and `first_stage` only what is there counts.
+    """The claims of a Diagnosis.
 
-    Models of the experiments that don't explain every case are said to explain nearly all. A finding has `stage`,
-    `sentence`, and perhaps `bug` (its model) and `confident`; all that are confident make one claim together, if no
-    hypothesis explains all.
+    Models of the experiments that don't explain every case count as partial claims. Where no hypothesis explains all,
+    the confident findings make one claim together.
     """
     confident = [_of_bugs(one.bugs) for one in diagnosis.explanations]
     partly = [_of_bugs(one.bugs) for one in diagnosis.partly]
-    partly += [_of_bugs(model) for model in getattr(getattr(diagnosis, "measured", None), "models", ()) if model]
-    findings = tuple(getattr(diagnosis, "findings", ()))
+    if diagnosis.measured is not None:
+        partly += [_of_bugs(model) for model in diagnosis.measured.models if model]
     if not confident:
-        sure = [one for one in findings if getattr(one, "confident", False)]
-        unsure = [one for one in findings if not getattr(one, "confident", False)]
+        sure = [one for one in diagnosis.findings if one.confident]
+        unsure = [one for one in diagnosis.findings if not one.confident]
         confident = [_of_findings(sure)] if sure else []
         partly = partly or ([_of_findings(unsure)] if unsure else [])
-    places = (diagnosis, getattr(diagnosis, "measured", None))
-    stage = next((stage for place in places if (stage := getattr(place, "first_stage", None))), None)
-    return Answer(tuple(confident), tuple(partly), stage)
+    return Answer(tuple(confident), tuple(partly), diagnosis.first_stage)
 
 
 def _of_bugs(bugs: Sequence[Bug]) -> Claim:
     return Claim(tuple(bugs), tuple(bug.stage for bug in bugs), " + ".join(bug.id for bug in bugs) or "only rounding")
 
 
-def _of_findings(findings: Sequence[Any]) -> Claim:
-    bugs = [getattr(one, "bug", None) for one in findings]
-    model = tuple(bug for bug in bugs if bug is not None) if all(bug is not None for bug in bugs) else None
-    stages = tuple(one.stage for one in findings if getattr(one, "stage", None))
-    return Claim(model, stages, "; ".join(getattr(one, "sentence", "") for one in findings))
+def _of_findings(findings: Sequence[Finding]) -> Claim:
+    bugs = tuple(one.bug for one in findings if one.bug is not None)
+    stages = tuple(one.stage for one in findings if one.stage is not None)
+    return Claim(bugs if len(bugs) == len(findings) else None, stages, "; ".join(one.sentence for one in findings))
 
 
 class Truth(Protocol):
-    """What is known of the layer that was diagnosed."""
+    """The truth about the layer that was diagnosed."""
 
     @property
     def id(self) -> str: ...
@@ -161,7 +157,7 @@ class Truth(Protocol):
 
 
 def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
-    """Judge what was said of a subject, whose truth is known."""
+    """Judge the diagnosis of a subject whose truth is known."""
     answer = answer_of(diagnosis)
     claims = answer.confident or answer.partly
     right = [claim for claim in claims if is_right(claim, truth, subject)]
@@ -181,9 +177,9 @@ def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdi
 
 
 def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
-    """Whether a claim gives what the subject gives, in fresh problems.
+    """Whether the claim's model gives the subject's output in fresh problems.
 
-    A layer whose calls differ can't be described by a model of one call: it is right to say of it that they do.
+    A layer whose calls differ has no model of one call: there a claim in words that calls differ is right.
     """
     if truth.stateful:
         return claim.bugs is None and "call" in claim.words
@@ -191,7 +187,7 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
 
 
 def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
-    """Whether the reference with these bugs gives what a subject gives, in fresh problems where that is wrong."""
+    """Whether the reference with these bugs gives the subject's output, in fresh problems in which the fault acts."""
     right = FaultySubject(gradients=truth.gradients)
     model = BuggySubject(*bugs)
     acting = 0
@@ -204,9 +200,9 @@ def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
         try:
             claimed = _arrays(model, problem, truth.gradients)
         except (CannotExpress, SubjectFailed):
-            claimed = reference  # a model that can't be made there says nothing against the right answer
+            claimed = reference  # a model that can't be made in these sizes changes nothing there
         if any(name not in reference for name in given) or not given:
-            continue  # of its gradients it shows none here
+            continue  # it gives no gradients here
         effect = distance(given, {name: reference[name] for name in given})
         if not alike(claimed, given, effect, truth.roundoff):
             return False
@@ -217,9 +213,9 @@ def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
 
 
 def fresh_problems(truth: Trial | Truth) -> Iterator[Problem]:
-    """Problems of this truth's own: every other one has what the faults need to act.
+    """Random problems, the same ones for each truth; every other one has the features that its faults need.
 
-    Where the layer takes only some sizes they are of these, or hardly any of them would be answered.
+    Of a restricted layer they have the sizes that it takes: it would refuse nearly all others.
     """
     dice = Dice("fresh", truth.id)
     limits = truth.limits if isinstance(truth, Trial) else Limits()
@@ -235,7 +231,7 @@ def _arrays(subject: Any, problem: Problem, gradients: bool) -> dict[str, NDArra
 
 
 def alike(claimed: dict[str, NDArray], given: dict[str, NDArray], effect: float, roundoff: float) -> bool:
-    """Whether two results are equal, but for a few numbers that were rounded the other way."""
+    """Whether two results are equal, except for a few numbers that were rounded to the other neighbour."""
     if any(name not in claimed or claimed[name].shape != array.shape for name, array in given.items()):
         return False
     allowed = min(CLOSE, OF_THE_EFFECT * effect) if roundoff > CLOSE or not roundoff else CLOSE

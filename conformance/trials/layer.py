@@ -1,7 +1,7 @@
-"""Multi-head attention in plain NumPy, float64, with a hook at every point: what trials put faults into.
+"""Multi-head attention in plain NumPy, float64, with a hook at every point, by which trials put faults in.
 
-It shares no arithmetic with `mha_core.reference` or the zoo, so that a fault put in here is described by neither.
-Without a hook it is right. A hook is called with what a point gives, and gives something else in its place.
+It shares no arithmetic with `mha_core.reference` or the zoo. Without a hook it is right. A hook is called with the
+array of its point, and returns the array that replaces it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mha_core import AttentionConfig, AttentionInputs
 from mha_core.weights import Weights
 
 Hook = Callable[[NDArray, "View"], NDArray]
-"""(what the point gives, everything so far) -> what stands in its place."""
+"""(the array of the point, everything so far) -> the array that replaces it."""
 
 Hooks = Mapping[str, Sequence[Hook]]
 """Name of a point -> its hooks, the first one first."""
@@ -51,7 +51,7 @@ class View:
         return self.B, self.H, self.Lq, self.Lk
 
     def at(self, point: str, array: NDArray) -> NDArray:
-        """What stands at this point: `array`, after its hooks."""
+        """The array of this point: `array`, changed by its hooks."""
         for hook in self.hooks.get(point, ()):
             array = hook(array, self)
         self.seen[point] = array
@@ -116,7 +116,7 @@ def _mask(view: View) -> NDArray:
 
 
 def _padding(view: View, mask: NDArray) -> NDArray:
-    """Bool (B, Lk): keys that lengths alone, or the keep-mask alone, hide from everybody; not those that are open."""
+    """Bool (B, Lk): keys that lengths alone, or `allowed` alone, hide from every query, and that are not open."""
     gone = np.zeros((view.B, view.Lk), bool)
     if "lens" in view.seen:
         # Of the lengths themselves, for they speak also where there are no queries.
@@ -157,7 +157,7 @@ def _project_inputs(view: View, gone: NDArray) -> None:
 
 
 PROJECTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
-"""Of each letter, what the weights call it."""
+"""Letter of a projection -> its name in the weights."""
 
 
 def _affine(view: View, name: str, x: NDArray) -> NDArray:

@@ -32,18 +32,18 @@ from mha_core import STAGES, SpecError
 ID = re.compile(r"(\d{1,18})-(\d{1,18})(?:x([123]))?(g)?(r)?", re.ASCII)
 
 EFFECT = 1e-7
-"""A layer whose outputs differ by less than this part of the largest from the right ones has no fault worth finding."""
+"""The least relative difference of outputs that counts as a fault."""
 
 
 GRADIENTS, STATES = "gradients", "states"
-"""The modules of `parts` with wrong gradients, and with what only a second call shows."""
+"""The modules of `parts` with wrong gradients, and with faults that only a second call shows."""
 
 OFTENER = 6
-"""Any other module is drawn so many times as often as the latter."""
+"""Every other module is drawn this many times as often as STATES."""
 
 
 LEAST = 1e-3
-"""Of the largest number of all arrays, what one array's are measured by at least."""
+"""The least scale of an array in `distance`, relative to the largest number of all arrays."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Trial:
         id: SEED-NUMBER, then "x2" or "x3" for two or three faults, "g" for wrong gradients, "r" for a restricted layer.
         faults: what is wrong.
         stages: the stages at which calling it the first wrong one is right.
-        limits: what the layer takes.
+        limits: the calls that the layer takes.
     """
 
     id: str
@@ -69,12 +69,12 @@ class Trial:
 
     @property
     def stateful(self) -> bool:
-        """Whether calls differ, so that no model of one call describes it."""
+        """Whether its calls differ, so that no model of one call describes it."""
         return any(fault.kind == STATE for fault in self.faults)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The features that its faults need to act."""
+        """The features without which a fault does nothing."""
         return tuple(dict.fromkeys(name for fault in self.faults for name in fault.needs))
 
     @property
@@ -87,20 +87,20 @@ class Trial:
         return max(fault.roundoff for fault in self.faults)
 
     def subject(self, *, stages: bool = False) -> FaultySubject:
-        """The layer as a subject, which shows its output; its gradients too if it is about them."""
+        """The layer as a subject that gives its output, and its gradients if the trial is about gradients."""
         return FaultySubject(self.faults, stages, self.gradients, self.limits, name=f"trial {self.id}")
 
 
 @cache
 def families() -> dict[str, Parts]:
-    """Module of `parts` -> its families: name -> what draws one of its faults."""
+    """Module of `parts` -> its families: name -> function that draws one of its faults."""
     found = {module.__name__.rpartition(".")[2]: module for module in members(parts) if hasattr(module, "parts")}
     return {name: module.parts() for name, module in sorted(found.items())}
 
 
 @cache
 def modules(gradients: bool) -> tuple[str, ...]:
-    """What is drawn first, each as often: the modules of `parts`, but that of states rarely."""
+    """The modules to draw from, all with the same chance; STATES stands once, every other one OFTENER times."""
     forward = [name for name in families() if name not in (GRADIENTS, STATES)]
     return (GRADIENTS,) if gradients else (*forward * OFTENER, STATES)
 
@@ -170,8 +170,8 @@ def arrays_of(faults: tuple[Fault, ...], problem: Problem, *, gradients: bool, c
 def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
     """The largest difference of two results, by the largest number of its array in `b`; a NaN equals a NaN.
 
-    An array next to nothing beside the others, such as the gradient of the keys' bias, whose numbers are what rounding
-    left of 0, counts by a thousandth of the largest of all.
+    The scale of an array is at least LEAST times the largest number of all: the gradient of the keys' bias, for one,
+    is 0 but for rounding, and its own numbers are no scale.
     """
     worst, sizes = 0.0, {name: np.abs(array[np.isfinite(array)]).max(initial=0.0) for name, array in b.items()}
     least = LEAST * max(sizes.values(), default=0.0)
@@ -193,7 +193,7 @@ def _problems(needs: tuple[str, ...], count: int, purpose: str) -> Iterator[Prob
 
 
 def all_act(faults: tuple[Fault, ...]) -> bool:
-    """Whether each of the faults changes something beside the others, in problems that have what they need."""
+    """Whether the layer changes if any one of the faults is taken out, in problems with the features they need."""
     gradients = faults[0].is_backward
     together = tuple(dict.fromkeys(name for fault in faults for name in fault.needs))
     calls = int(any(fault.kind == STATE for fault in faults))
@@ -211,7 +211,7 @@ def all_act(faults: tuple[Fault, ...]) -> bool:
 
 
 def draw_limits(dice: Dice) -> Limits:
-    """What a restricted layer takes."""
+    """Random limits of a restricted layer."""
     kind = dice.number(0, 5)
     if kind == 0:
         return Limits(config=dice.one_of([case.config for case in all_cases() if not case.expensive]))
@@ -228,9 +228,9 @@ def draw_limits(dice: Dice) -> Limits:
 
 
 def shows(faults: tuple[Fault, ...], limits: Limits) -> bool:
-    """Whether the suite's cases show it: a layer that is right in all of them is nothing to find."""
+    """Whether a case of the suite shows the faults: a layer that is right in all cases has no fault to find."""
     if any(fault.kind == STATE for fault in faults):
-        return True  # a repeated call does
+        return True  # a repeated call shows them
     subject = FaultySubject(faults, gradients=faults[0].is_backward, limits=replace(limits, seconds=0.0))
     return any(_differs(subject, case) for case in all_cases() if not case.expensive)
 

@@ -1,7 +1,7 @@
-"""Random problems of their own: what faults are looked for in, and claims are judged by.
+"""Random problems of the trials, in which faults must act and claims are judged.
 
-They are ordinary: no size of 0, no NaN, and every query sees a key by the lengths alone. What a fault needs to act can
-be asked for; the rest is drawn.
+They have no size of 0 and no NaN, and lengths leave every query a key. Features that a fault needs are asked for; the
+others are drawn.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ def draw_problem(
     config: AttentionConfig | None = None,
     sizes: tuple[tuple[int, ...] | None, ...] = (None, None, None),
 ) -> Problem:
-    """One problem, which has what is asked for; of this config, where one is given, as far as it allows.
+    """One problem.
 
-    With `sizes` its batch, query and key length are some of these, where there are any.
+    Args:
+        dice: what it is drawn with.
+        needs: features that it must have: keys of FEATURES, or "scaled", "not grouped", "not additive",
+            "as many queries".
+        config: its config; features that this config rules out are left out. Default: drawn.
+        sizes: the batches, query lengths and key lengths to choose from; None for any.
 
     >>> problem = draw_problem(Dice("example"), ("lens", "past"))
     >>> problem.inputs.mask.valid_lens is not None, problem.inputs.past_keys is not None

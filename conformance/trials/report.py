@@ -1,4 +1,4 @@
-"""What trials came to, as tables for a terminal and as JSON for a program."""
+"""The results of trials, as tables for a terminal and as JSON for a program."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SCHEMA_VERSION = 1
 GROUPS = ("singles", "pairs", "triples", "gradients", "restricted", "zoo", "rewritten", RIGHT, NATIVE)
 
 SHOWN = 10
-"""Trials that are listed of each way of going wrong; the JSON report has all."""
+"""The most trials that a list shows; the JSON report has all."""
 
 SHARES = ("differs", "stage", "described", "wrong", "silent")
-"""What is counted of a verdict."""
+"""The fields of a verdict that are counted."""
 
 COLUMNS = ("", "tried", "seen", "stage", "described", "wrong", "silent", "median", "worst")
-"""Of a table: shares in percent, and seconds."""
+"""The columns of a table: shares in percent, then seconds."""
 
 LONGEST = 150
-"""Characters that are shown of what is wrong, and of what was said."""
+"""The most characters of a truth, or of a claim, that are shown."""
 
 
 def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Numbers of some outcomes: how many were tried, the count of each of SHARES, and seconds of the processor."""
+    """How many were tried and failed, the count of each of SHARES, and the median and largest processor time."""
     judged = [one for one in outcomes if one.verdict is not None]
     counts = {name: sum(bool(getattr(one.verdict, name)) for one in judged) for name in SHARES}
     times = [one.busy for one in judged] or [0.0]
@@ -80,7 +80,7 @@ def _kind(outcome: Outcome) -> str:
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """A table by group, one by kind of fault, then what went wrong, each with the command that tries it again."""
+    """Tables by group and by kind of fault; then the trials that went wrong, each with the command that repeats it."""
     groups = by(lambda one: one.group, outcomes)
     console.print("Percent of what was tried, and seconds of the processor", style="bold")
     console.print(_table({name: groups[name] for name in GROUPS if name in groups}))
@@ -109,7 +109,7 @@ def _listed(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """One line for all of it."""
+    """The sum of all trials in one line."""
     found = figures_of(outcomes)
     failed = f", {found['failed']} did not run" if found["failed"] else ""
     return (

@@ -33,15 +33,14 @@ STAGE_POINTS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a subject takes, and how it behaves; each lessens what can be learnt of it.
+    """What a subject refuses, and how slow it is. Each limit lets a diagnosis learn less.
 
     Attributes:
         config: the only config that it takes; None: all.
         batches, query_lens, key_lens: the sizes that it takes; None: all.
         masks: the sources of a mask that it takes, of lens, allowed, bias, causal, window, past, dropout; None: all.
         seconds: how long it sleeps in each call.
-        odd: of "zeros", "one key", "huge": inputs at which it raises ValueError.
-        noise: relative size of random numbers that it adds to its output, new ones at each call.
+        odd: inputs for which it raises ValueError: any of "zeros", "one key", "huge".
     """
 
     config: AttentionConfig | None = None
@@ -51,10 +50,9 @@ class Limits:
     masks: Collection[str] | None = None
     seconds: float = 0.0
     odd: Collection[str] = ()
-    noise: float = 0.0
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what is not taken, in words."""
+        """None, or what it refuses, in words."""
         if self.config is not None and config != self.config:
             return "another config than the one it was built for"
         view = View(config, {}, inputs)
@@ -75,7 +73,7 @@ class Limits:
 
     @property
     def words(self) -> str:
-        """All of it in a line; empty where there is no limit."""
+        """All limits in one line; empty without any."""
         said = {
             "one config": self.config is not None,
             f"batches of {self.batches}": self.batches is not None,
@@ -88,7 +86,7 @@ class Limits:
         return "; ".join(words for words, there in said.items() if there)
 
     def check(self, view: View) -> None:
-        """Raise ValueError at odd inputs."""
+        """Raise ValueError for the inputs of `odd`."""
         given = (view.q, view.k, view.v)
         if "zeros" in self.odd and any(array.size and not array.any() for array in given):
             raise ValueError("an input of nothing but zeros")
@@ -118,8 +116,8 @@ class FaultySubject:
     """The layer with faults. Without any, and without limits, it is right.
 
     Args:
-        faults: in the order in which they were put in; those of one point act one after the other.
-        stages, gradients: whether it shows them.
+        faults: what is wrong; several faults of one point act in this order.
+        stages, gradients: whether its Trace has them.
         limits: what it takes.
 
     >>> from mha_core import init_weights
@@ -148,12 +146,11 @@ class FaultySubject:
         return Precision.of(self.dtype)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what its limits leave out."""
+        """None, or which limit refuses the call."""
         return self.limits.why_not(config, inputs)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         calls = 0
-        rng = np.random.default_rng()
 
         def run(inputs: AttentionInputs) -> Trace:
             nonlocal calls
@@ -162,11 +159,7 @@ class FaultySubject:
             if self.limits.seconds:
                 time.sleep(self.limits.seconds)
             self.limits.check(view)
-            trace = run_view(view, stages=self.stages, gradients=self.gradients)
-            if self.limits.noise and trace.output is not None:
-                noisy = trace.output * (1.0 + self.limits.noise * rng.normal(size=trace.output.shape))
-                return Trace(output=noisy, gradients=trace.gradients)
-            return trace
+            return run_view(view, stages=self.stages, gradients=self.gradients)
 
         return run
 
@@ -181,7 +174,7 @@ def hooks_of(faults: Sequence[Fault]) -> Hooks:
 
 
 def run_view(view: View, *, stages: bool = False, gradients: bool = False) -> Trace:
-    """Run the layer, and make the Trace of what is asked for; the output is always there."""
+    """Run the layer. The Trace has the output, and the stages and gradients that are asked for."""
     with any_numbers:
         forward(view)
         back = backward(view, view.inputs.cotangent) if gradients and view.inputs.cotangent is not None else None

@@ -1,4 +1,4 @@
-"""What can be tried, each by its id, and the trying of it as work for a worker process.
+"""Layers that the diagnosis is tried on, each by its id, and a trial as work for a worker process.
 
 1-17, 1-17x2, 1-17g     drawn layers, as in `made`; 1-17r takes only some calls
 zoo:ID                  the reference with a bug of the zoo, of which only the output shows (or the gradients)
@@ -44,9 +44,9 @@ from mha_core.files.declared import declared
 from mha_core.weights import Weights
 
 ZOO, REWRITTEN, RIGHT, NATIVE = "zoo", "rewritten", "right", "native"
-"""What an id begins with that is none of a drawn layer."""
+"""How ids begin, except those of drawn layers."""
 
-TESTS = "tests.conformance.diagnosis.rewritten_bugs"
+TESTS = "tests.conformance.diagnosis.bugs_in_other_code"
 """The module of the known bugs that were written anew."""
 
 RIGHT_DTYPES = ("float64", "float32")
@@ -77,12 +77,12 @@ class Known:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One thing that was tried.
+    """The result of one trial.
 
     Attributes:
-        id, kind, words: what it was: the kind of its first fault, and what is wrong.
-        verdict: the judgement; None: it failed, for the reason `failed`.
-        seconds, busy: how long the diagnosis took, and what of that the processor worked.
+        id, kind, words: of the layer: the kind of its first fault, and what is wrong.
+        verdict: the judgement; None if the diagnosis failed, for the reason `failed`.
+        seconds, busy: how long the diagnosis took, and the processor time of it.
     """
 
     id: str
@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def group(self) -> str:
-        """What it counts among: singles, pairs, triples, gradients, or what its id begins with."""
+        """Its row in the table: singles, pairs, triples, restricted, gradients, or how its id begins."""
         if ":" in self.id:
             return self.id.partition(":")[0]
         if self.id.endswith("r"):
@@ -105,7 +105,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class OutputOnly:
-    """A subject of which only the output shows, or its gradients too."""
+    """Another subject without its stages: it gives the output, and the gradients if `gradients`."""
 
     subject: Subject
     gradients: bool = False
@@ -176,7 +176,7 @@ def home_of(id: str) -> str:
 
 
 def found_by(id: str) -> tuple[Trial | Known, Subject]:
-    """What an id means: its truth, and the subject. Raises SpecError if it means nothing."""
+    """(truth, subject) of an id. Raises SpecError for an unknown id."""
     sort, _, rest = id.partition(":")
     if sort == ZOO:
         bug = next((bug for bug in all_bugs() if bug.id == rest), None)
@@ -235,24 +235,24 @@ _runs: dict[str, Runs] = {}
 
 
 def kind_of(truth: Trial | Known) -> str:
-    """What it is counted among: the kind of the first fault."""
+    """The kind of the first fault, by which trials are counted."""
     return truth.faults[0].kind if isinstance(truth, Trial) else truth.kind
 
 
 def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tuple[Outcome, Diagnosis]:
-    """Diagnose what an id means, and judge it.
+    """Diagnose the layer of an id, and judge the diagnosis.
 
     Args:
-        id: what to try.
-        runs: of the zoo in an earlier diagnosis, in the same dtype.
-        experiments: whether the layer is asked more than the cases.
+        id: of the layer.
+        runs: runs of the zoo's bugs from an earlier diagnosis in the same dtype.
+        experiments: whether the diagnosis asks the layer more than the cases.
     """
     truth, subject = found_by(id)
     cases = [case for case in all_cases() if not case.expensive]
     began, worked = time.perf_counter(), time.thread_time()
     diagnosis = diagnose(subject, cases, runs=runs, experiments=experiments)
     if experiments and isinstance(truth, Known) and truth.bug is None and not diagnosis.failing:
-        # A diagnosis of what is right in every case runs no probe; here each of them must find it right.
+        # The diagnosis runs no probe on a layer that is right in every case; here each probe must find it right.
         diagnosis = replace(diagnosis, measured=measure(subject))
     busy, seconds = time.thread_time() - worked, time.perf_counter() - began
     verdict = judged(truth, subject, diagnosis)
@@ -260,9 +260,10 @@ def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tup
 
 
 def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
-    """The verdict; a bug of the zoo is described where it is named, and of a right layer anything said is wrong.
+    """The verdict, with three rules for layers that were not drawn.
 
-    Of a native layer what is said of a case is right if its deviation there is listed.
+    A bug of the zoo is described if it is named. Of a right layer every claim is wrong. Of a native layer a difference
+    is right if its deviation is listed for that case.
     """
     verdict = judge(truth, subject, diagnosis)
     if not isinstance(truth, Known):
@@ -280,7 +281,7 @@ def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
     answer = answer_of(diagnosis)
     named = any(bug.id == truth.bug for claim in (*answer.confident, *answer.partly) for bug in claim.bugs or ())
     described = verdict.described or named
-    # A bug written anew stands in a layer with manners of its own (what an empty row gives, say), which may come first.
+    # A rewritten bug is in a layer that differs in other ways too (in empty rows, say), perhaps at an earlier stage.
     stage = verdict.stage or (named and truth.id.startswith(REWRITTEN))
     return replace(verdict, stage=stage, described=described, wrong=verdict.wrong and not described)
 
@@ -304,7 +305,7 @@ class TrialUnit(Unit):
             dtype = id.rpartition(":")[2] if id.startswith((RIGHT, NATIVE)) else "float64"
             try:
                 yield tried(id, _runs.setdefault(dtype, Runs()), experiments=self.experiments)[0]
-            except Exception as error:  # a diagnosis that fails is a figure too, and the others go on
+            except Exception as error:  # counted as failed; the other trials go on
                 yield Outcome(id, kind_of(truth := found_by(id)[0]), truth.words, None, failed=one_line(error))
 
     def lost(self, item: int, reason: str) -> Outcome:

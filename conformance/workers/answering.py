@@ -1,7 +1,7 @@
-"""What is done in the process of a framework or a subject: it gives answers, and nothing is judged there.
+"""Runs in the process of a framework or a subject, and gives answers; nothing is judged there.
 
-Whatever is imported there may change NumPy for all of its process. So the reference, its bounds and every comparison
-are computed elsewhere, and what comes from here is arrays.
+A framework or a subject may change NumPy for its whole process. So the reference, its bounds and every comparison
+are computed in other processes; this one gives arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
 from conformance.subjects.quiet import quiet_stderr
 from conformance.workers import wire
-from conformance.workers.protocol import ANSWER, RAISED
+from conformance.workers.protocol import Frame
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Backend, load, use_compile_cache
 from mha_core.dtypes import storage_dtype
@@ -40,18 +40,18 @@ _sessions: OrderedDict[str, Session] = OrderedDict()
 
 
 def answered(request: bytes) -> tuple[bytes, bytes]:
-    """Call the function that a request names: ANSWER and what it returned, or RAISED and the error."""
+    """Call the function that a request names: Frame.ANSWER and what it returned, or Frame.RAISED and the error."""
     try:
         name, _, given = request.partition(b"\0")
         function = _named(name.decode())  # its module knows what else may be sent to it
-        return ANSWER, wire.dumps(function(*wire.loads(given, layouts=True)))
+        return Frame.ANSWER, wire.dumps(function(*wire.loads(given, layouts=True)))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # what a framework or a subject raises belongs to who asked
         try:
-            return RAISED, wire.dumps(error)
+            return Frame.RAISED, wire.dumps(error)
         except TypeError:
-            return RAISED, wire.dumps(ErrorElsewhere(one_line(error)))
+            return Frame.RAISED, wire.dumps(ErrorElsewhere(one_line(error)))
 
 
 def _named(name: str) -> Any:

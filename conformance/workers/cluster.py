@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from conformance.workers.execute import Unit, end_idle, execute
+from conformance.workers.execute import Stopped, Unit, end_idle, execute
 from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
 from conformance.workers.process import running
@@ -86,38 +86,28 @@ class Cluster(Executor):
             raise SpecError(f"{where}: its workers do not answer: {one_line(error)}") from error
         if not answers:
             raise SpecError(f"{where}: it has no workers")
-        own = Hello.of_this_process()
         for worker, answer in sorted(answers.items()):
             try:
                 hello = Hello.from_bytes(answer)
             except (ValueError, TypeError) as error:
                 reason = f": {one_line(answer)}" if isinstance(answer, BaseException) else ""
                 raise SpecError(f"{where}: its worker {worker} does not run this mha-parity{reason}") from error
-            if hello.project != own.project:
-                raise SpecError(f"{where}: its worker {worker} has mha-parity {hello.project}; this is {own.project}")
-            if hello.code != own.code:
-                raise SpecError(
-                    f"{where}: its worker {worker} has mha-parity {own.project} with other code; install this one there"
-                )
+            if difference := hello.difference():
+                raise SpecError(f"{where}: its worker {worker} {difference}")
 
     def _on_all_workers(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """What each worker answers, or the exception that it raises. OSError if that takes too long."""
-        answers: list[dict[str, Any] | BaseException] = []
 
-        def ask() -> None:
-            try:
-                answers.append(self._client.run(function, *arguments, on_error="return"))
-            except BaseException as error:
-                answers.append(error)
+        async def answers() -> dict[str, Any]:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._client.run(function, *arguments, on_error="return")
 
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(ANSWER_SECONDS)
-        if not answers:
-            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
-        if isinstance(answers[0], BaseException):
-            raise OSError(one_line(answers[0])) from answers[0]
-        return answers[0]
+        try:
+            return self._client.sync(answers)
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s") from None
+        except (Exception, asyncio.CancelledError) as error:
+            raise OSError(one_line(error)) from error
 
     @property
     def is_gone(self) -> bool:
@@ -180,7 +170,6 @@ class Cluster(Executor):
         """As `concurrent.futures.Executor.shutdown`; the processes that worked for this one end, on all machines."""
         if self._is_shut:
             return
-        self._is_shut = True
         if self._local is not None:
             self._local.shutdown(wait, cancel_futures=cancel_futures)
         if not self.is_gone:
@@ -188,18 +177,14 @@ class Cluster(Executor):
             self._executor.shutdown(wait=wait and not cancel_futures and not self._is_given_up)
             with contextlib.suppress(OSError):
                 self._on_all_workers(_stop, self._run)
-        self._close_client()
+        self.close()
 
     def close(self) -> None:
         """End it without waiting for anything."""
-        if self._is_shut:
-            return
-        self._is_shut = True
-        self._close_client()
-
-    def _close_client(self) -> None:
-        with contextlib.suppress(Exception):  # a scheduler that is gone can't be told
-            self._client.close(timeout=2)
+        if not self._is_shut:
+            self._is_shut = True
+            with contextlib.suppress(Exception):  # a scheduler that is gone can't be told
+                self._client.close(timeout=2)
 
 
 def _check_answers(address: str) -> None:
@@ -255,10 +240,6 @@ _lock = threading.Lock()
 _later: list[threading.Timer] = []
 
 
-class _Stopped(BaseException):
-    """Ends the thread of a unit whose answers nobody waits for."""
-
-
 def _execute_there(run: str, code: str, unit: Unit, settings: Settings) -> list[Any]:
     """`execute`, in a worker of the cluster, of which there may be more than were asked whether they can."""
     if code != code_hash():
@@ -266,7 +247,7 @@ def _execute_there(run: str, code: str, unit: Unit, settings: Settings) -> list[
 
     def say(item: int, answer: Any) -> None:
         if run in _stopped:
-            raise _Stopped
+            raise Stopped
 
     with _lock:
         _units.setdefault(run, []).append(unit)

@@ -1,7 +1,7 @@
-"""Backends and subjects that live in other processes, as this process knows them.
+"""Stand-ins for backends and subjects that live in other processes.
 
-What they are is known by what they say of themselves; what they compute is asked there. So whatever takes a backend
-or a subject takes these, and needs no framework in its own process. What comes from there is checked when it comes.
+A stand-in has the facts that its process reported (name, dtypes, paths), and has everything computed there. Where a
+backend or a subject is expected, it will do, and no framework is imported. Answers are checked when they arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conformance.workers.answering import NotPrepared, Source
 from conformance.workers.execute import Strangers
 from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
 from conformance.workers.process import GRACE_SECONDS
-from conformance.workers.protocol import RAISED, Line, WorkerDied
+from conformance.workers.protocol import Frame, Line, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel
 from mha_core.errors import ErrorElsewhere
@@ -82,7 +82,7 @@ def read(answer: tuple[bytes, bytes], kind: type[Kind], home: Home, settings: Se
     word, content = answer
     try:
         value = wire.loads(content)
-        if isinstance(value, Exception if word == RAISED else kind):
+        if isinstance(value, Exception if word == Frame.RAISED else kind):
             if isinstance(value, Exception):
                 raise value
             return value
@@ -159,6 +159,19 @@ class RemoteSession:
         return found
 
 
+def _asking(opened: Callable[[Problem], RemoteSession], config: AttentionConfig, weights: Weights) -> Run:
+    """A function that asks a layer in another process, which `opened` prepares at the first call."""
+    sessions: list[RemoteSession] = []
+
+    def run(inputs: AttentionInputs) -> Trace:
+        problem = Problem(config, weights, inputs)
+        if not sessions:
+            sessions.append(opened(problem))
+        return next(sessions[0].answers([problem]))
+
+    return run
+
+
 def _trace(arrays: Any, problem: Problem) -> Trace:
     """The Trace of arrays that a process sent; SubjectFailed if they are none."""
     known = shapes_of(problem.config, problem.weights, problem.inputs, problem.sizes)
@@ -221,14 +234,11 @@ class DescribedBackend(Backend):
         return RemoteSession(self.home, self.settings, source, problem, BACKEND_SECONDS)
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        opened: list[RemoteSession] = []
+        asking = _asking(lambda problem: self.session(problem, dtype, device, path), config, weights)
 
         def run(inputs: AttentionInputs) -> Trace:
-            problem = Problem(config, weights, inputs)
-            if not opened:
-                opened.append(self.session(problem, dtype, device, path))
             try:
-                return next(opened[0].answers([problem]))
+                return asking(inputs)
             except SubjectFailed as error:
                 raise ErrorElsewhere(str(error)) from error
 
@@ -291,15 +301,7 @@ class RemoteSubject:
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
-        opened: list[RemoteSession] = []
-
-        def run(inputs: AttentionInputs) -> Trace:
-            problem = Problem(config, weights, inputs)
-            if not opened:
-                opened.append(self.elsewhere(problem))
-            return next(opened[0].answers([problem]))
-
-        return run
+        return _asking(self.elsewhere, config, weights)
 
 
 def describe_subjects(

@@ -1,6 +1,4 @@
-"""Units of work, and `execute`, which has one done by worker processes, whatever happens to them; and the processes
-that wait for the next one.
-"""
+"""Run a unit of work in worker processes, and replace those that die; idle processes are kept for the next unit."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
 
 
 def give_back(process: WorkerProcess) -> None:
-    """Keep a process for later work, unless a thread of the last one is still busy in it."""
+    """Keep a process for later work, unless something of its last work still runs."""
     if process.is_spent:
         process.end()
         return
@@ -51,7 +49,7 @@ def give_back(process: WorkerProcess) -> None:
 
 
 def end_idle(home: Home | None = None) -> None:
-    """End those that wait for work, of one home or all."""
+    """End the idle processes of one home, or all."""
     with _lock:
         found = [key for key in _idle if home is None or key[0] == home]
         ended = [process for key in found for process in _idle.pop(key)]
@@ -60,9 +58,9 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """The way to the processes of frameworks and subjects for one piece of work, which asks each home in one process.
+    """Asks the processes of frameworks and subjects during one piece of work: one process for each home.
 
-    Use it as a context: at its end the processes wait for other work.
+    Use it as a context: at its end the processes become idle.
 
     Args:
         settings: what processes are started with.
@@ -122,10 +120,14 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
     return answer
 
 
-def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
-    """The answers of a unit, one for each item. This is what an executor calls, on whatever machine.
+class Stopped(BaseException):
+    """Raised by `say` of `execute`: ends the thread of a unit whose answers nobody waits for."""
 
-    A process of ours that dies costs the item at hand, whose answer is then `unit.lost(...)`; a new one does the rest.
+
+def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
+    """The answers of a unit, one for each item. Executors call this, on any machine.
+
+    If a process of ours dies, the answer of its current item is `unit.lost(...)`; a new process does the rest.
 
     Args:
         unit: the work.

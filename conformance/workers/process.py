@@ -20,21 +20,7 @@ from typing import IO, Any
 from conformance.subjects.quiet import pass_on
 from conformance.workers.guard import END_SECONDS, descendants
 from conformance.workers.interpreters import Home, same_program
-from conformance.workers.protocol import (
-    ASK,
-    BEAT,
-    DIED,
-    END,
-    LEFT,
-    RAISED,
-    REQUEST,
-    CannotStart,
-    Channel,
-    Hello,
-    Line,
-    Unit,
-    WorkerDied,
-)
+from conformance.workers.protocol import LEFT, CannotStart, Channel, Frame, Hello, Line, Unit, WorkerDied
 from mha_core.errors import LONGEST_REASON, shown
 
 START_SECONDS = 60.0
@@ -155,11 +141,8 @@ class WorkerProcess:
                 words.seek(0)
                 last = (words.read().decode(errors="replace").strip().splitlines() or [str(error)])[-1]
                 raise CannotStart(f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
-            own = Hello.of_this_process()
-            if hello.project != own.project:
-                raise CannotStart(f"{self.where} has mha-parity {shown(hello.project)}; this is {own.project}")
-            if hello.code != own.code:
-                raise CannotStart(f"{self.where} has mha-parity {own.project} with other code; install this one there")
+            if difference := hello.difference():
+                raise CannotStart(f"{self.where} {difference}")
         except BaseException:
             self.end()
             raise
@@ -197,13 +180,13 @@ class WorkerProcess:
 
     def _answers(self, request: tuple[Any, ...], seconds: float | None, strangers: Line | None) -> Iterator[Any]:
         for kind, content in self.exchange(pickle.dumps(request), seconds):
-            if kind == ASK and strangers is not None:
+            if kind == Frame.ASK and strangers is not None:
                 try:
                     found = strangers.ask(*pickle.loads(content))
                 except (CannotStart, WorkerDied) as death:
-                    found = DIED, str(death).encode()
+                    found = Frame.DIED, str(death).encode()
                 self._send(*found)
-            elif kind == RAISED:
+            elif kind == Frame.RAISED:
                 raise pickle.loads(content)
             else:
                 yield pickle.loads(content)
@@ -227,13 +210,13 @@ class WorkerProcess:
             WorkerDied: it ended, or had to be ended.
         """
         self._wait_for(seconds)
-        self._send(REQUEST, request)
+        self._send(Frame.REQUEST, request)
         while True:
             self._wait_for(seconds)
-            while (frame := self._received())[0] == BEAT:
+            while (frame := self._received())[0] == Frame.BEAT:
                 pass
             kind, content = frame
-            if kind == END:
+            if kind == Frame.END:
                 self.is_spent = content == LEFT or (not self.home.keeps_processes and self.has_left_processes)
                 return
             yield kind, content

@@ -22,17 +22,24 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from conformance.workers.interpreters import Home
-from mha_core.errors import BackendError
+from mha_core.errors import BackendError, shown
 from mha_core.files.source import source_hash
 
 DISTRIBUTION = "mha-parity"
 
-HELLO, REQUEST, BEAT, ANSWER, RAISED, END = b"h", b"r", b"b", b"a", b"e", b"."
-"""Kinds: what a worker is; work; it is alive; an answer; an exception; the request is done."""
 
-ASK, DIED = b"q", b"d"
-"""Kinds between us and a process of ours: it asks somebody's process; that process died, for the reason in words.
-What the other one says goes back as it came: it is read where it was asked for, and nowhere else."""
+class Frame:
+    """The kinds of frames."""
+
+    HELLO = b"h"  # what a worker is
+    REQUEST = b"r"  # work for a worker
+    BEAT = b"b"  # the worker is alive
+    ANSWER = b"a"  # what a function gave
+    RAISED = b"e"  # an exception
+    END = b"."  # the request is done
+    ASK = b"q"  # a process of ours asks somebody's process; the answer is passed back unread
+    DIED = b"d"  # that process died; the reason in words
+
 
 LEFT = b"left"
 """Content of END: a thread of this request is still at work, so the process is to be ended."""
@@ -90,7 +97,7 @@ class Line(Protocol):
     """A way to the processes of frameworks and subjects."""
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """What the process of a home says to a request: ANSWER or RAISED, and its content, unread.
+        """The answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
 
         Args:
             home, request: whom to ask, and what; see `conformance.workers.answering`.
@@ -188,6 +195,14 @@ class Hello:
     @classmethod
     def of_this_process(cls) -> Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
+
+    def difference(self) -> str:
+        """In words what it lacks to work with this process; "" if nothing."""
+        if self.project != project_version():
+            return f"has mha-parity {shown(self.project)}; this is {project_version()}"
+        if self.code != code_hash():
+            return f"has mha-parity {self.project} with other code; install this one there"
+        return ""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

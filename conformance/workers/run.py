@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from conformance.workers.cluster import Cluster
-from conformance.workers.execute import Unit, execute
+from conformance.workers.execute import Stopped, Unit, execute
 from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
 from conformance.workers.process import end_all
@@ -22,11 +20,11 @@ _Event = tuple[int, int, Any]
 
 
 def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> Iterator[_Event]:
-    """Have all units done; yields (number of the unit, number of the item, answer) as they come, each item once.
+    """Run all units; yields (number of the unit, number of the item, answer) as they come, each item once.
 
-    An executor of this machine says each answer at once; any other gives those of a unit together. What a `Cluster`
-    gives up (its scheduler is gone, say) is done on this machine. Any other executor that gives up a unit costs its
-    items: their answer is `Unit.lost`. Whoever stops asking, or is interrupted, ends what runs.
+    `Local` gives each answer at once, any other executor those of a unit together. Units that a `Cluster` gives up
+    (its scheduler is gone, say) run on this machine; if any other executor gives up a unit, the answer of its items
+    is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
     seen: set[tuple[int, int]] = set()
@@ -35,10 +33,14 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
     finished = False
 
     def submit(number: int, where: Executor) -> None:
-        say = (_Sayer(events, number, stopped),) if isinstance(where, Local) else ()
-        future = where.submit(execute, units[number], settings, *say)
+        def say(item: int, answer: Any) -> None:
+            if stopped.is_set():
+                raise Stopped
+            events.put((number, item, answer))
+
+        future = where.submit(execute, units[number], settings, *((say,) if isinstance(where, Local) else ()))
         futures.append(future)
-        future.add_done_callback(partial(_done, events, number))
+        future.add_done_callback(lambda done: events.put((number, done)))
 
     elsewhere = executor if isinstance(executor, Cluster) else None
     given_back: set[int] = set()
@@ -61,7 +63,8 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
                     submit(number, elsewhere.instead(error))
                     continue
                 left -= 1
-                found = _gathered(units[number], number, future)
+                answers = _answers(units[number], future, error)
+                found = [(number, item, answer) for item, answer in enumerate(answers)]
             else:
                 found = [event]
             for unit_number, item, answer in found:
@@ -78,26 +81,11 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
             end_all()
 
 
-def _done(events: SimpleQueue[Any], number: int, future: Future[list[Any]]) -> None:
-    events.put((number, future))
-
-
-class _Stopped(BaseException):
-    """Ends a thread whose answers nobody waits for."""
-
-
-@dataclass(frozen=True)
-class _Sayer:
-    """Puts the answers of one unit among the events."""
-
-    events: SimpleQueue[Any]
-    number: int
-    stopped: threading.Event
-
-    def __call__(self, item: int, answer: Any) -> None:
-        if self.stopped.is_set():
-            raise _Stopped
-        self.events.put((self.number, item, answer))
+def _answers(unit: Unit, future: Future[list[Any]], error: BaseException | None) -> list[Any]:
+    """All answers of a unit that is done; those of one that was given up say why."""
+    if error is None:
+        return future.result()
+    return [unit.lost(item, one_line(error)) for item in range(len(unit))]
 
 
 def _error(future: Future[list[Any]]) -> BaseException | None:
@@ -106,14 +94,3 @@ def _error(future: Future[list[Any]]) -> BaseException | None:
         return future.exception()
     except CancelledError as error:
         return error
-
-
-def _gathered(unit: Unit, number: int, future: Future[list[Any]]) -> list[_Event]:
-    """All answers of a unit that is done; those of one that was given up say why."""
-    error = _error(future)
-    if error is None:
-        answers = future.result()
-    else:
-        reason = one_line(error)
-        answers = [unit.lost(item, reason) for item in range(len(unit))]
-    return [(number, item, answer) for item, answer in enumerate(answers)]

@@ -1,8 +1,8 @@
-"""What a stranger's process and ours say to each other, as bytes that run nothing when they are read.
+"""Messages between our processes and those of frameworks and subjects, as bytes: reading them runs no code.
 
-A message is one safetensors file: a text of JSON in its metadata, and the bytes of all arrays. What JSON lacks is an
-object of one key that says what it is ("tuple", "dict", "array", "class", "error"). Only the classes that `sendable`
-has been called with are made of a message, whatever it names.
+A message is one safetensors file: JSON in its metadata, and the bytes of all arrays. A value that JSON lacks is an
+object of one key, its kind: "tuple", "dict", "array", "class" or "error". A message can only make objects of
+classes that `sendable` was called with.
 """
 
 from __future__ import annotations

@@ -17,21 +17,7 @@ from conformance.subjects.in_time import abandoned_threads
 from conformance.workers.answering import answered
 from conformance.workers.described import use_line
 from conformance.workers.interpreters import Home
-from conformance.workers.protocol import (
-    ANSWER,
-    ASK,
-    BEAT,
-    BEAT_SECONDS,
-    DIED,
-    END,
-    HELLO,
-    LEFT,
-    RAISED,
-    Channel,
-    Hello,
-    Unit,
-    WorkerDied,
-)
+from conformance.workers.protocol import BEAT_SECONDS, LEFT, Channel, Frame, Hello, Unit, WorkerDied
 from mha_core.errors import ErrorElsewhere, one_line
 
 ALONE_SECONDS = 60.0
@@ -49,7 +35,7 @@ def main() -> None:
     # An interrupt is for the process that started this one, which then ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = _Link(connection)
-    link.send(HELLO, Hello.of_this_process().to_bytes())
+    link.send(Frame.HELLO, Hello.of_this_process().to_bytes())
     threading.Thread(target=_beat, args=(link, silence + ALONE_SECONDS), name="mha-beat", daemon=True).start()
     if is_ours:
         use_line(_Line(link))
@@ -59,7 +45,7 @@ def main() -> None:
             _serve(link, request)
         else:
             link.send(*answered(request))
-        link.send(END, LEFT if abandoned_threads() else b"")
+        link.send(Frame.END, LEFT if abandoned_threads() else b"")
         link.set_busy(False)
     _end()
 
@@ -111,7 +97,7 @@ class _Link:
 
     def asked(self, question: bytes) -> tuple[bytes, bytes]:
         """Ask the other side, and wait for its answer: its kind and content."""
-        self.send(ASK, question)
+        self.send(Frame.ASK, question)
         return self._channel.receive()
 
 
@@ -120,7 +106,7 @@ def _beat(link: _Link, alone: float) -> None:
     while True:
         link.wait_until_busy(alone)
         try:
-            link.send(BEAT)
+            link.send(Frame.BEAT)
         except OSError:
             os.killpg(0, signal.SIGKILL)  # a group of its own: this process, and what a subject started
         time.sleep(BEAT_SECONDS)
@@ -143,7 +129,7 @@ class _Line:
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
         """As `Line.ask`."""
         kind, content = self._link.asked(pickle.dumps((home, seconds, request)))
-        if kind == DIED:
+        if kind == Frame.DIED:
             raise WorkerDied(content.decode())
         return kind, content
 
@@ -154,11 +140,11 @@ def _serve(link: _Link, request: bytes) -> None:
         work, *content = pickle.loads(request)
         if isinstance(work, Unit):
             for answer in work.run(*content):
-                link.send(ANSWER, pickle.dumps(answer))
+                link.send(Frame.ANSWER, pickle.dumps(answer))
         else:
-            link.send(ANSWER, pickle.dumps(work(*content)))
+            link.send(Frame.ANSWER, pickle.dumps(work(*content)))
     except BaseException as error:  # who asked is to know
-        link.send(RAISED, pickle.dumps(plain(error)))
+        link.send(Frame.RAISED, pickle.dumps(plain(error)))
 
 
 def plain(error: BaseException) -> Any:

@@ -18,26 +18,6 @@ from conformance.zoo.shows import Shows
 
 DTYPES = ("float64", "float32")
 
-SMALLEST_SET = (
-    "every-source",
-    "dropout-off",
-    "dot",
-    "additive",
-    "square-bias-per-head",
-    "square-dropout",
-    "scores-shifted",
-    "nan-in-open-key",
-    "softcap",
-    "heads-given-split",
-    "blocks-of-uneven-lengths",
-    "decoding-step-in-parts",
-    "softcap-windowed",
-)
-"""The fewest cases that kill every bug, as `KillTable.smallest_set` found them.
-
-A test keeps them enough, and each of them needed.
-"""
-
 
 @dataclass(frozen=True, eq=False)
 class KillTable:

@@ -1,36 +1,15 @@
-"""What the directives share: the names of the frameworks, links, and a directive whose content is computed."""
+"""What the directives share: the names of the frameworks, links, escaped text and tables in Markdown."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-from sphinx.util.docutils import SphinxDirective
-
-if TYPE_CHECKING:
-    from docutils import nodes
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
 """In the order in which they stand on the pages."""
 
 DIALECTS = {"numpy": "NumPy", **FRAMEWORKS}
 """What the plain edition and the lessons are written in."""
-
-
-class Computed(SphinxDirective):
-    """A directive that stands for Markdown which is made in this build, from the code and tables of this checkout.
-
-    Its page is read again in each build, since what it is made from is no page.
-    """
-
-    def markdown(self) -> str:
-        """What stands here."""
-        raise NotImplementedError
-
-    def run(self) -> list[nodes.Node]:
-        """The nodes of `markdown`, whose headings are those of the page."""
-        self.env.note_reread()
-        return self.parse_text_to_nodes(self.markdown(), allow_section_headings=True)
 
 
 def linked(text: str) -> str:
@@ -59,3 +38,22 @@ def short(link: str) -> str:
     """
     found = re.fullmatch(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull)/(\d+).*", link)
     return f"{found[1]}#{found[2]}" if found else link.split("/")[2]
+
+
+def tabs(contents: Mapping[str, str]) -> str:
+    """A set of tabs, in step over all pages: name of a framework or dialect -> what its tab holds, in Markdown."""
+    parts = [f":::{{tab-item}} {DIALECTS[name]}\n:sync: {name}\n{text}\n:::" for name, text in contents.items()]
+    return "\n".join(["::::{tab-set}", *parts, "::::"])
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()) -> str:
+    """A table in Markdown; the columns named in `numbers` stand at the right.
+
+    >>> print(table(["", "tried"], [["masks", "8"]], numbers=["tried"]))
+    | | tried |
+    |---|---:|
+    | masks | 8 |
+    """
+    marks = ["---:" if name in numbers else "---" for name in names]
+    head = f"| {' | '.join(names)} |".replace("|  |", "| |", 1)
+    return "\n".join([head, f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in rows)])

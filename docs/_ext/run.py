@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.errors import ExtensionError
 
-from _ext.common import FRAMEWORKS
+from _ext.common import DIALECTS, table
+from _ext.common import tabs as tab_set
 from _ext.lessons.found import FOUND
 from _ext.lessons.notebooks import BLOCK, TITLES, notebook
 from _ext.lessons.plots import plot
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from sphinx.environment import BuildEnvironment
     from sphinx.util.typing import ExtensionMetadata
 
-LABELS = {"numpy": "NumPy", **FRAMEWORKS}
 PLACE = re.compile(r"^```\{lesson\} (\w+)\n```$", re.MULTILINE)
 
 RECORDED = Path(__file__).parents[1] / "_data" / "lessons.json"
@@ -55,30 +55,30 @@ def text(lesson: str) -> str:
 
 def tabs(lesson: str, cell: str) -> str:
     """Markdown of one cell in each framework. Raises ExtensionError where a framework has no such cell."""
-    lines = ["::::{tab-set}"]
-    for framework, label in LABELS.items():
+    contents = {}
+    for framework, label in DIALECTS.items():
         if cell not in cells(lesson, framework):
             raise ExtensionError(f"lesson {lesson!r} has no cell {cell!r} in {label}")
-        lines += [f":::{{tab-item}} {label}", f":sync: {framework}", "```python", cells(lesson, framework)[cell], "```"]
+        lines = ["```python", cells(lesson, framework)[cell], "```"]
         printed = recorded()["printed"].get(framework)
         if printed is None:
             lines.append(f"Not run: {label} was not installed where the lessons were recorded.")
         elif printed[lesson][cell]:
             lines += ["```none", printed[lesson][cell].rstrip("\n"), "```"]
-        lines.append(":::")
-    return "\n".join([*lines, "::::"])
+        contents[framework] = "\n".join(lines)
+    return tab_set(contents)
 
 
 def compared(lesson: str) -> str:
     """Markdown of the last section: how far each framework's arrays are from the reference, and from NumPy's."""
     given = recorded()
     rows = []
-    for framework, label in LABELS.items():
+    for framework, label in DIALECTS.items():
         if framework in given["error / allowed"]:
             calls = {k: v for k, v in given["error / allowed"][framework].items() if k.startswith(f"{lesson}/")}
             worst = max(ratio for stages in calls.values() for ratio in stages.values())
             far = [v for k, v in given["from NumPy"].get(framework, {}).items() if k in calls]
-            rows.append(f"| {label} | {worst:.3f} | {f'{max(far):.1e}' if far else ''} |")
+            rows.append([label, f"{worst:.3f}", f"{max(far):.1e}" if far else ""])
     names = ", ".join(f"`{key.partition('/')[2]}`" for key in calls)
     return "\n".join(
         [
@@ -88,13 +88,11 @@ def compared(lesson: str) -> str:
             "against the reference on the same inputs, as any layer is: below 1 is within the",
             "[error that can be](bounds.md) in its dtype.",
             "",
-            "| | worst error / allowed error | largest difference from NumPy's output |",
-            "|---|---|---|",
-            *rows,
+            table(["", "worst error / allowed error", "largest difference from NumPy's output"], rows),
             "",
             "All lessons as a notebook: "
             + ", ".join(
-                f'<a href="_downloads/lessons-{name}.ipynb" download>{label}</a>' for name, label in LABELS.items()
+                f'<a href="_downloads/lessons-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
             )
             + ".",
         ]
@@ -133,7 +131,7 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
         folder = Path(app.outdir, "_downloads")
         folder.mkdir(exist_ok=True)
         texts = {lesson: text(lesson) for lesson in TITLES}
-        for framework, label in LABELS.items():
+        for framework, label in DIALECTS.items():
             code = {lesson: cells(lesson, framework) for lesson in TITLES}
             folder.joinpath(f"lessons-{framework}.ipynb").write_text(notebook(texts, code, label), "utf-8")
 

@@ -29,10 +29,3 @@ directions = jnp.radians(jnp.array([45, 150, 270]))
 queries = jnp.stack([jnp.cos(directions), jnp.sin(directions)], axis=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).round(5))
-
-# %% results
-results = {
-    "circle": dict(queries=query, keys=vectors, values=vectors, scale=1, weights=weights, output=output),
-    "long": dict(queries=query, keys=longer, values=longer, scale=1, weights=long_weights, output=long_output),
-    "several": dict(queries=queries, keys=vectors, values=vectors, scale=1, weights=all_weights, output=outputs),
-}

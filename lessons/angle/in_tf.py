@@ -29,10 +29,3 @@ directions = tf.constant([45.0, 150.0, 270.0]) * np.pi / 180
 queries = tf.stack([tf.cos(directions), tf.sin(directions)], axis=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, tf.reduce_sum(all_weights, axis=-1).numpy().round(5))
-
-# %% results
-results = {
-    "circle": dict(queries=query, keys=vectors, values=vectors, scale=1, weights=weights, output=output),
-    "long": dict(queries=query, keys=longer, values=longer, scale=1, weights=long_weights, output=long_output),
-    "several": dict(queries=queries, keys=vectors, values=vectors, scale=1, weights=all_weights, output=outputs),
-}

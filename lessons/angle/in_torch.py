@@ -30,10 +30,3 @@ directions = torch.deg2rad(torch.tensor([45.0, 150.0, 270.0]))
 queries = torch.stack([torch.cos(directions), torch.sin(directions)], dim=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, all_weights.sum(dim=-1))
-
-# %% results
-results = {
-    "circle": dict(queries=query, keys=vectors, values=vectors, scale=1, weights=weights, output=output),
-    "long": dict(queries=query, keys=longer, values=longer, scale=1, weights=long_weights, output=long_output),
-    "several": dict(queries=queries, keys=vectors, values=vectors, scale=1, weights=all_weights, output=outputs),
-}

@@ -53,12 +53,3 @@ grouped = merge(
     )
 )
 print(grouped.shape)
-
-# %% results
-results = {
-    "loop": dict(queries=queries, keys=keys, values=values, num_heads=3, output=looped),
-    "fused": dict(queries=queries, keys=keys, values=values, num_heads=3, output=fused),
-    "grouped": dict(
-        queries=many_queries, keys=few_keys, values=few_values, num_heads=4, num_kv_heads=2, output=grouped
-    ),
-}

@@ -1,8 +1,8 @@
 """Multi-head attention in MXNet, on one screen; the files beside it are the same steps in other frameworks.
 
 Left out, so that nothing stands between the formula and its stages: how lengths, a causal rule and windows become the
-one `mask` (True = may attend), caches of decoding, grouped heads, softcap and additive bias, dropout, layers that learn
-their sizes at the first call, and blocks that save memory. `backends/mxnet` has all of that.
+one `mask` (True = may attend), layers that learn their sizes at the first call, blocks that save memory, and every
+feature beyond the plain layer; the command below lists these, with cases that need them. `backends/mxnet` has all.
 
 What is here is judged on every case that it can express: `mha check --subject lessons.plain.in_mxnet:attention`.
 """

@@ -27,14 +27,3 @@ for size in (1, 4, 16, 64, 256):
     a, b = rng.normal(size=(2, 10_000, size))
     products = (a * b).sum(axis=-1)
     print(f"{size:4} dimensions: deviation {products.std():6.2f}, root {np.sqrt(size):6.2f}")
-
-# %% results
-short, long = (
-    dict(queries=queries, keys=keys, values=keys),
-    dict(queries=long_queries, keys=long_keys, values=long_keys),
-)
-results = {
-    "one": dict(short, scale=1, scores=scores, weights=weights, output=weights @ keys),
-    "hundred": dict(long, scale=1, scores=long_scores, weights=long_weights, output=long_weights @ long_keys),
-    "scaled": dict(long, weights=scaled_weights, output=scaled_weights @ long_keys),
-}

@@ -38,11 +38,3 @@ values = jnp.array([[10.0], [20.0], [jnp.nan]])  # nobody may look at the third,
 print(guarded @ values)
 output = guarded @ jnp.where(allowed.any(axis=0)[:, None], values, 0)
 print(output.round(4))
-
-# %% results
-results = {
-    "rows": dict(
-        queries=queries, keys=keys, values=keys, scale=1, scores=scores, weights=weights, output=weights @ keys
-    ),
-    "empty": dict(queries=queries, keys=keys, values=values, scale=1, allowed=allowed, weights=guarded, output=output),
-}

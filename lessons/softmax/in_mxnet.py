@@ -42,17 +42,3 @@ values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, w
 print(np.matmul(guarded, values))
 output = np.matmul(guarded, np.where(np.any(allowed, axis=0)[:, None], values, 0))
 print(output.asnumpy().round(4))
-
-# %% results
-results = {
-    "rows": dict(
-        queries=queries,
-        keys=keys,
-        values=keys,
-        scale=1,
-        scores=scores,
-        weights=weights,
-        output=np.matmul(weights, keys),
-    ),
-    "empty": dict(queries=queries, keys=keys, values=values, scale=1, allowed=allowed, weights=guarded, output=output),
-}

@@ -37,11 +37,3 @@ values = tf.constant([[10.0], [20.0], [float("nan")]])  # nobody may look at the
 print((guarded @ values).numpy())
 output = guarded @ tf.where(tf.reduce_any(allowed, axis=0)[:, None], values, 0.0)
 print(output.numpy().round(4))
-
-# %% results
-results = {
-    "rows": dict(
-        queries=queries, keys=keys, values=keys, scale=1, scores=scores, weights=weights, output=weights @ keys
-    ),
-    "empty": dict(queries=queries, keys=keys, values=values, scale=1, allowed=allowed, weights=guarded, output=output),
-}

@@ -37,11 +37,3 @@ values = torch.tensor([[10.0], [20.0], [torch.nan]])  # nobody may look at the t
 print(guarded @ values)
 output = guarded @ values.masked_fill(~allowed.any(dim=0)[:, None], 0)
 print(output)
-
-# %% results
-results = {
-    "rows": dict(
-        queries=queries, keys=keys, values=keys, scale=1, scores=scores, weights=weights, output=weights @ keys
-    ),
-    "empty": dict(queries=queries, keys=keys, values=values, scale=1, allowed=allowed, weights=guarded, output=output),
-}

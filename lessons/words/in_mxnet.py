@@ -44,19 +44,3 @@ weights = npx.softmax(scores, axis=-1)
 heads = np.matmul(weights, v)  # (8, 5, 64)
 output = np.dot(heads.swapaxes(0, 1).reshape(5, 512), w_o.T)
 print(weights.shape, heads.shape, output.shape)
-
-# %% results
-parameters = {"q_proj.weight": w_q, "k_proj.weight": w_k, "v_proj.weight": w_v, "out_proj.weight": w_o}
-results = {
-    "words": dict(
-        queries=x,
-        keys=x,
-        values=x,
-        num_heads=8,
-        scores=scores,
-        weights=weights,
-        heads=heads,
-        output=output,
-        **parameters,
-    )
-}

@@ -39,19 +39,3 @@ weights = tf.nn.softmax(scores)
 heads = weights @ v  # (8, 5, 64)
 output = tf.matmul(tf.reshape(tf.transpose(heads, (1, 0, 2)), (5, 512)), w_o, transpose_b=True)
 print(weights.shape, heads.shape, output.shape)
-
-# %% results
-parameters = {"q_proj.weight": w_q, "k_proj.weight": w_k, "v_proj.weight": w_v, "out_proj.weight": w_o}
-results = {
-    "words": dict(
-        queries=x,
-        keys=x,
-        values=x,
-        num_heads=8,
-        scores=scores,
-        weights=weights,
-        heads=heads,
-        output=output,
-        **parameters,
-    )
-}

@@ -41,19 +41,3 @@ weights = torch.softmax(scores, dim=-1)
 heads = weights @ v  # (8, 5, 64)
 output = heads.transpose(0, 1).flatten(1) @ w_o.T
 print(weights.shape, heads.shape, output.shape)
-
-# %% results
-parameters = {"q_proj.weight": w_q, "k_proj.weight": w_k, "v_proj.weight": w_v, "out_proj.weight": w_o}
-results = {
-    "words": dict(
-        queries=x,
-        keys=x,
-        values=x,
-        num_heads=8,
-        scores=scores,
-        weights=weights,
-        heads=heads,
-        output=output,
-        **parameters,
-    )
-}

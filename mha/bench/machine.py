@@ -56,20 +56,24 @@ def describe() -> dict[str, Any]:
 
 def _cpuinfo(*fields: str) -> str:
     """The first of these fields of the first processor; "" where there is no /proc/cpuinfo."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    found = (line.partition(":") for line in lines)
+    found = (line.partition(":") for line in _lines(Path("/proc/cpuinfo")))
     return next((value.strip() for name, _, value in found if name.strip() in fields), "")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the kernel's; none where there is no such file."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _memory() -> int | None:
     """Bytes of memory that the machine has."""
-    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    if not set(names) <= set(getattr(os, "sysconf_names", {})):
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):  # another system
         return None
-    return os.sysconf(names[0]) * os.sysconf(names[1])
 
 
 # Room in memory -------------------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ def free_memory() -> int | None:
 
     None where the system does not say. Memory that holds files which can be read again counts as free.
     """
-    of_machine = _field(PROC / "meminfo", "MemAvailable:", 1024)
+    of_machine = field_of(PROC / "meminfo", "MemAvailable:", 1024)
     known = [free for free in (of_machine, *_of_groups()) if free is not None]
     return max(0, min(known)) if known else None
 
@@ -121,16 +125,12 @@ def go_first() -> None:
 
 def kills() -> int | None:
     """How many processes the kernel has killed because memory ran out; None where it does not count."""
-    return _field(PROC / "vmstat", "oom_kill", 1)
+    return field_of(PROC / "vmstat", "oom_kill", 1)
 
 
 def _of_groups() -> Iterator[int | None]:
     """What is free in each control group that this process is in, of version 1 or 2."""
-    try:
-        lines = (PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _lines(PROC / "self" / "cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             yield from map(_of_group, _folders(CGROUPS, path))
@@ -153,24 +153,17 @@ def _of_group(folder: Path) -> int | None:
     ):
         limit, usage = _number(folder / limit_name), _number(folder / usage_name)
         if limit is not None and usage is not None:
-            return limit - usage + (_field(folder / "memory.stat", cache, 1) or 0)
+            return limit - usage + (field_of(folder / "memory.stat", cache, 1) or 0)
     return None
 
 
 def _number(path: Path) -> int | None:
     """The number that a file holds; None for "max" or without such a file."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
+    text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 
 
-def _field(path: Path, name: str, unit: int) -> int | None:
+def field_of(path: Path, name: str, unit: int) -> int | None:
     """The number after a name at the beginning of a line, times `unit`; None if there is none."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    found = (line.split() for line in lines)
+    found = (line.split() for line in _lines(path))
     return next((int(words[1]) * unit for words in found if len(words) > 1 and words[0] == name), None)

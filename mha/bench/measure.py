@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mha.bench.machine import field_of
+
 Call = Callable[[], object]
 """One whole computation, which returns when its result is finished."""
 
@@ -146,22 +148,13 @@ def extra_peak(call: Call) -> int | None:
     _give_back()
     try:
         CLEAR.write_text(RESET_PEAK)
-        before = _resident("VmRSS")
     except OSError:
         return None
+    before = field_of(STATUS, "VmRSS:", 1024)
     result = call()
-    peak = _resident("VmHWM")
+    peak = field_of(STATUS, "VmHWM:", 1024)
     del result
-    return max(0, peak - before)
-
-
-def _resident(field: str) -> int:
-    """A field of the process's status, in bytes."""
-    for line in STATUS.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise OSError(f"{STATUS} has no {field}")
+    return None if before is None or peak is None else max(0, peak - before)
 
 
 def _give_back() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mha.bench.results import Results, Row, median
+from mha.bench.results import Results, Row
 from mha.bench.settings import Setting, is_plain
 from mha.bench.table import WORDS
 from mha_core.files.writing import written_whole
@@ -87,22 +87,23 @@ def _style(number: int, name: str) -> dict[str, Any]:
     return {"color": PEER_COLOURS[number % len(PEER_COLOURS)], "marker": ".", "linestyle": "--", "linewidth": 1}
 
 
-def _points(rows: Iterable[Row], name: str, value: Any) -> tuple[list[int], list[float]]:
-    """(length, value) of one contestant in each row where it has a value."""
-    found = [
-        (row["setting"]["length"], value(entry))
-        for row in rows
-        for entry in row["contestants"]
-        if entry["name"] == name and value(entry) is not None
-    ]
-    return [length for length, _ in found], [number for _, number in found]
+Value = Callable[[Row], float | None]
 
 
-def _milliseconds(entry: dict[str, Any]) -> float | None:
-    seconds = median(entry)
-    return None if seconds is None else seconds * 1e3
+def _points(rows: Iterable[Row], name: str, value: Value) -> tuple[list[int], list[float]]:
+    """(lengths, values) of one contestant in each row where it has a value."""
+    lengths, numbers = [], []
+    for row in rows:
+        for entry in row["contestants"]:
+            if entry["name"] == name and (number := value(entry)) is not None:
+                lengths.append(row["setting"]["length"])
+                numbers.append(number)
+    return lengths, numbers
 
 
-def _megabytes(entry: dict[str, Any]) -> float | None:
-    size = entry["extra_memory"]
-    return None if size is None else max(size / 1e6, 0.1)
+def _milliseconds(entry: Row) -> float | None:
+    return None if entry["time"] is None else entry["time"]["median"] * 1e3
+
+
+def _megabytes(entry: Row) -> float | None:
+    return None if entry["extra_memory"] is None else max(entry["extra_memory"] / 1e6, 0.1)

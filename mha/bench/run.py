@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -152,13 +153,12 @@ def _run_process(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
             env={**machine.environment(request.threads), **environment},
         ) as process:
             try:
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(replace(request, place=str(place)).to_json())
+                process.stdin.write(pickle.dumps(replace(request, place=str(place))))
                 process.stdin.close()
                 gather(measured, map(json.loads, process.stdout), advance)
                 status = process.wait()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from mha_core.errors import SpecError
 
@@ -66,25 +66,6 @@ class Setting:
         return ", ".join([text, *(words for words, holds in special.items() if holds)])
 
 
-class ArrayBytes(NamedTuple):
-    """Bytes of the arrays of a setting: all scores, (B, H, Lq, Lk), and queries and keys together, (B, Lq + Lk, E)."""
-
-    scores: int
-    rows: int
-
-
-def array_bytes(setting: Setting, dtype: str) -> ArrayBytes:
-    """The sizes of a setting's arrays. A dtype shorter than float32 counts as that: scores are held in it somewhere.
-
-    >>> array_bytes(setting("longest"), "float32")
-    ArrayBytes(scores=2147483648, rows=33554432)
-    """
-    size = 8 if dtype == "float64" else 4
-    pairs = setting.batch * setting.num_heads * setting.length * setting.key_len
-    rows = setting.batch * (setting.length + setting.key_len) * setting.embed_dim
-    return ArrayBytes(pairs * size, rows * size)
-
-
 BOTH_DTYPES = ("float32", "bfloat16")
 
 SETTINGS = (
@@ -123,9 +104,7 @@ def of_length(length: int) -> Setting:
 
 def is_plain(setting: Setting) -> bool:
     """Whether a setting belongs in a plot against length."""
-    wanted = _plain(setting.length)
-    names = ("batch", "embed_dim", "num_heads", "num_kv_heads", "past", "causal", "ragged")
-    return all(getattr(setting, name) == getattr(wanted, name) for name in names)
+    return replace(_plain(setting.length), name=setting.name, dtypes=setting.dtypes) == setting
 
 
 def _plain(length: int) -> Setting:

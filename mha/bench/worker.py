@@ -1,18 +1,20 @@
 """Measures one framework in a process of its own: `python -m mha.bench.worker`, started by `mha.bench.run`.
 
-It reads one request on stdin, and writes one event a line on stdout: "ready" (or "absent", with the reason),
-then "row" for each row as soon as it is there. Both are JSON.
+It reads one pickled Request on stdin, and writes one event a line on stdout, as JSON: "ready" (or "absent",
+with the reason), then "row" for each row as soon as it is there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,14 +28,13 @@ from mha_core.errors import BackendError, SpecError, one_line
 PRODUCT_SIZES, PRODUCT_CALLS = (1024, 2048), 5
 """Sizes and numbers of the matrix products, the fastest of which gives the peak."""
 
-
 WARM = 1.1
 """If the first call takes at most WARM times as long as the second, it is used as a sample of slow contestants."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The task of a worker, sent as JSON.
+    """The task of a worker.
 
     Args:
         framework: one of `mha.bench.contestants.contestant.names()`.
@@ -62,35 +63,19 @@ class Request:
     lost: dict[str, str] = field(default_factory=dict)
     place: str = ""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        fields: dict[str, Any] = json.loads(text)
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        return cls(**{**fields, "settings": tuple(map(Setting.from_dict, fields["settings"]))})
-
 
 class Place:
-    """A file that holds the name of the contestant that is being called, and nothing between calls."""
+    """A file that holds the name of the contestant that is called just now, if any; "" for no file."""
 
-    def __init__(self, path: str):
-        self._file = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115  # as long as the process
+    def __init__(self, path: str = "") -> None:
+        self._path = path
         self._name = ""
 
     def enter(self, name: str) -> None:
         """Say that this contestant is called from now on; "" for none."""
-        if self._file is None or name == self._name:
-            return
+        if self._path and name != self._name:
+            Path(self._path).write_text(name, encoding="utf-8")
         self._name = name
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(name)
-        self._file.flush()
-
-
-NOWHERE = Place("")
 
 
 @dataclass
@@ -137,7 +122,7 @@ def main() -> None:
     def report(kind: str, **content: Any) -> None:
         print(json.dumps({"event": kind, **content}), file=events, flush=True)
 
-    request = Request.from_json(sys.stdin.read())
+    request: Request = pickle.loads(sys.stdin.buffer.read())
     machine.go_first()
     machine.hold_to(request.threads)
     try:
@@ -151,7 +136,7 @@ def main() -> None:
         report("row", row=row)
 
 
-def measure_framework(request: Request, framework: Framework, place: Place = NOWHERE) -> Iterator[dict[str, Any]]:
+def measure_framework(request: Request, framework: Framework, place: Place | None = None) -> Iterator[dict[str, Any]]:
     """Measure each row of a request; yields rows in the form of a results file."""
     last = None if request.count is None else request.first + request.count
     contestants = [each for each in framework.CONTESTANTS if request.only in (None, each.name)]
@@ -202,13 +187,14 @@ def measure_row(
     task: Task,
     seconds: float,
     measures: tuple[str, ...] = ("time", "memory"),
-    place: Place = NOWHERE,
+    place: Place | None = None,
     lost: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Measurement]:
     """Measure all contestants in one setting: first their answers, then memory, then time.
 
     Those that are `lost`, with the reason, and those that memory has no room for are not called.
     """
+    place = place or Place()
     wanted = reference_answer(task.workload, task.direction)
     entries = [Measurement(contestant) for contestant in contestants]
     for entry in entries:
@@ -217,18 +203,13 @@ def measure_row(
             entry.left_out, entry.failed = lost[name], True
         elif _has_room(entry, task):
             place.enter(name)
-            _prepare(entry, task)
             _try_out(entry, task, wanted, memory="memory" in measures)
     if "time" in measures:
         there = {entry.contestant.name: entry for entry in entries if entry.prepared is not None}
-        timings = measure(
-            {name: entry.prepared.call for name, entry in there.items() if entry.prepared is not None},
-            {name: entry.samples for name, entry in there.items()},
-            seconds,
-            before=place.enter,
-        )
-        for name, entry in there.items():
-            entry.timing = timings[name]
+        calls = {name: entry.prepared.call for name, entry in there.items() if entry.prepared is not None}
+        samples = {name: entry.samples for name, entry in there.items()}
+        for name, timing in measure(calls, samples, seconds, before=place.enter).items():
+            there[name].timing = timing
     place.enter("")
     return entries
 
@@ -243,23 +224,21 @@ def _has_room(entry: Measurement, task: Task) -> bool:
     return entry.left_out is None
 
 
-def _prepare(entry: Measurement, task: Task) -> None:
-    try:
-        entry.prepared = entry.contestant.make(task)
-    except (CannotRun, SpecError) as error:
-        entry.left_out = str(error)
-    except Exception as error:
-        _fail(entry, error)
-
-
 def _try_out(entry: Measurement, task: Task, wanted: Answer, memory: bool) -> None:
-    """Make the first calls of a contestant: compare its answer, measure its memory, and estimate its time."""
-    if entry.prepared is None:
-        return
+    """Make a contestant and its first calls: compare its answer, measure its memory, estimate its time."""
     try:
-        _first_calls(entry, entry.prepared, task, wanted, memory)
+        try:
+            prepared = entry.contestant.make(task)
+        except (CannotRun, SpecError) as error:
+            entry.left_out = str(error)
+            return
+        _first_calls(entry, prepared, task, wanted, memory)
     except Exception as error:  # a framework may raise anything; the others still run
-        _fail(entry, error)
+        traceback.print_exception(error, file=sys.stderr)
+        entry.left_out, entry.failed = f"failed: {one_line(error)}", True
+        return
+    if not entry.failed:
+        entry.prepared = prepared
 
 
 def _first_calls(entry: Measurement, prepared: Prepared, task: Task, wanted: Answer, memory: bool) -> None:
@@ -268,7 +247,7 @@ def _first_calls(entry: Measurement, prepared: Prepared, task: Task, wanted: Ans
     del result
     if not entry.difference <= bound:
         entry.left_out = f"refused: it is {entry.difference:.2g} from the reference, more than {bound:g}"
-        entry.failed, entry.prepared = True, None
+        entry.failed = True
         return
     seconds: list[float] = []
 
@@ -283,12 +262,6 @@ def _first_calls(entry: Measurement, prepared: Prepared, task: Task, wanted: Ans
         call()
     # What compiles first, or is still cold, is no sample.
     entry.samples = [*([first] if first <= WARM * seconds[0] else []), *seconds]
-
-
-def _fail(entry: Measurement, error: Exception) -> None:
-    traceback.print_exception(error, file=sys.stderr)
-    entry.left_out = f"failed: {one_line(error)}"
-    entry.failed, entry.prepared = True, None
 
 
 def product_peak(framework: Framework, dtype: str, device: str) -> float:

@@ -6,7 +6,9 @@ queries of each item, so output and gradient are known exactly from those querie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,32 @@ class Workload:
     def heads(self) -> tuple[int, int, int]:
         """(H, G, d)."""
         return self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether several heads of queries read the same keys and values."""
+        return self.config.num_heads != self.config.num_kv_heads
+
+    @property
+    def heads_of(self) -> dict[str, int]:
+        """Projection of x -> the number of its heads."""
+        heads, kv_heads, _ = self.heads
+        return {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+
+    @property
+    def past(self) -> tuple[NDArray, ...]:
+        """The keys and values of earlier steps; () without any."""
+        return tuple(array for array in (self.past_keys, self.past_values) if array is not None)
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """The arguments of our layers that say that the mask is causal; {} where it is not."""
+        return {"causal": True, "query_offset": self.setting.past} if self.setting.causal else {}
+
+    def given(self, array: Callable[[NDArray], Any], lens: Callable[[NDArray], Any]) -> dict[str, Any]:
+        """The arrays that our layers are given besides x; `array` and `lens` make those of a framework."""
+        found: dict[str, Any] = dict(zip(("past_keys", "past_values"), map(array, self.past), strict=False))
+        return found if self.valid_lens is None else {**found, "valid_lens": lens(self.valid_lens)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,54 +7,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import CouldNotRun, warn
+from mha.cli.common import CouldNotRun, Item, consoles, progress, warn
+from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.subjects.backend import BackendSubject
     from conformance.subjects.subject import Subject
     from conformance.workers.cluster import Cluster
     from conformance.workers.interpreters import Settings
     from mha_core.backend import Backend
-
-SCHEDULER = f"{__name__}.scheduler"
-"""Where the context of a command has the value of --scheduler, so that no command need hand it on."""
-
-
-def _keep_scheduler(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    context.meta[SCHEDULER] = value
-
-
-OPTIONS = (
-    click.option(
-        "--workers",
-        type=click.IntRange(min=0),
-        envvar="MHA_WORKERS",
-        help="So many processes at a time; 0: all in this one. Default: one for each core.",
-    ),
-    click.option(
-        "--python",
-        "pythons",
-        multiple=True,
-        metavar="NAME=PATH",
-        help="The interpreter that runs this backend or subject (repeatable), such as one with another NumPy.",
-    ),
-    click.option(
-        "--scheduler",
-        metavar="ADDRESS",
-        expose_value=False,
-        callback=_keep_scheduler,
-        help="Work on the machines of a Dask cluster: its scheduler's address, such as tcp://10.0.0.1:8786.",
-    ),
-)
-
-
-def _asked_scheduler() -> str | None:
-    context = click.get_current_context(silent=True)
-    return None if context is None else context.meta.get(SCHEDULER)
 
 
 def _asked(question: str) -> bool:
@@ -62,26 +30,56 @@ def _asked(question: str) -> bool:
     return sys.stdin.isatty() and click.confirm(question, err=True)
 
 
-def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds the options which `Apart` is made of."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+@dataclass
+class Loaded:
+    """What takes part in a command.
+
+    Attributes:
+        subjects: all that can be used, on every device and in every dtype.
+        own: the user's among them.
+        backends: those that can be used.
+        left_out: a line for each backend, dtype or path that is not there.
+        broken: a line for each backend or subject that can't be used; it costs the command its success.
+    """
+
+    subjects: list[Subject] = field(default_factory=list)
+    own: list[Subject] = field(default_factory=list)
+    backends: list[Backend] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def versions(self) -> dict[str, dict[str, str]]:
+        """Backend -> package -> version."""
+        return {backend.name: backend.versions() for backend in self.backends}
 
 
-@dataclass(frozen=True)
-class Apart:
-    """What these options say.
+class Apart(Options):
+    """The options of commands whose subjects run in processes of their own; those of a command derive from it.
 
-    Args:
+    Attributes:
         workers: processes at a time; 0: none but this one. None: one for each core.
         pythons: "NAME=PATH", as they were given.
         scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
     """
 
-    workers: int | None
-    pythons: tuple[str, ...]
-    scheduler: str | None = field(default_factory=_asked_scheduler)
+    workers: int | None = option(
+        "--workers",
+        type=click.IntRange(min=0),
+        envvar="MHA_WORKERS",
+        help="So many processes at a time; 0: all in this one. Default: one for each core.",
+    )
+    pythons: tuple[str, ...] = option(
+        "--python",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="The interpreter that runs this backend or subject (repeatable), such as one with another NumPy.",
+    )
+    scheduler: str | None = option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Work on the machines of a Dask cluster: its scheduler's address, such as tcp://10.0.0.1:8786.",
+    )
 
     @property
     def in_this_process(self) -> bool:
@@ -93,8 +91,6 @@ class Apart:
         Args:
             specs: the subjects that were asked for.
         """
-        from rich.console import Console
-
         from conformance.workers.interpreters import Settings, interpreters
         from mha_core.backend import names
         from mha_core.files.kept import kept_folder, passed_over
@@ -103,22 +99,20 @@ class Apart:
             raise CouldNotRun("--scheduler needs worker processes: not --workers 0")
         found = interpreters(self.pythons, [*names(), *specs], _asked)
         if found and self.in_this_process:
-            raise CouldNotRun(
-                "other interpreters (--python, mha.toml, pyproject.toml) need worker processes: not --workers 0"
-            )
+            others = "--python, mha.toml, pyproject.toml"
+            raise CouldNotRun(f"other interpreters ({others}) need worker processes: not --workers 0")
         if (folder := kept_folder()) is not None and (line := passed_over(folder)):
-            warn(Console(stderr=True), [line])
+            warn(consoles()[1], [line])
         if self.scheduler is not None:
             self._cluster  # noqa: B018  # an address where nobody answers ends the command before any work
         return Settings(found, here=self.in_this_process)
 
     @cached_property
     def _cluster(self) -> Cluster:
-        from rich.console import Console
-
         from conformance.workers.cluster import Cluster
 
-        cluster = Cluster(self.scheduler or "", self.workers, lambda line: warn(Console(stderr=True), [line]))
+        errors = consoles()[1]
+        cluster = Cluster(self.scheduler or "", self.workers, lambda line: warn(errors, [line]))
         if (context := click.get_current_context(silent=True)) is not None:
             context.call_on_close(cluster.close)
         return cluster
@@ -126,16 +120,13 @@ class Apart:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """A context after which the processes that were started end."""
+        from conformance.workers.execute import end_idle
+
         try:
             yield
         finally:
-            self._end_idle()
-
-    def _end_idle(self) -> None:
-        from conformance.workers.execute import end_idle
-
-        if not self.in_this_process:  # else there is but the one that judges, which ends with this one
-            end_idle()
+            if not self.in_this_process:  # else there is but the one that judges, which ends with this one
+                end_idle()
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
@@ -143,11 +134,37 @@ class Apart:
         from conformance.workers.local import Local
 
         executor = Local(1 if self.in_this_process else self.workers) if self.scheduler is None else self._cluster
-        try:
-            yield executor
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-            self._end_idle()
+        with self.kept():
+            try:
+                yield executor
+            finally:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    def gathered(
+        self,
+        errors: Console,
+        total: int,
+        text: Callable[[Item], str],
+        work: Callable[[Executor], Iterator[Item]],
+    ) -> tuple[list[Item], bool]:
+        """What `work(executor)` yields, or what there is when the user interrupts; and whether one did.
+
+        Args:
+            errors: where a progress bar is shown.
+            total: how many items there will be.
+            text: what the bar says after an item.
+            work: yields items, in any order.
+        """
+        from conformance.runner import until_interrupted
+
+        with self.executor() as executor, progress(errors, total, text) as advance:
+
+            def seen() -> Iterator[Item]:
+                for item in work(executor):
+                    advance(item)
+                    yield item
+
+            return until_interrupted(seen())
 
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """The requested backends, or all installed ones; a line for each that is not installed; and one for each whose
@@ -178,10 +195,54 @@ class Apart:
                     else:
                         raise
         if not backends:
-            raise CouldNotRun(
-                "\n".join(["no backend can be used:" if broken else "no backend is installed:", *absent, *broken])
-            )
+            first = "no backend can be used:" if broken else "no backend is installed:"
+            raise CouldNotRun("\n".join([first, *absent, *broken]))
         return backends, absent, broken
+
+    def loaded(
+        self,
+        settings: Settings,
+        dtypes: list[str],
+        backend_names: tuple[str, ...],
+        specs: tuple[str, ...] = (),
+        *,
+        devices: tuple[str, ...] = (),
+        path: str | None = None,
+        time_limit: float = 60.0,
+    ) -> Loaded:
+        """Backends and the user's own subjects, in every dtype that was asked for and that they compute in.
+
+        Args:
+            settings: of `settings`.
+            dtypes: names of dtypes.
+            backend_names: the backends; all that are installed if none is named, and no subject is.
+            specs: the user's subjects. One that can't be used does not stop the others.
+            devices: of the backends. Default: all.
+            path: of the backends. Default: their default paths.
+            time_limit: seconds that a subject may take for a case.
+        """
+        from conformance.subjects.load import check_time_limit
+        from conformance.workers.described import describe_subjects
+        from mha_core.errors import BackendError, SpecError
+
+        check_time_limit(time_limit)
+        found = Loaded()
+        for spec in specs:
+            try:
+                subjects, lines = describe_subjects(spec, dtypes, time_limit, settings)
+            except (SpecError, BackendError) as error:
+                found.broken.append(str(error))
+                continue
+            found.own += subjects
+            found.left_out += lines
+        if backend_names or not specs:
+            found.backends, absent, broken = self.backends(backend_names, settings)
+            found.left_out += absent
+            found.broken += broken
+        ours, skipped = backend_subjects(found.backends, dtypes, devices, path)
+        found.left_out += skipped
+        found.subjects = [*ours, *found.own]
+        return found
 
     def one_backend(self, name: str, settings: Settings) -> tuple[Backend, str]:
         """One backend, and the version and the program of the Python that runs it.
@@ -194,34 +255,41 @@ class Apart:
         described = describe_backend(name, settings)
         return described, f"python {described.python}: {described.interpreter}"
 
-    def own_subjects(
-        self, specs: tuple[str, ...], dtypes: list[str], time_limit: float, settings: Settings
-    ) -> tuple[list[Subject], list[str], list[str]]:
-        """The user's own subjects in every dtype that they compute in; a line for each dtype that one lacks; and one
-        for each subject that can't be used, which costs the command its success, but not the others.
-        """
-        from conformance.subjects.load import check_time_limit
-        from conformance.workers.described import describe_subjects
-        from mha_core.errors import BackendError, SpecError
-
-        check_time_limit(time_limit)
-        subjects: list[Subject] = []
-        left_out: list[str] = []
-        broken: list[str] = []
-        for spec in specs:
-            try:
-                found, lines = describe_subjects(spec, dtypes, time_limit, settings)
-            except (SpecError, BackendError) as error:
-                broken.append(str(error))
-                continue
-            subjects += found
-            left_out += lines
-        return subjects, left_out, broken
-
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
         """`load(spec, dtype)`, which makes a user's subject: one that runs in its own process."""
-        from functools import partial
-
         from conformance.workers.described import describe_subject
 
         return partial(describe_subject, time_limit=time_limit, settings=settings)
+
+
+def backend_subjects(
+    backends: list[Backend], dtypes: list[str], devices: tuple[str, ...], path: str | None = None
+) -> tuple[list[BackendSubject], list[str]]:
+    """Every backend on its default paths, or on `path`, in every dtype on every device; and a line for each dtype
+    or path that one does not have.
+    """
+    from conformance.subjects.backend import BackendSubject, paths_to_check
+
+    known = {device for backend in backends for device in backend.devices()}
+    for device in devices:
+        if device not in known:
+            raise CouldNotRun(f"device {device!r} is not there (there are: {', '.join(sorted(known))})")
+    known_paths = {known_path for backend in backends for known_path in backend.paths()}
+    if path is not None and path not in known_paths:
+        raise CouldNotRun(f"path {path!r} is not there (there are: {', '.join(sorted(known_paths))})")
+    subjects, skipped = [], []
+    for backend in backends:
+        if path is not None and path not in backend.paths():
+            skipped.append(f"left out: {backend.name} has no path {path!r} (it has: {', '.join(backend.paths())})")
+            continue
+        for device in backend.devices():
+            if devices and device not in devices:
+                continue
+            for dtype in dtypes:
+                if dtype not in backend.dtypes(device):
+                    skipped.append(f"left out: {backend.name} does not compute in {dtype} on {device}")
+                    continue
+                subjects += [BackendSubject(backend, dtype, device, one) for one in paths_to_check(backend, path)]
+    if backends and not subjects:
+        raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
+    return subjects, skipped

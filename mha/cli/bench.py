@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import COULD_NOT_RUN, EQUAL, CouldNotRun, OutputFile, as_one, progress, warn
+from mha.cli import options
+from mha.cli.common import CouldNotRun, consoles, finish, progress, say, warn
+from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from mha.bench.settings import Direction, Setting
     from mha.bench.worker import Request
 
-MEASURING = (
+MEASURING = {
     "backend_names",
     "setting_names",
     "lengths",
-    "directions",
+    "direction",
     "dtypes",
     "devices",
     "seconds",
     "threads",
     "json_path",
-)
+}
 """Names of the parameters that can't be given together with --render."""
 
 
@@ -42,42 +42,34 @@ def _lengths(context: click.Context, parameter: click.Parameter, text: str | Non
         raise click.BadParameter(f"{text!r} is no list of integers, such as 512,1024.") from None
 
 
-@dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(Options):
     """The options of `mha bench`."""
 
-    backend_names: tuple[str, ...]
-    setting_names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    direction: tuple[Direction, ...]
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
-    seconds: float
-    threads: int | None
-    json_path: Path | None
-    folder: Path | None
-    details: bool
-    markdown: bool
-    render: Path | None
+    backend_names: tuple[str, ...] = options.backends("Only this backend and its peers (repeatable).")
+    setting_names: tuple[str, ...] = options.several("--setting", "-s", help="Only this setting (repeatable).")
+    lengths: tuple[int, ...] = option(
+        "--length", callback=_lengths, help="Only (1, L, 512, 8), such as 512,1024, for the plots."
+    )
+    direction: tuple[Direction, ...] = option(
+        "--direction", type=click.Choice(["forward", "both"]), multiple=True, help="Default: each of the two."
+    )
+    dtypes: tuple[str, ...] = options.dtypes("each setting's own.")
+    devices: tuple[str, ...] = options.devices()
+    seconds: float = option(
+        "--seconds", default=0.4, show_default=True, help="Of measuring, for each layer in each setting."
+    )
+    threads: int | None = option(
+        "--threads", type=click.IntRange(min=1), help="That each framework may use. Default: all processors."
+    )
+    json_path: Path | None = options.json_file("Also write the results to this file.")
+    folder: Path | None = options.any_path("--plots", help="Also draw time and memory by length, here.")
+    details: bool = options.flag("--details", "Print every contestant, not only ours against the best peer.")
+    markdown: bool = options.flag("--markdown", "Print the tables as Markdown.")
+    render: Path | None = options.any_path("--render", help="Measure nothing: show the results in this file.")
 
 
-@click.command()
-@click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend and its peers (repeatable).")
-@click.option("--setting", "-s", "setting_names", multiple=True, help="Only this setting (repeatable).")
-@click.option("--length", "lengths", callback=_lengths, help="Only (1, L, 512, 8), such as 512,1024, for the plots.")
-@click.option("--direction", type=click.Choice(["forward", "both"]), multiple=True, help="Default: each of the two.")
-@click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: each setting's own.")
-@click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
-@click.option("--seconds", default=0.4, show_default=True, help="Of measuring, for each layer in each setting.")
-@click.option("--threads", type=click.IntRange(min=1), help="That each framework may use. Default: all processors.")
-@click.option("--json", "json_path", type=OutputFile(), help="Also write the results to this file.")
-@click.option("--plots", "folder", type=click.Path(path_type=Path), help="Also draw time and memory by length, here.")
-@click.option("--details", is_flag=True, help="Print every contestant, not only ours against the best peer.")
-@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
-@click.option("--render", type=click.Path(path_type=Path), help="Measure nothing: show the results in this file.")
-@click.pass_context
-@as_one(BenchOptions)
-def bench(context: click.Context, asked: BenchOptions) -> None:
+@options.command(BenchOptions)
+def bench(asked: BenchOptions) -> None:
     """Measure ours beside every layer that its framework ships: time, and memory at the peak.
 
     One process for each framework, its contestants in turn. Without --setting and --length every setting
@@ -85,23 +77,15 @@ def bench(context: click.Context, asked: BenchOptions) -> None:
 
     Exit status: 0, or 2 if something could not run.
     """
-    from rich.console import Console
-
     from mha.bench import results as files
-    from mha_core import BackendError, SpecError
 
-    console, errors = Console(), Console(stderr=True)
-    absent: list[str] = []
-    try:
-        _check_folder(asked.folder)
-        if asked.render is not None:
-            _check_alone(context)
-            results = files.read(asked.render)
-        else:
-            requests, absent = _requests(asked)
-    except (SpecError, BackendError) as error:
-        raise CouldNotRun(str(error)) from error
-    if asked.render is None:
+    console, errors = consoles()
+    _check_folder(asked.folder)
+    if asked.render is not None:
+        _check_alone(click.get_current_context())
+        results = files.read(asked.render)
+    else:
+        requests, absent = _requests(asked)
         warn(errors, absent)
         results = _measure(errors, requests)
         if asked.json_path is not None:
@@ -110,12 +94,11 @@ def bench(context: click.Context, asked: BenchOptions) -> None:
     if asked.folder is not None:
         from mha.bench.plots import draw
 
-        for path in draw(results, asked.folder):
-            errors.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+        say(errors, *(f"wrote {path}" for path in draw(results, asked.folder)))
     warn(errors, files.without_room(results))
-    for line in files.failures(results):
-        errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(COULD_NOT_RUN if files.failures(results) or not results["rows"] else EQUAL)
+    failures = files.failures(results)
+    say(errors, *failures, style="red")
+    finish(different=False, failed=failures or not results["rows"])
 
 
 def _check_folder(folder: Path | None) -> None:
@@ -135,7 +118,7 @@ def _check_alone(context: click.Context) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in {*MEASURING, "direction"}
+        if parameter.name in MEASURING
         and context.get_parameter_source(str(parameter.name)) == click.core.ParameterSource.COMMANDLINE
     ]
     if given:
@@ -210,11 +193,10 @@ def _show(console: Console, results: Results, *, details: bool, markdown: bool) 
     from mha.bench import table
 
     tables = table.details(results) if details else table.summary(results)
-    console.print(table.head(results), markup=False, highlight=False, soft_wrap=True)
+    say(console, table.head(results))
     for each in tables:
         console.print()
         if markdown:
-            text = f"{each.title}\n\n{each.markdown()}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{each.title}\n\n{each.markdown()}")
         else:
             console.print(each.rich())

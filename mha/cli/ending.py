@@ -25,8 +25,8 @@ TRACEBACK = "MHA_TRACEBACK"
 """Environment variable that makes an unexpected error print its traceback."""
 
 
-class Program(click.Group):
-    """A group of commands in which every unexpected error ends with exit status 2 and a message of one line."""
+class Command(click.Command):
+    """A command in which every refusal and every unexpected error ends with exit status 2 and a message of one line."""
 
     def main(
         self,
@@ -36,10 +36,10 @@ class Program(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command as `click.Group.main` does: this ends the process, unless `standalone_mode` is False."""
+        """Run as `click.Command.main` does: this ends the process, unless `standalone_mode` is False."""
 
         def run_within() -> Any:
-            return super(Program, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            return super(Command, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
 
         if not standalone_mode:
             return run_within()
@@ -57,6 +57,10 @@ class Program(click.Group):
             status = COULD_NOT_RUN
             _say(error)
         sys.exit(_flushed(status if isinstance(status, int) else EQUAL))
+
+
+class Program(Command, click.Group):
+    """A group of commands that end so."""
 
 
 def run(program: Program) -> NoReturn:
@@ -124,7 +128,9 @@ def _say(error: BaseException) -> None:
         text = "interrupted"
         if os.environ.get(TRACEBACK):
             traceback.print_exception(error)
-    elif isinstance(error, (SpecError, BackendError)):
+    elif isinstance(error, (SpecError, BackendError)) or (
+        isinstance(error, FileNotFoundError) and not error.strerror  # one of ours
+    ):
         text = f"Error: {error}"
     elif isinstance(error, OSError) and error.strerror:
         text = f"Error: {error.strerror}" + (f": {shown(error.filename, LONGEST_MESSAGE)}" if error.filename else "")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import LAMBDA
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from conformance.judging.compare import distance
+from conformance.judging.compare import Worst, distance, worst
 from mha_core.dtypes import DTYPES, round_to
 
 PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
@@ -102,44 +102,38 @@ class Apart:
     Attributes:
         size: the root mean square of the first.
         mean: the root mean square of the difference, relative to `size`.
-        worst: the largest difference, relative to the element and `size` together.
-        difference: the largest difference.
-        index: where `worst` is.
+        worst: where it is largest, relative to the element and `size` together.
     """
 
     size: float
     mean: float
-    worst: float
-    difference: float
-    index: tuple[int, ...]
+    worst: Worst
 
     @property
     def words(self) -> str:
         """The largest difference and its place, as the findings show them."""
-        return f"by up to {number(self.difference)} at {place(self.index)}"
+        return f"by up to {number(self.worst.largest)} at {place(self.worst.index)}"
 
 
-EQUAL = Apart(0.0, 0.0, 0.0, 0.0, ())
+EQUAL = Apart(0.0, 0.0, Worst())
 """The distance of equal arrays."""
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
     """The distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    counts = np.ones(a.shape, dtype=bool) if counts is None else np.broadcast_to(counts, a.shape)
-    far = np.where(counts, distance(a, b), 0.0)
+    if not a.size:
+        return EQUAL
+    counts = np.broadcast_to(True if counts is None else counts, a.shape)
     with np.errstate(all="ignore"):
         finite = np.abs(a[counts & np.isfinite(a)])
         size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-        relative = np.where(far > 0.0, far / (np.where(np.isfinite(a), np.abs(a), 0.0) + size), 0.0)
-        count = max(1, int(counts.sum()))
-        mean = float(np.sqrt(np.square(far).sum() / count))
-    if not a.size:
-        return EQUAL
-    index = tuple(int(i) for i in np.unravel_index(np.argmax(relative), relative.shape))
+        far = np.where(counts, distance(a, b), 0.0)
+        mean = float(np.sqrt(np.square(far).sum() / max(1, int(counts.sum()))))
+        found = worst(a, b, np.where(np.isfinite(a), np.abs(a), 0.0) + size, counts)
     if mean > 0.0:
         mean = mean / size if size else np.inf
-    return Apart(size, mean, float(relative[index]), float(far.max()), index)
+    return Apart(size, mean, found)
 
 
 @dataclass(frozen=True)
@@ -173,9 +167,10 @@ class Allowance:
         """The distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
-    def at_worst(self, a: NDArray, found: Apart) -> float:
-        """The allowed difference where `found` is the worst distance from `a`."""
-        return float(self.worst * (abs(float(a[found.index])) + found.size))
+    def difference(self, part: str, message: str, name: str, a: NDArray, found: Apart) -> Difference:
+        """The Difference of an array from `a`, with what is allowed where it is worst."""
+        allowed = float(self.worst * (abs(float(a[found.worst.index])) + found.size))
+        return Difference(part, message, name, found.worst.largest, allowed)
 
     def words(self, found: Apart, whose: str) -> str:
         """A distance beside what is allowed, as the findings show it; `whose` size: "their" or "its"."""
@@ -183,7 +178,7 @@ class Allowance:
 
     def ratio(self, found: Apart) -> float:
         """Difference / allowed difference, of the mean or of the worst element, whichever is larger."""
-        return max(found.mean / self.mean, found.worst / self.worst)
+        return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod
     def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:

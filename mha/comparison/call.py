@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import distance, error_ratio
-from conformance.judging.expected import Expected
+from conformance.judging.compare import Worst, distance, worst
+from conformance.judging.expected import Expected, answer
 from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries
 from mha.recipes.judge import Judgement, judge_recorded
@@ -33,52 +34,62 @@ class ComparedCall:
     problem: Problem
     wanted: Expected
 
+    @classmethod
+    def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
+        """With the reference's answer, which is computed here."""
+        return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
+
     @property
     def output(self) -> NDArray:
         """The recorded output (B, Lq, Do)."""
         return self.problem.recorded["output"]
+
+    def with_mask_of(self, other: ComparedCall) -> ComparedCall:
+        """This call with the mask of another."""
+        inputs = replace(self.problem.inputs, mask=other.problem.inputs.mask)
+        return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
         """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallDifferences:
     """The differences of two calls in inputs, mask and past.
 
     Attributes:
         inputs: the largest difference / allowed difference; None where shapes differ.
         drift: the largest relative difference (root mean square) of inputs within the allowance.
-        differences, notes: in words.
+        found, notes: in words.
         rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
     """
 
-    inputs: float | None
-    drift: float
-    differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
-    rows: NDArray[np.bool_] | None
+    inputs: float | None = None
+    drift: float = 0.0
+    found: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rows: NDArray[np.bool_] | None = None
 
 
 def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
     """Compare inputs, mask and past of two calls."""
-    shapes = _other_shapes(a.problem.inputs, b.problem.inputs)
+    both = CallDifferences()
+    own, other = a.problem.inputs, b.problem.inputs
+    shapes = _other_shapes(own, other)
     if shapes:
-        return CallDifferences(None, 0.0, (Difference("inputs", shapes, "shapes"),), (), None)
-    if a.wanted.where.shape != b.wanted.where.shape:  # another number of heads, which is said where settings are
-        rows = np.ones(a.output.shape[:2], dtype=bool)
-    else:
-        rows = ~padded_queries(a.wanted, b.wanted)
-    ratio, drift, found, notes = _inputs(a, b, allowance, rows)
-    if a.wanted.where.shape == b.wanted.where.shape:
-        masks, more = mask_differences(a.wanted, b.wanted, allowance, rows)
-        found += masks
-        notes += more
-    found += _keeps(a.problem.inputs, b.problem.inputs)
-    past, ratio_of_past = _past(a, b, allowance)
-    found += past
-    return CallDifferences(max(ratio, ratio_of_past), drift, tuple(found), tuple(notes), rows)
+        both.found.append(Difference("inputs", shapes, "shapes"))
+        return both
+    one_shape = a.wanted.where.shape == b.wanted.where.shape  # else heads or the past differ, which is said there
+    both.rows = ~padded_queries(a.wanted, b.wanted) if one_shape else np.ones(a.output.shape[:2], dtype=bool)
+    _compare_inputs(both, a, b, allowance, both.rows)
+    if one_shape:
+        masks, notes = mask_differences(a.wanted, b.wanted, allowance, both.rows)
+        both.found += masks
+        both.notes += notes
+    _compare_keep_masks(both, own, other)
+    _compare_pasts(both, own, other, allowance)
+    return both
 
 
 def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
@@ -97,50 +108,43 @@ def _other_shapes(a: AttentionInputs, b: AttentionInputs) -> str:
     return f"{found}: another length. Record both with the same padding"
 
 
-def _inputs(
-    a: ComparedCall, b: ComparedCall, allowance: Allowance, rows: NDArray[np.bool_]
-) -> tuple[float, float, list[Difference], list[str]]:
-    counts = {"queries": rows, "keys": _keys_that_count(a, b), "values": _keys_that_count(a, b)}
-    worst, drift, parted, padded = 0.0, 0.0, [], []
+def _compare_inputs(
+    both: CallDifferences, a: ComparedCall, b: ComparedCall, allowance: Allowance, rows: NDArray[np.bool_]
+) -> None:
+    counted = _keys_that_count(a, b)
+    both.inputs, padded = 0.0, []
+    alike: dict[str, list[tuple[str, Apart]]] = {}  # in self-attention, queries, keys and values are one array
     for name in GIVEN:
         one, other = getattr(a.problem.inputs, name), getattr(b.problem.inputs, name)
-        here = counts[name][:, None, :, None] if one.ndim == 4 else counts[name][:, :, None]
+        counts = rows if name == "queries" else counted
+        here = counts[:, None, :, None] if one.ndim == 4 else counts[:, :, None]
         found = allowance.apart(one, other, here)
         if found is EQUAL:
             continue
-        worst = max(worst, allowance.ratio(found))
-        if allowance.ratio(found) > 1.0:
-            parted.append((name, found, _in_words(one, other, here, found, allowance)))
+        ratio = allowance.ratio(found)
+        both.inputs = max(both.inputs, ratio)
+        if ratio > 1.0:
+            alike.setdefault(_in_words(one, other, here, found, allowance), []).append((name, found))
         else:
-            drift = max(drift, found.mean)
-        padding = apart(one, other, ~here)
-        if not counts[name].all() and allowance.ratio(padding) > 1.0:
+            both.drift = max(both.drift, found.mean)
+        if not counts.all() and allowance.ratio(apart(one, other, ~here)) > 1.0:
             padded.append(name)
-    notes = [f"{', '.join(padded)} differ in rows of padding, which reach no other row"] if padded else []
-    return worst, drift, _grouped(parted, allowance, a), notes
+    for words, same in alike.items():
+        names, (first, found) = ", ".join(name for name, _ in same), same[0]
+        given = getattr(a.problem.inputs, first)
+        both.found.append(allowance.difference("inputs", f"{names} {words}", names, given, found))
+    if padded:
+        both.notes.append(f"{', '.join(padded)} differ in rows of padding, which reach no other row")
 
 
 def _keys_that_count(a: ComparedCall, b: ComparedCall) -> NDArray[np.bool_]:
     """Bool (B, L): the new keys that some query attends to in either call."""
-    if a.wanted.where.shape[-1] != b.wanted.where.shape[-1]:  # another past
-        return np.ones((len(a.output), a.problem.inputs.keys.shape[-2]), dtype=bool)
     length = a.problem.inputs.keys.shape[-2]
+    if a.wanted.where.shape[-1] != b.wanted.where.shape[-1]:  # another past
+        return np.ones((len(a.output), length), dtype=bool)
     padded = padded_keys(a.wanted) & padded_keys(b.wanted)
     counts: NDArray[np.bool_] = ~padded[:, padded.shape[1] - length :]
     return counts
-
-
-def _grouped(parted: list[tuple[str, Apart, str]], allowance: Allowance, a: ComparedCall) -> list[Difference]:
-    """One Difference for all names with equal messages: in self-attention, queries, keys and values are one array."""
-    by_words: dict[str, list[tuple[str, Apart]]] = {}
-    for name, found, words in parted:
-        by_words.setdefault(words, []).append((name, found))
-    differences = []
-    for words, same in by_words.items():
-        names, found = ", ".join(name for name, _ in same), same[0][1]
-        allowed = allowance.at_worst(getattr(a.problem.inputs, same[0][0]), found)
-        differences.append(Difference("inputs", f"{names} {words}", names, found.difference, allowed))
-    return differences
 
 
 def _in_words(a: NDArray, b: NDArray, counts: NDArray[np.bool_], found: Apart, allowance: Allowance) -> str:
@@ -181,37 +185,30 @@ def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
     return (1.0 + float(factors.min()), 1.0 + float(factors.max())) if left < 0.01 else None
 
 
-def _keeps(a: AttentionInputs, b: AttentionInputs) -> list[Difference]:
-    """The differences of the keep-masks for dropout."""
-    given = [one.dropout_keep for one in (a, b)]
-    if given[0] is None and given[1] is None:
-        return []
-    if given[0] is None or given[1] is None:
-        whose = "the original" if given[1] is None else "the port"
-        return [Difference("mask", f"only {whose} was given a keep-mask of dropout", "dropout_keep")]
-    if np.array_equal(given[0], given[1]):
-        return []
-    return [Difference("mask", "the keep-masks of dropout differ", "dropout_keep")]
+def _compare_keep_masks(both: CallDifferences, a: AttentionInputs, b: AttentionInputs) -> None:
+    if (a.dropout_keep is None) != (b.dropout_keep is None):
+        whose = "the port" if a.dropout_keep is None else "the original"
+        words = f"only {whose} was given a keep-mask of dropout"
+    elif a.dropout_keep is None or np.array_equal(a.dropout_keep, b.dropout_keep):
+        return
+    else:
+        words = "the keep-masks of dropout differ"
+    both.found.append(Difference("mask", words, "dropout_keep"))
 
 
-def _past(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> tuple[list[Difference], float]:
-    found: list[Difference] = []
-    worst = 0.0
+def _compare_pasts(both: CallDifferences, a: AttentionInputs, b: AttentionInputs, allowance: Allowance) -> None:
+    assert both.inputs is not None
     for name in PAST:
-        one, other = getattr(a.problem.inputs, name), getattr(b.problem.inputs, name)
-        if one is None and other is None:
-            continue
-        if one is None or other is None or one.shape != other.shape:
-            shapes = ["none" if array is None else str(array.shape) for array in (one, other)]
-            found.append(Difference("past", f"{name}: the original has {shapes[0]}, the port {shapes[1]}", name))
-            continue
-        distance = allowance.apart(one, other)
-        ratio = allowance.ratio(distance)
-        worst = max(worst, ratio)
-        if ratio > 1.0:
-            allowed = allowance.at_worst(one, distance)
-            found.append(Difference("past", f"{name} differ {distance.words}", name, distance.difference, allowed))
-    return found, worst
+        one, other = getattr(a, name), getattr(b, name)
+        shapes = ["none" if array is None else str(array.shape) for array in (one, other)]
+        if shapes[0] != shapes[1]:
+            words = f"{name}: the original has {shapes[0]}, the port {shapes[1]}"
+            both.found.append(Difference("past", words, name))
+        elif one is not None:
+            found = allowance.apart(one, other)
+            both.inputs = max(both.inputs, allowance.ratio(found))
+            if allowance.ratio(found) > 1.0:
+                both.found.append(allowance.difference("past", f"{name} differ {found.words}", name, one, found))
 
 
 # Outputs ---------------------------------------------------------------------------------------------
@@ -239,20 +236,13 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     return np.where(rows, distance(output, right), 0.0)
 
 
-def outputs_apart(
-    a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None
-) -> tuple[float, float, float]:
-    """(difference, allowed difference, their ratio) of the output element with the largest ratio.
+def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
+    """Where the outputs are furthest apart, for what is allowed there.
 
     Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
-    far = np.where(rows, distance(a.output.astype(np.float64), b.output.astype(np.float64)), 0.0)
-    ratio = error_ratio(far, slack)
-    if not ratio.size:
-        return 0.0, 0.0, 0.0
-    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return float(far[worst]), float(slack[worst]), float(ratio[worst])
+    return worst(a.output, b.output.astype(np.float64), slack, rows)
 
 
 def own_differences(

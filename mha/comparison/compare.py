@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.precision import Precision
-from conformance.cases.problem import Problem
-from conformance.judging.expected import answer
 from conformance.subjects.items import items_of
 from conformance.subjects.subject import Subject
-from mha.comparison.arrays import PARTS, Allowance, Difference, apart
-from mha.comparison.call import (
-    FIELDS,
-    CallDifferences,
-    ComparedCall,
-    calls_part,
-    moves,
-    outputs_apart,
-    own_differences,
-)
+from mha.comparison.arrays import PARTS, Allowance, apart
+from mha.comparison.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
 from mha.comparison.comparison import Comparison, Pair
-from mha.comparison.ends import check_also, compare_ends, unjudged
+from mha.comparison.ends import Before, check_also, compare_ends, unjudged
 from mha.comparison.live import answered
 from mha.comparison.masks import FINITE
 from mha.comparison.pairs import pair_calls, unpaired_lines
@@ -104,24 +93,21 @@ def compare(
         by = "name"
     pairing = pair_calls(first, second, by)
     walk = _Walk(first, second)
-    is_live = not isinstance(port, (Recording, str, os.PathLike))
     pairs = []
     for position, partner in pairing.pairs:
         progress(f"comparing {first.names[position]}")
         pairs.append(walk.compare(position, partner))
     pairs = [pair for pair in pairs if {pair.original, pair.port} & chosen]
-    ends = compare_ends(first, second, walk.carried, parted=walk.parted, order=walk.order, rows=walk.rows)
-    left = tuple(i for i in pairing.left if first.names[i] in chosen - failed.keys())
-    right = tuple(i for i in pairing.right if second.names[i] in chosen)
+    ends = compare_ends(first, second, walk.before)
     return Comparison(
         by=pairing.by,
         pairs=tuple(pairs),
-        unpaired=tuple(unpaired_lines(first, second, replace(pairing, left=left, right=right))),
+        unpaired=tuple(unpaired_lines(first, second, pairing, chosen - failed.keys())),
         notes=(*_read(first, second), *pairing.notes, *other_dtypes(pairs), *walk.notes),
         findings=tuple(findings(pairs)),
         failed=failed,
         ends=tuple(ends),
-        unjudged=() if is_live else tuple(unjudged(first, second, ends)),
+        unjudged=() if callable(port) else tuple(unjudged(first, second, ends)),
         unseen=undetectable_bugs(second, {one.port for one in pairs}, progress=progress) if unseen and pairs else None,
     )
 
@@ -141,111 +127,80 @@ CAUSES = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inpu
 """Part of a call in which two differ -> what of it is put into the original, to see what that does."""
 
 
-@dataclass
 class _Walk:
-    """Compares the pairs in their order, with the state that earlier pairs leave for later ones.
+    """Compares the pairs in their order.
 
     Attributes:
-        carried: the largest relative difference so far, of inputs and outputs that agree.
-        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        order: the order of the port's batch items, where it is not the original's.
-        rows: bool (B, L), the queries of the last pair that are no padding.
+        before: what earlier pairs leave for later ones.
+        notes: remarks about both recordings.
     """
 
-    original: Recording
-    port: Recording
-    carried: float = 0.0
-    parted: bool = False
-    order: NDArray[np.intp] | None = None
-    rows: NDArray[np.bool_] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.index = WeightIndex(self.original.layers)
-        self.layers = lru_cache(maxsize=None)(self._layers)
-        self.begun = False
+    def __init__(self, original: Recording, port: Recording) -> None:
+        self.original, self.port = original, port
+        self.index = WeightIndex(original.layers)
+        self.before = Before()
+        self.notes: list[str] = []
+        self._begun = False
+        self._layers = cache(layer_differences)
 
     def compare(self, position: int, partner: int) -> Pair:
         """Compare one call of the original with one of the port, by their positions."""
-        a, b = self._side(self.original, position, None), self._side(self.port, partner, self.order)
-        allowance = Allowance.between(a.dtype, b.dtype, self.carried)
+        before = self.before
+        a, b = self._side(self.original, position), self._side(self.port, partner, before.order)
+        allowance = Allowance.between(a.dtype, b.dtype, before.carried)
         found = calls_part(a, b, allowance)
-        if not self.begun and _inputs_part(found):
+        if not self._begun and found.inputs is not None and any(one.part == "inputs" for one in found.found):
             order = _item_order(a, b, allowance)
             if order is not None:
                 b = self._side(self.port, partner, order)
-                self.order, found = order, calls_part(a, b, allowance)
+                before.order, found = order, calls_part(a, b, allowance)
                 self.notes.append(f"The port's batch has another order: its items {order.tolist()} are the original's.")
-        self.begun, self.rows = True, found.rows
-        if FINITE in found.notes:
-            a, b = _with_one_mask(a, b)
-        layer, layer_notes = self.layers(self.original.calls[position].layer, self.port.calls[partner].layer)
+        self._begun, before.rows = True, found.rows
+        if FINITE in found.notes:  # a bias of -1e9 would make the bounds useless: both get the mask that excludes more
+            fewer = a if a.wanted.where.sum() <= b.wanted.where.sum() else b
+            a, b = (one if one is fewer else one.with_mask_of(fewer) for one in (a, b))
+        layers = self.original.layer_of(position), self.port.layer_of(partner)
+        layer, layer_notes = self._layers(*layers, self.index)
         own, own_notes, ratios = own_differences(a, b, found.rows)
         differences = [
-            replace(one, follows=self.parted and one.part in ("inputs", "past") and one.name != "shapes")
-            for one in found.differences
+            replace(one, follows=before.parted and one.part in ("inputs", "past") and one.name != "shapes")
+            for one in found.found
         ]
-        notes = [] if self.parted else found.notes
         pair = Pair(
             a.name,
             b.name,
             (a.dtype, b.dtype),
             tuple(sorted([*differences, *layer, *own], key=lambda one: PARTS.index(one.part))),
-            (*notes, *layer_notes, *own_notes),
+            (*([] if before.parted else found.notes), *layer_notes, *own_notes),
             found.inputs,
             ratios,
         )
         if found.rows is None or a.output.shape != b.output.shape:
-            self.parted = True
+            before.parted = True
             return pair
-        return self._with_outputs(pair, a, b, found)
+        return self._with_outputs(pair, a, b, found.rows, found.drift)
 
-    def _with_outputs(self, pair: Pair, a: ComparedCall, b: ComparedCall, found: CallDifferences) -> Pair:
+    def _with_outputs(
+        self, pair: Pair, a: ComparedCall, b: ComparedCall, queries: NDArray[np.bool_], drift: float
+    ) -> Pair:
         """The pair with the distance of its outputs, and each difference with its effect on the original's output."""
-        assert found.rows is not None
-        rows = found.rows[:, :, None]
+        rows = queries[:, :, None]
         alike = FIELDS.keys() - {CAUSES.get(one.part) for one in pair.differences}
-        drift = moves(a, b, rows, alike)
-        distance, allowed, ratio = outputs_apart(a, b, rows, drift)
+        outputs = outputs_apart(a, b, rows, moves(a, b, rows, alike))
         moved = {part: moves(a, b, rows, (part,)) for part in FIELDS.keys() - alike}
         largest = {part: None if by is None else float(by.max(initial=0.0)) for part, by in moved.items()}
         differences = tuple(replace(one, moves=largest.get(CAUSES.get(one.part, ""))) for one in pair.differences)
-        if "inputs" not in alike or ratio > 1.0:
-            self.parted = True
-        if not self.parted:
-            self.carried = max(self.carried, found.drift, apart(a.output, b.output, rows).mean)
-        return replace(pair, differences=differences, distance=distance, allowed=allowed)
+        before = self.before
+        before.parted |= "inputs" not in alike or outputs.ratio > 1.0
+        if not before.parted:
+            before.carried = max(before.carried, drift, apart(a.output, b.output, rows).mean)
+        return replace(pair, differences=differences, distance=outputs.error, allowed=outputs.allowed)
 
-    def _layers(self, position: int, partner: int) -> tuple[list[Difference], list[str]]:
-        return layer_differences(self.original.layers[position], self.port.layers[partner], self.index)
-
-    def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None) -> ComparedCall:
-        layer = recording.layers[recording.calls[position].layer]
+    def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None = None) -> ComparedCall:
         problem = recording.problems[position]
-        if order is not None and len(order) == len(problem.inputs.queries):
+        if order is not None and len(order) == problem.sizes.batch:
             problem = items_of(problem, order)
-        return _side_of(recording.names[position], layer.dtype, problem)
-
-
-def _side_of(name: str, dtype: str, problem: Problem) -> ComparedCall:
-    return ComparedCall(name, dtype, problem, answer(problem, Precision.of(dtype)))
-
-
-def _with_one_mask(a: ComparedCall, b: ComparedCall) -> tuple[ComparedCall, ComparedCall]:
-    """Both calls with the mask that excludes more keys, because a bias of -1e9 would make the bounds useless."""
-    fewer = a if a.wanted.where.sum() <= b.wanted.where.sum() else b
-    mask = fewer.problem.inputs.mask
-    changed = [
-        one
-        if one is fewer
-        else _side_of(one.name, one.dtype, replace(one.problem, inputs=replace(one.problem.inputs, mask=mask)))
-        for one in (a, b)
-    ]
-    return changed[0], changed[1]
-
-
-def _inputs_part(found: CallDifferences) -> bool:
-    return found.inputs is not None and any(one.part == "inputs" for one in found.differences)
+        return ComparedCall.of(recording.names[position], recording.layer_of(position).dtype, problem)
 
 
 def _item_order(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> NDArray[np.intp] | None:

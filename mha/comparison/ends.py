@@ -46,30 +46,29 @@ class EndPair:
         return {**asdict(self), "arrays": list(self.arrays), "left": list(self.left)}
 
 
-def compare_ends(
-    a: Recording,
-    b: Recording,
-    carried: float,
-    *,
-    parted: bool,
-    order: NDArray[np.intp] | None,
-    rows: NDArray[np.bool_] | None,
-) -> list[EndPair]:
-    """Compare the ends of two recordings, by the names of the modules, call by call.
+@dataclass
+class Before:
+    """What the comparison of earlier calls leaves for that of later ones.
 
-    Args:
-        a, b: the original and the port.
-        carried: see `Allowance`.
-        parted: whether something differed before.
+    Attributes:
+        carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
+        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
         order: the order of the port's batch items, where it is not the original's.
-        rows: bool (B, L), the positions of the last call that are no padding; others reach nothing.
+        rows: bool (B, L), the queries of the last pair that are no padding; others reach nothing.
     """
+
+    carried: float = 0.0
+    parted: bool = False
+    order: NDArray[np.intp] | None = None
+    rows: NDArray[np.bool_] | None = None
+
+
+def compare_ends(a: Recording, b: Recording, before: Before) -> list[EndPair]:
+    """Compare the ends of two recordings, by the names of the modules, call by call; a: the original, b: the port."""
     found = []
     for name in dict.fromkeys(end.name for end in a.ends or ()):
-        ours, theirs = _named(a, name), _named(b, name)
-        for one, other in zip(ours, theirs, strict=False):
-            after = a.names[one.after - 1] if one.after else ""
-            found.append(_compared(one, other, carried, after, parted=parted, order=order, rows=rows))
+        for one, other in zip(_named(a, name), _named(b, name), strict=False):
+            found.append(_compared(one, other, a.names[one.after - 1] if one.after else "", before))
     return found
 
 
@@ -106,42 +105,31 @@ def _named(recording: Recording, name: str) -> list[RecordedEnd]:
     return [end for end in recording.ends or () if end.name == name]
 
 
-def _compared(
-    a: RecordedEnd,
-    b: RecordedEnd,
-    carried: float,
-    after: str,
-    *,
-    parted: bool,
-    order: NDArray[np.intp] | None,
-    rows: NDArray[np.bool_] | None,
-) -> EndPair:
+def _compared(a: RecordedEnd, b: RecordedEnd, after: str, before: Before) -> EndPair:
     pairs = _paired(a, b)
-    worst, words = 0.0, []
-    for own, theirs in pairs:
+    largest, words = 0.0, []
+    for own, theirs in pairs.items():
         one, other = a.arrays[own], b.arrays[theirs]
-        if order is not None and len(other) == len(order):
-            other = other[order]
-        counts = rows is not None and one.ndim > 2 and one.shape[:2] == rows.shape
-        here = rows.reshape(*rows.shape, *(1,) * (one.ndim - 2)) if counts and rows is not None else None
-        allowance = Allowance.between(a.dtypes[own], b.dtypes[theirs], carried)
+        if before.order is not None and len(other) == len(before.order):
+            other = other[before.order]
+        here = None
+        if before.rows is not None and one.ndim > 2 and one.shape[:2] == before.rows.shape:
+            here = before.rows.reshape(*before.rows.shape, *(1,) * (one.ndim - 2))
+        allowance = Allowance.between(a.dtypes[own], b.dtypes[theirs], before.carried)
         distance = allowance.apart(one, other, here)
-        ratio = allowance.ratio(distance)
-        worst = max(worst, ratio)
-        if ratio > 1.0:
+        largest = max(largest, allowance.ratio(distance))
+        if allowance.ratio(distance) > 1.0:
             words.append(f"{own or 'its output'} {allowance.words(distance, 'its')}")
-    compared, theirs_compared = {own for own, _ in pairs}, {theirs for _, theirs in pairs}
-    left = [*(own for own in a.arrays if own not in compared), *(own for own in b.arrays if own not in theirs_compared)]
-    arrays = tuple(own or "its output" for own, _ in pairs)
-    return EndPair(a.words, arrays, tuple(dict.fromkeys(left)), worst, "; ".join(words), bool(words) and parted, after)
+    left = dict.fromkeys(own for own in a.arrays if own not in pairs)
+    left |= dict.fromkeys(own for own in b.arrays if own not in pairs.values())
+    arrays = tuple(own or "its output" for own in pairs)
+    return EndPair(a.words, arrays, tuple(left), largest, "; ".join(words), bool(words) and before.parted, after)
 
 
-def _paired(a: RecordedEnd, b: RecordedEnd) -> list[tuple[str, str]]:
+def _paired(a: RecordedEnd, b: RecordedEnd) -> dict[str, str]:
     """The places of arrays that belong together: of equal name, or if there are none, by their order."""
     common = [name for name in a.arrays if name in b.arrays]
     if common:
-        return [(name, name) for name in common if a.arrays[name].shape == b.arrays[name].shape]
-    shapes = [array.shape for array in a.arrays.values()]
-    if shapes == [array.shape for array in b.arrays.values()]:
-        return list(zip(a.arrays, b.arrays, strict=True))
-    return []
+        return {name: name for name in common if a.arrays[name].shape == b.arrays[name].shape}
+    shapes = [[array.shape for array in end.arrays.values()] for end in (a, b)]
+    return dict(zip(a.arrays, b.arrays, strict=True)) if shapes[0] == shapes[1] else {}

@@ -11,7 +11,7 @@ import numpy as np
 from conformance.cases.problem import Problem
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
-from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha.recordings.recording import RecordedLayer, Recording
 from mha_core import SpecError
 from mha_core.dtypes import round_to, storage_dtype
 from mha_core.stages import stage_shapes
@@ -40,28 +40,24 @@ def answered(
         progress: is told what is being done.
     """
     subjects: dict[str, Subject] = {}
-    layers: list[RecordedLayer] = []
-    positions: dict[int, int] = {}
-    calls, failed = [], {}
+    layers = list(original.layers)
+    answers, failed = [], {}
     for name, call, problem in zip(original.names, original.calls, original.problems, strict=True):
-        layer = original.layers[call.layer]
-        if layer.dtype not in subjects:
-            subjects[layer.dtype] = subject_in(layer.dtype)
-        subject = subjects[layer.dtype]
+        dtype = original.layers[call.layer].dtype
+        if dtype not in subjects:
+            subjects[dtype] = subject_in(dtype)
+        subject = subjects[dtype]
         progress(f"{subject.name}: {name}")
-        if call.layer not in positions:
+        layer = layers[call.layer]
+        if layer is original.layers[call.layer]:
             weights = _weights_of(subject, layer)
-            positions[call.layer] = len(layers)
-            layers.append(replace(layer, kind=subject.name, dtype=subject.dtype, weights=weights))
-        own = layers[positions[call.layer]]
-        given = replace(problem, weights=own.weights).rounded(subject.dtype)
+            layer = layers[call.layer] = replace(layer, kind=subject.name, dtype=subject.dtype, weights=weights)
+        given = replace(problem, weights=layer.weights).rounded(subject.dtype)
         try:
-            outputs = _answer(subject, given)
+            answers.append(replace(call, inputs=given.inputs, outputs=_answer(subject, given)))
         except (CannotExpress, SubjectFailed) as reason:
             failed[name] = f"it can't express the call: {reason}" if isinstance(reason, CannotExpress) else str(reason)
-            continue
-        calls.append(RecordedCall(positions[call.layer], given.inputs, outputs))
-    return Answers(tuple(layers), tuple(calls)), failed
+    return Answers(tuple(layers), tuple(answers)), failed
 
 
 def _answer(subject: Subject, given: Problem) -> dict[str, np.ndarray]:
@@ -81,16 +77,12 @@ def _answer(subject: Subject, given: Problem) -> dict[str, np.ndarray]:
 def _weights_of(subject: Subject, layer: RecordedLayer) -> Weights:
     """The weights of the original's layer, or the subject's own, rounded to the subject's dtype."""
     own: Any = getattr(getattr(subject, "original", subject), OWN, None)
-    if own is None:
-        return _rounded(layer, layer.weights, subject.dtype)
+    own = layer.weights if own is None else own
     if not isinstance(own, Mapping):
         raise SpecError(f"{OWN} of {subject.name} must be a mapping of weights. Got {type(own).__qualname__}.")
     if any(isinstance(value, Mapping) for value in own.values()):
         if layer.name not in own:
             raise SpecError(f"{OWN} of {subject.name} lacks the layer {layer.name!r} (it has: {', '.join(own)})")
         own = own[layer.name]
-    return _rounded(layer, {name: np.asarray(array) for name, array in own.items()}, subject.dtype)
-
-
-def _rounded(layer: RecordedLayer, weights: Weights, dtype: str) -> Weights:
-    return check_weights(layer.config, {name: round_to(array, dtype) for name, array in weights.items()})
+    weights = {name: round_to(np.asarray(array), subject.dtype) for name, array in own.items()}
+    return check_weights(layer.config, weights)

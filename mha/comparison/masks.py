@@ -71,7 +71,7 @@ def _same(mask: NDArray[np.bool_], other: NDArray[np.bool_], counts: NDArray[np.
 def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Common mistakes with the original's mask in words, most likely first, each with the keys it would allow."""
     mask, where = a.problem.inputs.mask, a.where
-    sizes, heads = a.problem.inputs.check(a.problem.config), a.problem.config.num_heads
+    sizes, heads = a.problem.sizes, a.problem.config.num_heads
     everything = np.ones_like(where)
     yield "it forgets the mask", everything
     yield "its mask is inverted (True and False exchanged)", ~where
@@ -119,16 +119,15 @@ def _bias_difference(a: Expected, b: Expected, allowance: Allowance, counts: NDA
     centred = apart(_centred(first, counts), _centred(second, counts), counts)
     if min(allowance.ratio(found), allowance.ratio(centred)) <= 1.0:
         return None
-    if not all(given):
-        what = (
-            "the port has no bias, the original has one" if given[0] else "the port has a bias, the original has none"
-        )
-    else:
-        what = "the biases differ"
-        if same_numbers(first, -second, allowance.dtype):
-            what = "the port's bias has the other sign"
-    where = f"by up to {number(found.difference)} where both attend, worst at {place(found.index)}"
-    return Difference("mask", f"{what}, {where}", "bias", found.difference, allowance.at_worst(first, found))
+    what = "the biases differ"
+    if not given[1]:
+        what = "the port has no bias, the original has one"
+    elif not given[0]:
+        what = "the port has a bias, the original has none"
+    elif same_numbers(first, -second, allowance.dtype):
+        what = "the port's bias has the other sign"
+    where = f"by up to {number(found.worst.largest)} where both attend, worst at {place(found.worst.index)}"
+    return allowance.difference("mask", f"{what}, {where}", "bias", first, found)
 
 
 def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:
@@ -148,16 +147,12 @@ def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
 
     These rows have no influence on any other row, neither of this layer's output nor of a later layer's.
     """
-    return _padded(a) & _padded(b)
-
-
-def _padded(one: Expected) -> NDArray[np.bool_]:
-    inputs = one.problem.inputs
-    own = inputs.queries.shape[1:] == inputs.keys.shape[1:] and inputs.past_keys is None
-    if not own or not np.array_equal(inputs.queries, inputs.keys, equal_nan=True):
-        sizes = inputs.check(one.problem.config)
-        return np.zeros((sizes.batch, sizes.query_len), dtype=bool)
-    return padded_keys(one)
+    padded = np.ones((a.problem.sizes.batch, a.problem.sizes.query_len), dtype=bool)
+    for one in (a, b):
+        inputs = one.problem.inputs
+        is_own = inputs.past_keys is None and np.array_equal(inputs.queries, inputs.keys, equal_nan=True)
+        padded &= padded_keys(one) if is_own else False
+    return padded
 
 
 def padded_keys(one: Expected) -> NDArray[np.bool_]:

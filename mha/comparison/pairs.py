@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,15 +20,11 @@ class Pairing:
     Attributes:
         by: "name" or "order".
         pairs: (call of the original, call of the port), in the order of the original's calls.
-        left: calls of the original without a partner.
-        right: calls of the port without one.
         notes: remarks about the pairing.
     """
 
     by: str
     pairs: tuple[tuple[int, int], ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -52,48 +48,38 @@ def pair_calls(a: Recording, b: Recording, by: str | None = None) -> Pairing:
     if by == "name" and not shared:
         raise SpecError(f"no layer of the port has a name of the original's: {_listed(other)}; {_listed(own)}")
     if by == "name" or (by is None and len(shared) == min(len(own), len(other))):
-        return _by_name(a, b, own, other)
+        return _by_name(b, own, other)
     count = min(len(a.calls), len(b.calls))
-    notes = []
-    if by is None:
-        notes.append(
-            f"Paired in the order of their calls: the layers have other names ({_listed(own)}; the port's: "
-            f"{_listed(other)})."
-        )
-    else:
-        notes.append("Paired in the order of their calls.")
+    names = f": the layers have other names ({_listed(own)}; the port's: {_listed(other)})" if by is None else ""
+    notes = [f"Paired in the order of their calls{names}."]
     if len(a.calls) != len(b.calls):
-        notes.append(
-            f"The original made {_calls(len(a.calls))}, the port {len(b.calls)}: the first {count} are paired."
-        )
-    pairs = tuple((i, i) for i in range(count))
-    return Pairing("order", pairs, tuple(range(count, len(a.calls))), tuple(range(count, len(b.calls))), tuple(notes))
+        made = "1 call" if len(a.calls) == 1 else f"{len(a.calls)} calls"
+        notes.append(f"The original made {made}, the port {len(b.calls)}: the first {count} are paired.")
+    return Pairing("order", tuple((i, i) for i in range(count)), tuple(notes))
 
 
-def _by_name(a: Recording, b: Recording, own: dict[str, list[int]], other: dict[str, list[int]]) -> Pairing:
-    pairs, left = [], []
-    right = {position for positions in other.values() for position in positions}
+def _by_name(b: Recording, own: dict[str, list[int]], other: dict[str, list[int]]) -> Pairing:
     notes = ["Paired by name."]
     for name, positions in own.items():
-        partners = other.get(name, [])
-        if partners and len(partners) != len(positions):
+        partners = other.get(name, positions)
+        if len(partners) != len(positions):
             notes.append(f"{name} was called {_times(len(positions))}; in the port, {_times(len(partners))}.")
-        pairs += list(zip(positions, partners, strict=False))
-        right -= set(partners[: len(positions)])
-        left += positions[len(partners) :]
-    pairs.sort()
-    later = [(one, two) for one, two in pairwise(pairs) if one[1] > two[1]]
-    if later:
-        (first, second) = later[0]
-        notes.append(f"The calls have another order: the port calls {b.names[second[1]]} before {b.names[first[1]]}.")
-    return Pairing("name", tuple(pairs), tuple(sorted(left)), tuple(sorted(right)), tuple(notes))
+    pairs = sorted(pair for name in own for pair in zip(own[name], other.get(name, ()), strict=False))
+    for first, second in pairwise(pairs):
+        if first[1] > second[1]:
+            calls = f"the port calls {b.names[second[1]]} before {b.names[first[1]]}"
+            notes.append(f"The calls have another order: {calls}.")
+            break
+    return Pairing("name", tuple(pairs), tuple(notes))
 
 
-def unpaired_lines(a: Recording, b: Recording, pairing: Pairing) -> Iterator[str]:
-    """One line for each recording that has calls without a partner."""
-    for recording, positions, whose in ((a, pairing.left, "the original's"), (b, pairing.right, "the port's")):
-        if positions:
-            yield f"No partner has {whose} {_listed([recording.names[position] for position in positions])}."
+def unpaired_lines(a: Recording, b: Recording, pairing: Pairing, chosen: Iterable[str]) -> Iterator[str]:
+    """One line for each recording in which some of the `chosen` calls have no partner."""
+    paired = [{one for one, _ in pairing.pairs}, {other for _, other in pairing.pairs}]
+    for recording, positions, whose in zip((a, b), paired, ("the original's", "the port's"), strict=True):
+        left = [name for i, name in enumerate(recording.names) if i not in positions and name in chosen]
+        if left:
+            yield f"No partner has {whose} {_listed(left)}."
 
 
 def _calls_by_name(recording: Recording) -> dict[str, list[int]]:
@@ -103,13 +89,9 @@ def _calls_by_name(recording: Recording) -> dict[str, list[int]]:
     return dict(found)
 
 
-def _listed(names: Sequence[str] | dict[str, list[int]]) -> str:
+def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count} calls"
 
 
 def _times(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
@@ -38,18 +39,15 @@ class WeightIndex:
         self.called = [layer.name or "layer" for layer in layers]
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
-    def _of(self, dtype: str) -> dict[bytes, list[tuple[int, str]]]:
-        if dtype not in self._by_dtype:
-            found: dict[bytes, list[tuple[int, str]]] = {}
-            for position, layer in enumerate(self.layers):
-                for name, array in layer.weights.items():
-                    found.setdefault(_digest(array, dtype), []).append((position, name))
-            self._by_dtype[dtype] = found
-        return self._by_dtype[dtype]
-
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
         """(position of the layer, name) of every array with these numbers."""
-        return self._of(dtype).get(_digest(array, dtype), [])
+        if dtype not in self._by_dtype:
+            found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
+            for position, layer in enumerate(self.layers):
+                for name, own in layer.weights.items():
+                    found[_digest(own, dtype)].append((position, name))
+            self._by_dtype[dtype] = found
+        return self._by_dtype[dtype].get(_digest(array, dtype), [])
 
     def whose(self, weights: Weights, dtype: str) -> list[int]:
         """The layers that hold all of these weights."""
@@ -77,23 +75,22 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
     """
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)
-    found, notes = _settings(a, b, dtype)
-    if any(difference.name in ("projections", "score") for difference in found):
-        return found, notes  # they have other arrays
+    settings, notes = _settings(a, b, dtype)
+    if settings.keys() & {"projections", "score"}:
+        return list(settings.values()), notes  # they have other arrays
     if a.config.num_kv_heads != b.config.num_kv_heads and a.config.num_heads == b.config.num_heads:
         own, other = _repeated(a, own), _repeated(b, other)
         if all(same_numbers(own[name], other[name], dtype) for name in own if name in other):
-            found = [difference for difference in found if difference.name != "num_kv_heads"]
+            del settings["num_kv_heads"]
             notes.append(f"{b.config.num_kv_heads} key heads for {a.config.num_kv_heads}, repeated: the same layer")
-    if any(difference.name == "scale" for difference in found) and _scale_is_in_weights(a, b, own, other, dtype):
-        found = [difference for difference in found if difference.name != "scale"]
+    if "scale" in settings and _scale_is_in_weights(a, b, own, other, dtype):
+        del settings["scale"]
         notes.append("the scale is part of the query weights on one side: the same layer")
         other = {**other, **{name: own[name] for name in own if name.startswith("q_proj.")}}
+    found = list(settings.values())
     parted = [name for name in own if not same_numbers(own[name], other[name], dtype)]
-    if not parted:
-        return found, notes
     whose = [position for position in index.whose(b.weights, dtype) if index.layers[position] is not a]
-    if whose:
+    if parted and whose:
         names = " or ".join(dict.fromkeys(index.called[position] for position in whose))
         message = f"the port's layer holds the weights of the original's {names}"
         return [*found, Difference("weights", message)], notes
@@ -141,8 +138,9 @@ def _repeated(layer: RecordedLayer, weights: Mapping[str, NDArray]) -> dict[str,
     return {name: repeat(name, array) for name, array in weights.items()}
 
 
-def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[list[Difference], list[str]]:
-    found, notes = [], []
+def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[dict[str, Difference], list[str]]:
+    """The settings that differ, by name; and remarks."""
+    found, notes = {}, []
     for name in SETTINGS:
         own, other = getattr(a.config, name), getattr(b.config, name)
         if own == other or (name == "score" and {own, other} == {"dot", "scaled_dot"}):
@@ -150,12 +148,12 @@ def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[list[Diff
         if name == "dropout":
             notes.append(f"dropout is {other:g}, the original's {own:g}: it is off outside training")
         else:
-            found.append(Difference("config", f"{name} is {other}; the original's is {own}", name))
-    scales = a.config.softmax_scale, b.config.softmax_scale
-    if abs(scales[0] - scales[1]) > 2 * UNIT_ROUNDOFF[dtype] * abs(scales[0]):
-        message = f"the scale is {scales[1]:.6g}; the original's is {scales[0]:.6g}{_scale_in_words(b.config)}"
-        difference = abs(scales[0] - scales[1])
-        found.append(Difference("config", message, "scale", difference, 2 * UNIT_ROUNDOFF[dtype] * abs(scales[0])))
+            found[name] = Difference("config", f"{name} is {other}; the original's is {own}", name)
+    own, other = a.config.softmax_scale, b.config.softmax_scale
+    difference, allowed = abs(own - other), 2 * UNIT_ROUNDOFF[dtype] * abs(own)
+    if difference > allowed:
+        message = f"the scale is {other:.6g}; the original's is {own:.6g}{_scale_in_words(b.config)}"
+        found["scale"] = Difference("config", message, "scale", difference, allowed)
     return found, notes
 
 
@@ -167,24 +165,24 @@ def _scale_in_words(config: AttentionConfig) -> str:
         config.head_dim**0.5: "sqrt(head_dim)",
         config.head_dim**-0.5: "1 / sqrt(head_dim)",
     }
-    for value, words in known.items():
-        if np.isclose(config.softmax_scale, value, rtol=1e-6):
-            return f" (the port's is {words})"
-    return ""
+    same = (words for value, words in known.items() if np.isclose(config.softmax_scale, value, rtol=1e-6))
+    return next((f" (the port's is {words})" for words in same), "")
 
 
 def _scale_is_in_weights(
     a: RecordedLayer, b: RecordedLayer, own: Mapping[str, NDArray], other: Mapping[str, NDArray], dtype: str
 ) -> bool:
-    scales = a.config.softmax_scale, b.config.softmax_scale
-    for name in own:
-        if name.startswith("q_proj."):
-            if own[name].shape != other[name].shape:
-                return False
-            first, second = own[name] * np.float64(scales[0]), other[name] * np.float64(scales[1])
-            if not np.allclose(first, second, rtol=4 * UNIT_ROUNDOFF[dtype], atol=0.0):
-                return False
-    return any(name.startswith("q_proj.") for name in own)
+    names = [name for name in own if name.startswith("q_proj.")]
+    return bool(names) and all(
+        own[name].shape == other[name].shape
+        and np.allclose(
+            own[name] * np.float64(a.config.softmax_scale),
+            other[name] * np.float64(b.config.softmax_scale),
+            rtol=4 * UNIT_ROUNDOFF[dtype],
+            atol=0.0,
+        )
+        for name in names
+    )
 
 
 def _joined(

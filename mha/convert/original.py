@@ -19,6 +19,8 @@ from mha.infer.observed import Observed, load_arrays
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
+from mha_core.errors import listed
+from mha_core.features import arithmetic_fields
 from mha_core.weights import Weights
 
 MOST_NAMED = 6
@@ -136,10 +138,10 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
 
 
 def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """The config with the recorded scale and softcap of the scores, which no array shows."""
+    """The config with those recorded settings that change the scores and that no array shows, such as the scale."""
     if layer.config is None:
         return config
-    return replace(config, scale=layer.config.scale, softcap=layer.config.softcap)
+    return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})
 
 
 def _of_arrays(path: Path) -> list[OriginalLayer]:
@@ -207,5 +209,4 @@ def _numbered(prefix: str) -> list[tuple[str, int]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:MOST_NAMED]))
-    return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    return listed([repr(name) for name in names], MOST_NAMED)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 
@@ -18,11 +17,10 @@ from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from mha.convert.original import OriginalCall, OriginalLayer
 from mha.convert.verify import VerificationFailed
-from mha.infer.evidence import AT_ONCE, EXP_ULPS, KEYS_PER_BLOCK
+from mha.infer.evidence import EXP_ULPS, KEYS_PER_BLOCK, pieces
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
-from mha_core.call.masks import allowed_keys
+from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import round_to
 from mha_core.weights import Weights
 
@@ -121,8 +119,12 @@ def _judged(
     call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights, precision: Precision
 ) -> Judgement:
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
-    problem.inputs.check(config)
     return max((judge_original(piece, precision) for piece in _pieces(problem)), key=lambda judgement: judgement.worst)
+
+
+def _pieces(problem: Problem) -> Iterator[Problem]:
+    """The problem in parts whose bounds fit into memory."""
+    return pieces(problem, problem.config.num_heads * problem.config.value_head_dim)
 
 
 def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tuple[AttentionConfig, Weights]]]:
@@ -142,31 +144,6 @@ def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weig
     """Whether this config and these weights give another output than the one recorded in this call."""
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
     return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
-
-
-def _pieces(problem: Problem) -> Iterator[Problem]:
-    """The problem in parts of some batch items and queries, so that the bounds of each fit into memory."""
-    inputs, config = problem.inputs, problem.config
-    sizes = inputs.check(config)
-    row = max(1, sizes.key_len * config.num_heads * config.value_head_dim)
-    plain = not inputs.is_split and inputs.dropout_keep is None and inputs.past_keys is None
-    if sizes.batch * sizes.query_len * row <= AT_ONCE or not plain:
-        yield problem
-        return
-    # Piece by piece, every source of the mask but the bias becomes one array.
-    allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
-    bias = None if inputs.mask.bias is None else np.broadcast_to(inputs.mask.bias, allowed.shape)
-    rows = max(1, AT_ONCE // row)
-    for b, start in product(range(sizes.batch), range(0, sizes.query_len, rows)):
-        item, i = slice(b, b + 1), slice(start, start + rows)
-        mask = AttentionMask(allowed=allowed[item, :, i], bias=None if bias is None else bias[item, :, i])
-        piece = AttentionInputs(inputs.queries[item, i], inputs.keys[item], inputs.values[item], mask)
-        outputs = {
-            name: array[item, i] if name == "output" else array[item, :, i]
-            for name, array in problem.recorded.items()
-            if name in ("output", "weights", "heads")
-        }
-        yield Problem(config, problem.weights, piece, outputs)
 
 
 def _other_weights(layer: OriginalLayer, weights: Weights) -> str:

@@ -10,7 +10,7 @@ framework, the reference in NumPy.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,7 +20,6 @@ import numpy as np
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.deviations import known as deviations
-from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.backend import BackendSubject
@@ -95,7 +94,7 @@ def verify_sides(
     """
     _, config, weights = source
     problems = list(_problems(config, weights, where, causal=causal))
-    judged: dict[tuple[int, Precision], Expected] = {}
+    judged = cache(lambda index, precision: answer(problems[index], precision))
     sides = []
     frameworks = [layout.framework for layout, _, _ in (source, target)]
     for label, (layout, own_config, own_weights) in (("source", source), ("target", target)):
@@ -115,43 +114,32 @@ def _run_side(
     weights: Weights,
     *,
     problems: list[Problem],
-    judged: dict[tuple[int, Precision], Expected],
+    judged: Callable[[int, Precision], Expected],
 ) -> SideResult:
     dtype = "float64" if next(iter(weights.values())).dtype == np.float64 else "float32"
     for subject in _subjects(layout, framework, dtype):
         precision = getattr(subject, "precision", None) or Precision.of(subject.dtype)
         for index, problem in enumerate(problems):
-            key = (index, precision)
-            if key not in judged:
-                judged[key] = answer(problem, precision)
-            wanted = judged[key]
             own = replace(problem, config=config, weights=weights).rounded(precision.storage)
             try:
                 trace = ask(subject, own)
-                ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, precision.storage)
             except CannotExpress:
                 continue
             except SubjectFailed as error:
                 raise SpecError(f"{where} did not run in {subject.name}: {error}") from error
-            except ParityError as error:
-                rounded = _rounded_scale(subject, problem, precision)
-                if rounded is None:
-                    raise _failed(where, subject, error) from error
+            note = ""
+            ratios, mismatches = judged(index, precision).judge(trace, precision.storage)
+            rounded = _rounded_scale(subject, problem, precision) if mismatches else None
+            if rounded is not None:
                 other, note = rounded
-                wanted = answer(other, precision)
-                try:
-                    ratios = compare(trace, wanted.trace, wanted.allowed_error, wanted.where, precision.storage)
-                except ParityError as still:
-                    raise _failed(where, subject, still) from error
-            else:
-                note = ""
+                ratios, mismatches = answer(other, precision).judge(trace, precision.storage)
+            if mismatches:
+                raise VerificationFailed(
+                    f"{where} differs from the reference in {subject.name}: {mismatches[0].message}"
+                )
             engine = f"backend {subject.name}" if isinstance(subject, BackendSubject) else subject.name
             return SideResult(engine, precision.storage, max(ratios.values()), note)
     raise SpecError(f"{where} can't be run by anything that is installed")
-
-
-def _failed(where: str, subject: Any, error: ParityError) -> VerificationFailed:
-    return VerificationFailed(f"{where} differs from the reference in {subject.name}: {error.mismatches[0].message}")
 
 
 def _rounded_scale(subject: Any, problem: Problem, precision: Precision) -> tuple[Problem, str] | None:

@@ -51,7 +51,7 @@ IN_KERAS_FILES = ("keras", "keras-gqa", "d2l-tf")
 
 FORMATS = (
     Format("safetensors", (".safetensors",), "mha.formats.readers.safetensors", keeps_config=True),
-    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.readers.pytorch", framework="torch", writes_with="torch"),
+    Format("PyTorch", (".pt", ".pth", ".bin"), "mha.formats.readers.pytorch", framework="torch"),
     Format("Keras weights", (".weights.h5",), "mha.formats.readers.keras", framework="tf", layouts=IN_KERAS_FILES),
     Format(
         "Keras model",

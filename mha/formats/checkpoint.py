@@ -132,6 +132,23 @@ def spec_errors(path: Path, what: str) -> Iterator[None]:
         raise SpecError(f"{path}: {what}: {one_line(error)}") from error
 
 
+class Refused(ValueError):
+    """Something in a file that a file of weights does not need; the message names it."""
+
+
+@contextmanager
+def reading(path: Path, form: str) -> Iterator[None]:
+    """A context for the reader of `form`: any exception becomes a SpecError, "refused" or "not whole"."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except Refused as error:
+        raise SpecError(f"{path} is refused: {error}") from error
+    except Exception as error:  # each library has its own, and a damaged file brings out odd ones
+        raise not_whole(path, form, error) from error
+
+
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     """The SpecError for a file that the reader of `form` refuses."""
     looks = _looks_like(path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.order import in_order
 from mha_core import SpecError
+from mha_core.errors import listed
 from mha_core.layouts import LAYOUTS, Layout, get
 
 CAVEATS = dict.fromkeys(
@@ -64,9 +65,7 @@ def choose(found: Sequence[FoundLayer], where: str, prefix: str | None, *, every
     if not found:
         known = ", ".join(LAYOUTS)
         raise SpecError(f"{where}: no attention layer of a layout that is known (known: {known})")
-    prefixes = ", ".join(repr(layer.prefix) for layer in found[:MOST_SHOWN])
-    if len(found) > MOST_SHOWN:
-        prefixes += f" and {len(found) - MOST_SHOWN} more"
+    prefixes = listed([repr(layer.prefix) for layer in found], MOST_SHOWN)
     if prefix is not None:
         chosen = [layer for layer in found if layer.prefix == prefix]
         if not chosen:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mha_core import SpecError
-from mha_core.errors import shown
+from mha_core.errors import listed, shown
 
 INDEX = ".index.json"
 """Suffix of an index of shards, after the name that the whole file would have."""
@@ -63,9 +63,8 @@ def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
             f"{folder} has no file of weights (looked for: {', '.join(KNOWN)}, their {INDEX}, and one file that ends "
             f"in any of {', '.join(suffixes)})"
         )
-    listed = ", ".join(shown(name) for name in found[:MOST_SHOWN])
-    more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-    raise SpecError(f"{folder} has several files of weights; name the one to read: {listed}{more}")
+    several = listed([shown(name) for name in found], MOST_SHOWN)
+    raise SpecError(f"{folder} has several files of weights; name the one to read: {several}")
 
 
 def weights_in(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:

@@ -19,6 +19,7 @@ from mha.formats.folder import passed_over
 from mha.formats.order import in_order
 from mha.formats.strays import Stray, find_strays, find_uneven, refuse_strays
 from mha_core import SpecError
+from mha_core.errors import listed
 from mha_core.layouts import LAYOUTS, get
 
 ATTENTION = re.compile(r"attn|attention|multi_?head|(?:^|_)mha", re.IGNORECASE)
@@ -131,9 +132,7 @@ class Survey:
         others += [repr(name) for name in self.unseen]
         text = f"read {len(wanted)} of {len(self.order) + len(self.unseen)} modules that look like attention"
         if others:
-            text += f"; not: {', '.join(others[:MOST_SHOWN])}"
-        if len(others) > MOST_SHOWN:
-            text += f" and {len(others) - MOST_SHOWN} more"
+            text += f"; not: {listed(others, MOST_SHOWN)}"
         if self.passed_over:
             text += f" (of {Path(self.path).name}; files beside it that were not read: {', '.join(self.passed_over)})"
         return text

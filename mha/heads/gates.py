@@ -6,7 +6,7 @@ A gate of 0 is the head masked everywhere (`allowed[:, head] = False`), whose ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,25 +33,18 @@ def _multiplying(gate: Any) -> Callable[[Any, Any], Any]:
     return hook
 
 
-@contextmanager
-def without(live: Live, removed: NDArray[np.bool_]) -> Iterator[None]:
+def without(live: Live, removed: NDArray[np.bool_]) -> AbstractContextManager[None]:
     """A context without the heads that are True in `removed`, bool (layers, heads)."""
     import torch
 
-    gates = []
-    for site, row in zip(live.sites, removed, strict=True):
-        kept = ~row[: site.config.num_heads]
-        gates.append(torch.from_numpy(kept).to(site.out.weight))
-    with gated(live, gates):
-        yield
+    kept = [~row[: site.config.num_heads] for site, row in zip(live.sites, removed, strict=True)]
+    return gated(live, [torch.from_numpy(own).to(site.out.weight) for own, site in zip(kept, live.sites, strict=True)])
 
 
 def embed(live: Live, batches: Sequence[Any], removed: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
     """Embeddings (N, E) of length 1, of all texts of these batches in their order, without some heads."""
-    removed = np.zeros((len(live.sites), 1), np.bool_) if removed is None else removed
-    if not removed.any():
-        return np.concatenate([live.encoder.embed(batch) for batch in batches])
-    with without(live, removed):
+    gates = nullcontext() if removed is None or not removed.any() else without(live, removed)
+    with gates:
         return np.concatenate([live.encoder.embed(batch) for batch in batches])
 
 

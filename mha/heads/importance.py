@@ -5,15 +5,15 @@ The more, the more important; NaN where a layer has no such head. `mha.heads.cur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha.heads.gates import embed, squared_gradients
-from mha.heads.subject import Call, Layer, Subject
-from mha_core import SpecError, Trace
+from mha.heads.subject import Subject
+from mha_core import SpecError
 from mha_core.reference import pipeline as reference
 
 DIRECTIONS = 2
@@ -27,11 +27,9 @@ Scores = NDArray[np.float64]
 
 def leave_one_out(subject: Subject) -> Scores:
     """1 - cosine of what comes out with and without the head: the mean over texts, or of a recording over tokens."""
-    found = np.where(subject.there, 0.0, np.nan)
     if subject.live is None:
-        for index, layer in enumerate(subject.layers):
-            found[index, : layer.config.num_heads] = _mean(subject.calls[index], _left_out)
-        return found
+        return _of_calls(subject, _left_out)
+    found = np.where(subject.there, 0.0, np.nan)
     whole = embed(subject.live, subject.batches)
     for index, head in np.argwhere(subject.there):
         removed = np.zeros(subject.shape, np.bool_)
@@ -48,11 +46,9 @@ def gradient(subject: Subject, directions: int = DIRECTIONS) -> Scores:
     the embedding, so a backward pass or two are enough for all heads. It needs no labels. (The gradient of a loss that
     compares with the model itself would be 0 for every head: that loss is at its minimum.)
     """
-    found = np.where(subject.there, 0.0, np.nan)
     if subject.live is None:
-        for index, layer in enumerate(subject.layers):
-            found[index, : layer.config.num_heads] = _mean(subject.calls[index], _slopes)
-        return found
+        return _of_calls(subject, _slopes)
+    found = np.where(subject.there, 0.0, np.nan)
     rng, texts = np.random.default_rng(SEED), 0
     width = int(subject.live.encoder.model.config.hidden_size)
     for batch in subject.batches:
@@ -113,62 +109,43 @@ def order_of(scores: Scores) -> list[tuple[int, int]]:
 # Of one call, by the reference ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """What a layer gives in one call: `added` (B, H, Lq, Do) sums to the output but for its bias, and `call`."""
+def _of_calls(subject: Subject, of: Callable[[NDArray, NDArray], NDArray]) -> Scores:
+    """The mean over the queries that count, of what `of` makes of the output and of what each head adds to it.
 
-    call: Call
-    trace: Trace
-    added: NDArray[np.float64]
-
-    @property
-    def output(self) -> NDArray[np.float64]:
-        assert self.trace.output is not None
-        return self.trace.output
-
-
-def _out(layer: Layer) -> NDArray[np.float64]:
-    """out_proj by heads: (Do, H, dv)."""
-    weight = layer.weights["out_proj.weight"].astype(np.float64)
-    return weight.reshape(len(weight), layer.config.num_heads, -1)
-
-
-def _parts(calls: tuple[Call, ...]) -> Iterator[_Parts]:
-    for call in calls:
-        problem = call.problem
-        trace = reference.run(problem.config, problem.weights, problem.inputs)
-        assert trace.heads is not None
-        out = _out(Layer("", problem.config, problem.weights, ""))
-        yield _Parts(call, trace, np.einsum("bhld,ohd->bhlo", trace.heads, out, optimize=True))
+    Args:
+        subject: a recording.
+        of: output (B, 1, Lq, Do), and by head what sums to it but for its bias (B, H, Lq, Do) -> (B, H, Lq).
+    """
+    found = np.where(subject.there, 0.0, np.nan)
+    for row, layer, calls in zip(found, subject.layers, subject.calls, strict=True):
+        heads = layer.config.num_heads
+        weight = layer.weights["out_proj.weight"].astype(np.float64)
+        out = weight.reshape(len(weight), heads, -1)  # (Do, H, dv)
+        for call in calls:
+            trace = reference.run(layer.config, layer.weights, call.problem.inputs)
+            assert trace.heads is not None
+            assert trace.output is not None
+            added = np.einsum("bhld,ohd->bhlo", trace.heads, out, optimize=True)
+            row[:heads] += np.where(call.rows[:, None], of(trace.output[:, None], added), 0.0).sum(axis=(0, 2))
+        row[:heads] /= max(sum(int(call.rows.sum()) for call in calls), 1)
+    return found
 
 
-def _mean(calls: tuple[Call, ...], of: Callable[[_Parts], NDArray[np.float64]]) -> NDArray[np.float64]:
-    """(H,): the mean over the queries that count of what `of` makes of each call, (B, H, Lq)."""
-    total, rows = np.float64(0.0), 0
-    for parts in _parts(calls):
-        counted = parts.call.rows
-        total = total + np.where(counted[:, None], of(parts), 0.0).sum(axis=(0, 2))
-        rows += int(counted.sum())
-    return np.asarray(total / max(rows, 1))
-
-
-def _length(array: NDArray[np.float64]) -> NDArray[np.float64]:
+def _length(array: NDArray) -> NDArray:
     return np.asarray(np.linalg.norm(array, axis=-1))
 
 
-def _left_out(parts: _Parts) -> NDArray[np.float64]:
+def _left_out(whole: NDArray, added: NDArray) -> NDArray:
     """1 - cosine of the output with and without each head, (B, H, Lq); 0 where it is the same, 1 where one is 0."""
-    whole = parts.output[:, None]
-    rest = whole - parts.added
+    rest = whole - added
     lengths = _length(whole) * _length(rest)
     cosine = (whole * rest).sum(axis=-1) / np.where(lengths > 0, lengths, 1.0)
-    return np.where((parts.added == 0).all(axis=-1), 0.0, np.maximum(1.0 - cosine, 0.0))
+    return np.where((added == 0).all(axis=-1), 0.0, np.maximum(1.0 - cosine, 0.0))
 
 
-def _slopes(parts: _Parts) -> NDArray[np.float64]:
+def _slopes(whole: NDArray, added: NDArray) -> NDArray:
     """(B, H, Lq): exact, because a layer's own output is linear in the gate."""
-    whole = parts.output[:, None]
     length = np.where(_length(whole) > 0, _length(whole), 1.0)
-    along = (parts.added * whole).sum(axis=-1) / length
-    across = (parts.added**2).sum(axis=-1) - along**2
+    along = (added * whole).sum(axis=-1) / length
+    across = (added**2).sum(axis=-1) - along**2
     return np.asarray(np.maximum(across, 0.0) / (2.0 * length**2))

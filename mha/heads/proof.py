@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,53 +26,6 @@ PROOF_TEXTS = 2
 """Texts, the shortest ones, on which a live model's layers are compared."""
 
 
-@dataclass(frozen=True)
-class BackendProof:
-    """One backend: its cut layers and its masked ones, on the same inputs.
-
-    Attributes:
-        backend: its name.
-        worst: the largest error / allowed error of all layers: of the masked and the cut layer each by the reference,
-            and of their difference by the sum of both bounds.
-        difference: the largest difference of the outputs.
-        failed: why it gave no answer; "" if it did.
-    """
-
-    backend: str
-    worst: float = float("inf")
-    difference: float = float("inf")
-    failed: str = ""
-
-    @property
-    def equal(self) -> bool:
-        return not self.failed and self.worst <= 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "equal": self.equal}
-
-
-@dataclass(frozen=True)
-class LiveProof:
-    """The live model with cut layers, and with masked ones.
-
-    Attributes:
-        difference: the largest difference of the embeddings.
-        allowed: how far errors within the layers' bounds move them.
-        identical: whether they are the same bits.
-    """
-
-    difference: float
-    allowed: float
-    identical: bool
-
-    @property
-    def equal(self) -> bool:
-        return self.difference <= self.allowed
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "equal": self.equal}
-
-
 @dataclass(frozen=True, eq=False)
 class Pair:
     """One layer and one call: what must come with heads masked, and with heads cut, each with its bound."""
@@ -86,6 +39,12 @@ class Pair:
         """The sum of both bounds of the output."""
         return np.asarray(self.masked.allowed_error["output"] + self.cut.allowed_error["output"])
 
+    @property
+    def smaller(self) -> Layer:
+        """The layer that is left."""
+        problem = self.cut.problem
+        return Layer(self.layer.name, problem.config, problem.weights, self.layer.dtype)
+
 
 def pairs_of(subject: Subject, kept: Sequence[Collection[int]]) -> list[Pair]:
     """The first call of each layer, masked and cut; of a live model on its shortest texts."""
@@ -93,27 +52,36 @@ def pairs_of(subject: Subject, kept: Sequence[Collection[int]]) -> list[Pair]:
     for layer, heads, problem in zip(subject.layers, kept, _problems(subject), strict=True):
         precision = Precision.of(layer.dtype)
         whole = Problem(layer.config, layer.weights, masked_inputs(layer.config, problem.inputs, heads))
-        config, weights = cut(layer.config, layer.weights, heads)
-        smaller = Problem(config, weights, cut_inputs(layer.config, problem.inputs, heads))
+        smaller = Problem(*cut(layer.config, layer.weights, heads), cut_inputs(layer.config, problem.inputs, heads))
         found.append(Pair(layer, answer(whole, precision), answer(smaller, precision)))
     return found
 
 
 def prove(
     pairs: Sequence[Pair], backends: Sequence[Backend], progress: Callable[[str], None] = lambda text: None
-) -> list[BackendProof]:
-    """Run masked and cut layers in every backend, and compare them."""
+) -> list[dict[str, Any]]:
+    """Run masked and cut layers in every backend, and compare them.
+
+    Returns:
+        For each backend a dict: `backend`; `worst`, the largest error / allowed error of all layers (of the masked
+        and the cut layer each by the reference, and of their difference by the sum of both bounds); `difference`, the
+        largest of the outputs; `failed`, why it gave no answer, or ""; and `equal`.
+    """
     found = []
     for backend in backends:
         progress(f"{backend.name}: cut = masked")
+        worst, difference, failed = np.inf, np.inf, ""
         try:
-            found.append(_prove(pairs, backend))
+            worst, difference = _apart(pairs, backend)
         except Exception as error:  # whatever a framework raises; the other backends still run
-            found.append(BackendProof(backend.name, failed=one_line(error)))
+            failed = one_line(error)
+        about = {"backend": backend.name, "worst": worst, "difference": difference, "failed": failed}
+        found.append({**about, "equal": worst <= 1.0})
     return found
 
 
-def _prove(pairs: Sequence[Pair], backend: Backend) -> BackendProof:
+def _apart(pairs: Sequence[Pair], backend: Backend) -> tuple[float, float]:
+    """The largest error / allowed error, and the largest difference of the outputs."""
     worst, difference = 0.0, 0.0
     for pair in pairs:
         outputs = []
@@ -123,29 +91,39 @@ def _prove(pairs: Sequence[Pair], backend: Backend) -> BackendProof:
             worst = max(worst, judge_trace(trace, wanted, dtype).worst)
             assert trace.output is not None
             outputs.append(trace.output.astype(np.float64))
-        apart = np.abs(outputs[0] - outputs[1])
-        over = apart / np.where(pair.slack > 0, pair.slack, 1.0)
-        worst = max(worst, float(np.where(pair.slack > 0, over, np.where(apart > 0, np.inf, 0.0)).max(initial=0.0)))
+        apart, slack = np.abs(outputs[0] - outputs[1]), pair.slack
+        over = np.divide(apart, slack, out=np.where(apart > 0, np.inf, 0.0), where=slack > 0)
+        worst = max(worst, float(over.max(initial=0.0)))
         difference = max(difference, float(apart.max(initial=0.0)))
-    return BackendProof(backend.name, worst, difference)
+    return worst, difference
 
 
-def prove_live(subject: Subject, pairs: Sequence[Pair], removed: NDArray[np.bool_]) -> LiveProof:
-    """The embeddings of one batch with heads masked, and of the same model with heads cut; the model stays whole."""
-    live, batch, kept = subject.live, proof_batch(subject), kept_in(subject, removed)
+def prove_live(subject: Subject, pairs: Sequence[Pair], removed: NDArray[np.bool_]) -> dict[str, Any]:
+    """The embeddings of one batch with heads masked, and of the same model with heads cut; the model stays whole.
+
+    Returns:
+        `difference`, the largest of the embeddings; `allowed`, how far errors within the layers' bounds move them;
+        `identical`, whether they are the same bits; and `equal`.
+    """
+    live, batch = subject.live, proof_batch(subject)
     assert live is not None
     masked = embed(live, [batch], removed)
-    with cut_live(live.sites, kept):
+    with cut_live(live.sites, kept_in(subject, removed)):
         smaller = live.encoder.embed(batch)
     with without(live, removed):
         slacks = [(site, pair.slack) for site, pair in zip(live.sites, pairs, strict=True)]
         allowed = allowed_move(live.encoder, batch, slacks, masked)
-    return LiveProof(float(np.abs(masked - smaller).max()), allowed, bool((masked == smaller).all()))
+    difference, identical = float(np.abs(masked - smaller).max()), bool((masked == smaller).all())
+    return {
+        "difference": difference,
+        "allowed": allowed,
+        "identical": identical,
+        "equal": difference <= allowed,
+    }
 
 
 def proof_batch(subject: Subject) -> Any:
     """The shortest texts of a live model, as a batch of their own."""
-    assert subject.live is not None
     first = subject.batches[0]
     length = int(first["attention_mask"][:PROOF_TEXTS].sum(dim=-1).max())
     return {name: tensor[:PROOF_TEXTS, :length] for name, tensor in first.items()}

@@ -6,7 +6,7 @@ cut, or as many query heads of each group that is kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,10 +82,10 @@ def cut(config: AttentionConfig, weights: Weights, kept: Collection[int]) -> tup
     }
     columns = _channels(heads, config.value_head_dim)
     found = dict(weights)
-    for projection, own in rows.items():
-        for kind in ("weight", "bias"):
-            if (name := f"{projection}.{kind}") in found:
-                found[name] = np.ascontiguousarray(found[name][own])
+    for name, array in weights.items():
+        projection = name.split(".")[0]
+        if projection in rows:
+            found[name] = np.ascontiguousarray(array[rows[projection]])
     found["out_proj.weight"] = np.ascontiguousarray(found["out_proj.weight"][:, columns])
     return smaller, check_weights(smaller, found)
 
@@ -132,19 +132,18 @@ def removed_first(subject: Subject, order: Sequence[Place], count: int) -> NDArr
     for layer, head in order:
         if removed.sum() >= count:
             break
-        config = subject.layers[layer].config
-        size = config.num_heads // config.num_kv_heads
+        size = subject.layers[layer].group
         group = slice(head // size * size, head // size * size + size)
         met[layer, head] = True
-        if met[layer, group].all() and removed[layer].sum() + size < config.num_heads:
+        if met[layer, group].all() and removed[layer].sum() + size < subject.layers[layer].config.num_heads:
             removed[layer, group] = True
     return removed
 
 
 def check_count(subject: Subject, count: int) -> None:
     """SpecError unless `count` heads can be cut: one of each layer, or its group, must stay."""
-    sizes = {layer.config.num_heads // layer.config.num_kv_heads for layer in subject.layers}
-    most = sum(layer.config.num_heads - layer.config.num_heads // layer.config.num_kv_heads for layer in subject.layers)
+    sizes = {layer.group for layer in subject.layers}
+    most = subject.total - sum(layer.group for layer in subject.layers)
     if not 0 <= count <= most:
         raise SpecError(
             f"at most {most} of {subject.total} heads of {subject.name} can be cut: every layer keeps one. Got {count}."
@@ -167,23 +166,12 @@ def check_names(subject: Subject) -> None:
 def kept_in(subject: Subject, removed: NDArray[np.bool_]) -> list[list[int]]:
     """Layer by layer the heads that are left."""
     return [
-        [head for head in range(layer.config.num_heads) if not row[head]]
+        np.flatnonzero(~row[: layer.config.num_heads]).tolist()
         for layer, row in zip(subject.layers, removed, strict=True)
     ]
 
 
-def cut_layers(subject: Subject, kept: Sequence[Collection[int]]) -> list[Layer]:
-    """Every layer of a subject with its kept heads. SpecError, with the layer's name, if they can't be cut so."""
-    found = []
-    for layer, heads in zip(subject.layers, kept, strict=True):
-        try:
-            found.append(Layer(layer.name, *cut(layer.config, layer.weights, heads), layer.dtype))
-        except SpecError as error:
-            raise SpecError(f"{layer.name}: {error}") from error
-    return found
-
-
-def write_layers(path: Path, layers: Iterable[Layer]) -> None:
+def write_layers(path: Path, layers: Sequence[Layer]) -> None:
     """Write layers as one safetensors file of canonical weights, whole or not at all; `mha convert` takes it.
 
     Each layer's arrays have its name as prefix, and its config is in the file's metadata. They are read back first.
@@ -191,16 +179,14 @@ def write_layers(path: Path, layers: Iterable[Layer]) -> None:
     Raises:
         SpecError: what was written reads otherwise.
     """
-    own = list(layers)
-    configs: dict[str, AttentionConfig] = {}
+    configs = {layer.name: layer.config for layer in layers}
     with written_whole(path) as temporary:
         with create(temporary, format_of(Path("layers.safetensors")), layout="canonical", configs=configs) as add:
-            for layer in own:
-                configs[layer.name] = layer.config
+            for layer in layers:
                 for name, array in layer.weights.items():
                     add(f"{layer.name}.{name}", np.ascontiguousarray(array))
         with open_checkpoint(temporary) as written:
-            for layer in own:
+            for layer in layers:
                 config, weights, _ = read_layer(written, layouts.get("canonical"), layer.name)
                 if config != layer.config:
                     raise SpecError(f"{layer.name}: what was written has another config")

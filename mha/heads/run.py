@@ -1,21 +1,21 @@
-"""Everything that `mha heads` does with one model or recording, in order."""
+"""Everything that `mha heads` does with one model or recording, in order; the result is a dict of JSON values."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mha.heads.curve import Judge, curves
-from mha.heads.importance import MEASURES, order_of
+from mha.heads.importance import MEASURES, Scores, order_of
 from mha.heads.proof import pairs_of, prove, prove_live
-from mha.heads.prune import check_count, check_names, cut_layers, kept_in, removed_first, write_layers
-from mha.heads.report import HeadsReport, Pruned
+from mha.heads.prune import kept_in, removed_first, write_layers
 from mha.heads.speed import measure_speed
 from mha.heads.subject import Subject
+from mha.heads.tables import SCHEMA_VERSION
 from mha.heads.texts import Texts
 from mha_core.backend import Backend
 
@@ -28,7 +28,7 @@ class Cut:
         count: how many heads.
         backends: where cut and masked layers are run.
         absent: names of backends that are not installed.
-        out: the file for the cut weights; None for none.
+        out: the file for the cut weights; None for none. It is written only if cut and masked layers are equal.
     """
 
     count: int
@@ -44,79 +44,92 @@ def measure_heads(
     cut: Cut | None = None,
     timed_in: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> HeadsReport:
-    """Importance, curves, and what is cut.
+) -> dict[str, Any]:
+    """Importance, curves, and what is cut; `schema.json` says the form.
 
     Args:
         subject: the model with the texts that importance is measured on, or a recording.
         texts: those of a model; None of a recording.
         measures: names of MEASURES; heads are cut in the order of the first.
-        cut: what to cut; None for nothing.
+        cut: what to cut, which `check_count` and `check_names` allow; None for nothing.
         timed_in: backends whose layer is timed, and the model in PyTorch; () for all, None for no timing.
         progress: is told, in words, what is being done.
-
-    Raises:
-        SpecError: so many heads can't be cut, or the layers can't be written to one file. Before any work.
     """
-    if cut is not None:
-        check_count(subject, cut.count)
-        check_names(subject)
     started = time.process_time()
-    found = {}
+    found: dict[str, Scores] = {}
     for name in dict.fromkeys(measures):
         progress(f"importance by {name}")
         found[name] = MEASURES[name].function(subject)
     judge = None if texts is None else Judge(subject, texts.judged)
-    drawn = None if judge is None else curves(judge, found, progress)
-    pruned = None if cut is None else _pruned(subject, judge, found, cut, progress)
-    speed = None
-    if timed_in is not None:
-        speed = measure_speed(subject, next(iter(found.values())), timed_in, progress)
-    return HeadsReport(
-        name=subject.name,
-        recording=subject.live is None,
-        layers={layer.name: layer.config.num_heads for layer in subject.layers},
-        texts="" if texts is None else texts.source,
-        importance=found,
-        curves=drawn,
-        pruned=pruned,
-        speed=speed,
-        cpu_seconds=time.process_time() - started,
-        versions=_versions(),
-    )
+    scores = next(iter(found.values()))
+    return {
+        "schema": SCHEMA_VERSION,
+        "model": subject.name,
+        "recording": subject.live is None,
+        "texts": "" if texts is None else texts.source,
+        "layers": [{"name": layer.name, "heads": layer.config.num_heads} for layer in subject.layers],
+        "importance": {
+            name: [row[there].tolist() for row, there in zip(own, subject.there, strict=True)]
+            for name, own in found.items()
+        },
+        "curves": None if judge is None else curves(judge, found, progress),
+        "pruned": None if cut is None else _pruned(subject, judge, found, cut, progress),
+        "speed": None if timed_in is None else measure_speed(subject, scores, timed_in, progress),
+        "cpu_seconds": time.process_time() - started,
+        "versions": _versions("numpy", "torch", "transformers", "gensim"),
+    }
 
 
 def _pruned(
-    subject: Subject, judge: Judge | None, found: dict[str, Any], cut: Cut, progress: Callable[[str], None]
-) -> Pruned:
-    measure = next(iter(found))
-    removed = removed_first(subject, order_of(found[measure]), cut.count)
+    subject: Subject, judge: Judge | None, found: Mapping[str, Scores], cut: Cut, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    measure, scores = next(iter(found.items()))
+    removed = removed_first(subject, order_of(scores), cut.count)
     kept = kept_in(subject, removed)
-    layers = cut_layers(subject, kept)
     pairs = pairs_of(subject, kept)
-    proofs = prove(pairs, cut.backends, progress)
-    live = None
+    proofs, live = prove(pairs, cut.backends, progress), None
     if subject.live is not None:
         progress("the live model: cut = masked")
         live = prove_live(subject, pairs, removed)
-    pruned = Pruned(
-        measure,
-        {layer.name: heads for layer, heads in zip(subject.layers, kept, strict=True)},
-        cut.count,
-        tuple(proofs),
-        live,
-        cut.absent,
-        None if judge is None else judge.without(removed),
-        "" if cut.out is None else str(cut.out),
-    )
-    if cut.out is not None and pruned.equal:
-        write_layers(cut.out, layers)
-    return pruned
+    ran = [proof for proof in proofs if not proof["failed"]]
+    equal = bool(ran) and all(proof["equal"] for proof in [*ran, *([] if live is None else [live])])
+    if cut.out is not None and equal:
+        write_layers(cut.out, [pair.smaller for pair in pairs])
+    pruned = {
+        "measure": measure,
+        "removed": cut.count,
+        "kept": {layer.name: heads for layer, heads in zip(subject.layers, kept, strict=True)},
+        "proofs": proofs,
+        "live": live,
+        "not_installed": list(cut.absent),
+        "point": None if judge is None else judge.without(removed),
+        "equal": equal,
+    }
+    return {**pruned, "verdict": verdict(pruned)}
 
 
-def _versions() -> dict[str, str]:
+def verdict(pruned: Mapping[str, Any]) -> str:
+    """One line: where it was proved, where not, and what is not installed.
+
+    >>> proof = {"backend": "torch", "failed": "", "equal": True}
+    >>> verdict({"proofs": [proof], "live": None, "not_installed": ["jax"], "equal": True})
+    'Equal: proved in torch; jax not installed.'
+    """
+    ran = {proof["backend"]: proof["equal"] for proof in pruned["proofs"] if not proof["failed"]}
+    if pruned["live"] is not None:
+        ran["the live model"] = pruned["live"]["equal"]
+    proved, differ = ([name for name, equal in ran.items() if equal is wanted] for wanted in (True, False))
+    failed = [proof["backend"] for proof in pruned["proofs"] if proof["failed"]]
+    words = f"proved in {', '.join(proved)}" if proved else "proved nowhere"
+    words += f"; different in {', '.join(differ)}" if differ else ""
+    words += f"; {', '.join(failed)} did not run" if failed else ""
+    words += f"; {', '.join(pruned['not_installed'])} not installed" if pruned["not_installed"] else ""
+    return f"{'Equal' if pruned['equal'] else 'Different' if differ else 'Not shown'}: {words}."
+
+
+def _versions(*packages: str) -> dict[str, str]:
     found = {}
-    for package in ("numpy", "torch", "transformers", "gensim"):
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

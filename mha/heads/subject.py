@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from mha.port.encoder import Encoder
-from mha.recipes import Site, record, survey
+from mha.recipes import Site, survey
 from mha.recordings.recording import Recording
 from mha.recordings.replay import check_reproduced
 from mha_core import AttentionConfig, SpecError
@@ -30,6 +29,11 @@ class Layer:
     config: AttentionConfig
     weights: Weights
     dtype: str
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one key head."""
+        return self.config.num_heads // self.config.num_kv_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +77,14 @@ class Subject:
         layers: in their order.
         live: the model, where there is one.
         batches: of `live`: the texts that importance is measured on.
-        recorded: layer by layer, the calls of a recording.
+        calls: of a recording: layer by layer, its calls.
     """
 
     name: str
     layers: tuple[Layer, ...]
     live: Live | None = None
     batches: tuple[Any, ...] = ()
-    recorded: tuple[tuple[Call, ...], ...] = ()
+    calls: tuple[tuple[Call, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for layer in self.layers:
@@ -103,30 +107,16 @@ class Subject:
         """How many heads there are."""
         return int(self.there.sum())
 
-    @cached_property
-    def calls(self) -> tuple[tuple[Call, ...], ...]:
-        """Layer by layer the calls that importance is measured on; a live model is run for them once."""
-        live = self.live
-        if live is None:
-            return self.recorded
-        found: list[list[Call]] = [[] for _ in self.layers]
-        for batch in self.batches:
-            _, problems = record(live.sites, partial(live.encoder.embed, batch))
-            rows = batch["attention_mask"].numpy().astype(bool)
-            for own, site in zip(found, live.sites, strict=True):
-                own += [Call(problem, rows) for problem in problems[site.name]]
-        return tuple(map(tuple, found))
 
-
-def of_encoder(encoder: Encoder, texts: Sequence[str], dtype: str = "float32") -> Subject:
-    """The attention layers of a sentence encoder, on these texts.
+def of_encoder(encoder: Encoder, texts: Sequence[str]) -> Subject:
+    """The attention layers of a sentence encoder loaded in float32, on these texts.
 
     Raises:
         SpecError: the texts or the model can't be used.
     """
     sites, _ = survey(encoder.model)
     live = Live(encoder, tuple(sites))
-    layers = tuple(Layer(site.name, site.config, site.weights, dtype) for site in sites)
+    layers = tuple(Layer(site.name, site.config, site.weights, "float32") for site in sites)
     return Subject(encoder.name, layers, live, tuple(batch for _, batch in live.batches(texts)))
 
 
@@ -144,7 +134,7 @@ def of_recording(name: str, recording: Recording) -> Subject:
     idle = [layer.name for layer, own in zip(layers, calls, strict=True) if not own]
     if idle:
         raise SpecError(f"{name} has no call of {idle[0]}, so nothing says what its heads do")
-    return Subject(name, layers, recorded=tuple(map(tuple, calls)))
+    return Subject(name, layers, calls=tuple(map(tuple, calls)))
 
 
 def _rows(problem: Problem) -> NDArray[np.bool_]:

@@ -52,10 +52,10 @@ def lee_texts(documents: int = DOCUMENTS) -> Texts:
     half = BACKGROUND // 2
     if not 1 <= documents <= half:
         raise SpecError(f"--documents must be 1 to {half}: each half has that many. Got {documents}.")
-    folder = _folder()
-    background = [" ".join(line.split()[:WORDS]) for line in _lines(folder / "lee_background.cor")]
+    file = _folder() / "lee_background.cor"
+    background = [" ".join(line.split()[:WORDS]) for line in _lines(file, str(file), "latin-1")]
     if len(background) != BACKGROUND:
-        raise SpecError(f"{folder} does not hold {BACKGROUND} documents, as gensim 4.4 has")
+        raise SpecError(f"{file} does not hold {BACKGROUND} documents, as gensim 4.4 has")
     source = (
         f"{documents} background documents of Lee, Pincombe & Welsh (2005), the first {WORDS} words of each, for "
         f"importance; {documents} others for the curves (gensim's test data)"
@@ -69,12 +69,7 @@ def file_texts(path: str | os.PathLike[str]) -> Texts:
     Raises:
         SpecError: it can't be read, is not UTF-8, or has fewer than two lines with a text.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SpecError(f"--texts {path} can't be read: {reason}") from error
-    texts = [line.strip() for line in lines if line.strip()]
+    texts = _lines(path, f"--texts {path}", "utf-8")
     if len(texts) < 2:
         raise SpecError(
             f"--texts needs two lines or more: half are for importance, half for the curves. {path} has {len(texts)}."
@@ -86,16 +81,18 @@ def file_texts(path: str | os.PathLike[str]) -> Texts:
 def _folder() -> Path:
     """Where pip put gensim's test data; gensim itself is not imported."""
     found = importlib.util.find_spec("gensim")
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    for place in places:
+    for place in [] if found is None else found.submodule_search_locations or ():
         if (folder := Path(place, "test", "test_data")).is_dir():
             return folder
     what = "which is not installed" if found is None else "whose test data are not there"
     raise SpecError(f"the texts come with the package 'gensim', {what}: {INSTALL}, or give your own with --texts FILE")
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: str | os.PathLike[str], name: str, encoding: str) -> list[str]:
+    """The lines of a file that hold a text. SpecError if it can't be read."""
     try:
-        return [line.strip() for line in path.read_text(encoding="latin-1").split("\n") if line.strip()]
-    except OSError as error:
-        raise SpecError(f"{path} can't be read: {error.strerror}") from error
+        lines = Path(path).read_text(encoding=encoding).splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SpecError(f"{name} can't be read: {reason}") from error
+    return [line.strip() for line in lines if line.strip()]

@@ -13,7 +13,6 @@ from mha.infer.families import Family
 from mha.infer.hypotheses.candidates import ORDERS, Candidates, Slice
 from mha.infer.hypotheses.hypothesis import SCALES, Hypothesis
 from mha.infer.observed import Observed
-from mha.infer.sample import mask_heads
 
 
 def around(
@@ -41,7 +40,7 @@ def _all(
         if orders != bare.orders
     )
     group = bare.heads // bare.kv_heads
-    if num_heads is None and mask_heads(observed) == 1:
+    if num_heads is None and observed.mask_heads == 1:
         most = max(bare.q.count, bare.o.count)
         for heads in range(group, most + 1, group):
             if heads != bare.heads and bare.q.count % heads == 0 and bare.o.count % heads == 0:

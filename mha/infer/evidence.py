@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +13,13 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
-from mha_core.call.masks import allowed_keys
-from mha_core.call.sizes import CallSizes
+from mha_core import AttentionInputs, AttentionMask, Trace
 from mha_core.dtypes import storage_dtype
 from mha_core.reference import pipeline as reference
-from mha_core.weights import Weights
 
 EXP_ULPS = 20.0
 """Error of the least exact exponential of any framework, because the record does not name its framework."""
@@ -98,67 +96,71 @@ class Judge:
             return [replace(self._judge(bare), constant=size)]
         return fitting or [min(judged, key=lambda fit: fit.ratio)]
 
+    def _problem(self, hypothesis: Hypothesis) -> Problem:
+        """The whole record as a problem."""
+        observed = self.observed
+        mask = observed.masks[hypothesis.mask]
+        inputs = AttentionInputs(observed.queries, observed.keys, observed.values, mask)
+        return Problem(*hypothesis.canonical(), inputs, {"output": self.recorded})
+
     def _output(self, hypothesis: Hypothesis) -> tuple[NDArray, NDArray]:
         """The output (B, Lq, Do) of a hypothesis in float64, and bool (B, Lq): the rows with a key in every head."""
-        config, weights = hypothesis.canonical()
-        parts: list[NDArray] = []
-        for problem, _ in self._problems(hypothesis, config, weights, self._pieces(hypothesis.heads)):
-            part = reference.run(config, weights, problem.inputs).output
-            assert part is not None
-            parts.append(part)
-        batch, query_len, _ = self.observed.queries.shape
-        sizes = CallSizes(batch, query_len, self.observed.keys.shape[1])
-        keys = allowed_keys(self.observed.masks[hypothesis.mask], sizes, hypothesis.heads)
-        rows = [part.reshape(-1, part.shape[-1]) for part in parts]
-        return np.concatenate(rows).reshape(self.observed.output.shape), keys.any(axis=-1).all(axis=1)
+        problem = self._problem(hypothesis)
+        parts: list[Any] = [
+            reference.run(piece.config, piece.weights, piece.inputs).output
+            for piece in pieces(problem, problem.config.num_heads)
+        ]
+        width = self.recorded.shape[-1]
+        output = np.concatenate([part.reshape(-1, width) for part in parts]).reshape(self.recorded.shape)
+        return output, problem.allowed().any(axis=-1).all(axis=1)
 
     def _judge(self, hypothesis: Hypothesis) -> Fit:
-        config, weights = hypothesis.canonical()
         worst, error, furthest = 0.0, 0.0, 0.0
-        pieces = self._pieces(hypothesis.heads * hypothesis.value_head_dim)
-        spread_out = np.unique(np.linspace(0, len(pieces) - 1, MOST_PIECES).astype(int))
-        for problem, output in self._problems(hypothesis, config, weights, [pieces[i] for i in spread_out]):
-            wanted = answer(problem, self.precision)
+        problem = self._problem(hypothesis)
+        every = list(pieces(problem, problem.config.num_heads * problem.config.value_head_dim))
+        spread_out = np.unique(np.linspace(0, len(every) - 1, MOST_PIECES).astype(int))
+        for piece in [every[i] for i in spread_out]:
+            wanted = answer(piece, self.precision)
+            output = piece.recorded["output"]
             ratios, _ = wanted.judge(Trace(output=output), self.precision.storage)
             worst = max(worst, ratios["output"])
             furthest = max(furthest, float(wanted.allowed_error["output"].max(initial=0.0)))
             error = max(error, _worst(wanted.trace.output, output))
             if worst > HOPELESS:
                 break
-        if len(spread_out) < len(pieces) and worst <= 1.0:
+        if len(spread_out) < len(every) and worst <= 1.0:
             error = _worst(self._output(hypothesis)[0], self.recorded)
             worst = max(worst, error / furthest if furthest else np.inf)
         return Fit(hypothesis, worst, error)
 
-    def _pieces(self, each: int) -> list[tuple[slice, slice]]:
-        """Batch items and rows of queries that are computed at once, where a row has Lk times `each` elements."""
-        batch, query_len, _ = self.observed.queries.shape
-        row = max(1, self.observed.keys.shape[1] * each)
-        if batch * query_len * row <= AT_ONCE:
-            return [(slice(None), slice(None))]
-        rows = max(1, AT_ONCE // row)
-        return [
-            (slice(item, item + 1), slice(start, start + rows))
-            for item, start in product(range(batch), range(0, query_len, rows))
-        ]
 
-    def _problems(
-        self, hypothesis: Hypothesis, config: AttentionConfig, weights: Weights, pieces: list[tuple[slice, slice]]
-    ) -> Iterator[tuple[Problem, NDArray]]:
-        """Each piece of the record as a problem, with the output that was recorded for it."""
-        observed, mask = self.observed, self.observed.masks[hypothesis.mask]
-        batch, query_len, _ = observed.queries.shape
-        if pieces == [(slice(None), slice(None))]:
-            inputs = AttentionInputs(observed.queries, observed.keys, observed.values, mask)
-            yield Problem(config, weights, inputs), self.recorded
-            return
-        # Piece by piece, every source of the mask but the bias becomes one array.
-        allowed = allowed_keys(mask, CallSizes(batch, query_len, observed.keys.shape[1]), hypothesis.heads)
-        bias = None if mask.bias is None else np.broadcast_to(mask.bias, allowed.shape)
-        for b, i in pieces:
-            piece = AttentionMask(allowed=allowed[b, :, i], bias=None if bias is None else bias[b, :, i])
-            inputs = AttentionInputs(observed.queries[b, i], observed.keys[b], observed.values[b], piece)
-            yield Problem(config, weights, inputs), self.recorded[b, i]
+def pieces(problem: Problem, each: int) -> Iterator[Problem]:
+    """The problem in parts of some batch items and queries, so that what is computed of one fits into memory.
+
+    Args:
+        problem: with what was recorded of its output, weights and heads.
+        each: for each query and key, how many elements the largest array has.
+    """
+    inputs, sizes = problem.inputs, problem.sizes
+    row = max(1, sizes.key_len * each)
+    plain = not inputs.is_split and inputs.dropout_keep is None and inputs.past_keys is None
+    if sizes.batch * sizes.query_len * row <= AT_ONCE or not plain:
+        yield problem
+        return
+    # Piece by piece, every source of the mask but the bias becomes one array.
+    allowed = problem.allowed()
+    bias = None if inputs.mask.bias is None else np.broadcast_to(inputs.mask.bias, allowed.shape)
+    rows = max(1, AT_ONCE // row)
+    for b, start in product(range(sizes.batch), range(0, sizes.query_len, rows)):
+        item, i = slice(b, b + 1), slice(start, start + rows)
+        mask = AttentionMask(allowed=allowed[item, :, i], bias=None if bias is None else bias[item, :, i])
+        piece = AttentionInputs(inputs.queries[item, i], inputs.keys[item], inputs.values[item], mask)
+        recorded = {
+            name: array[item, i] if name == "output" else array[item, :, i]
+            for name, array in problem.recorded.items()
+            if name in ("output", "weights", "heads")
+        }
+        yield Problem(problem.config, problem.weights, piece, recorded)
 
 
 def _worst(wanted: NDArray | None, given: NDArray) -> float:

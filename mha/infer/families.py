@@ -10,9 +10,8 @@ from itertools import product
 from math import gcd
 
 from mha.infer.hypotheses.candidates import ROLES, Candidates, Slice
-from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES
+from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, SCALES, Hypothesis
 from mha.infer.observed import Observed
-from mha.infer.sample import mask_heads
 
 RAREST = 7
 """The tier of the least ordinary readings that are tried."""
@@ -67,6 +66,10 @@ class Reading:
     def kv_heads(self) -> int:
         return self.heads // self.family.group
 
+    def hypothesis(self, q: Slice, k: Slice, v: Slice, o: Slice, mask: str = "", bq: Slice | None = None) -> Hypothesis:
+        """The hypothesis with these slices."""
+        return Hypothesis(q, k, v, o, self.orders, self.heads, self.kv_heads, self.scale, mask, self.tiled, bq)
+
 
 def families(candidates: Candidates, observed: Observed) -> list[Family]:
     """Every family of the arrays that could have made the record."""
@@ -118,7 +121,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
     """Every reading of the families that belongs to one tier."""
-    per_head = mask_heads(observed)
+    per_head = observed.mask_heads
     for family in found:
         if family.rarity > tier:
             continue

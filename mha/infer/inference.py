@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from mha.infer.around import around
 from mha.infer.evidence import Fit, Judge
 from mha.infer.families import RAREST
+from mha.infer.hypotheses.biases import key_bias
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
-from mha.infer.hypotheses.key_bias import key_bias
 from mha.infer.observed import Observed
-from mha.infer.sample import Sample, furthest, usable_rows
+from mha.infer.sample import Sample, furthest
 from mha.infer.search import CHEAP, Search
 from mha_core import AttentionConfig, SpecError
 from mha_core.config import PROJECTIONS, check_size
@@ -132,7 +132,7 @@ def infer(
     """
     started = time.monotonic()
     observed = recorded if isinstance(recorded, Observed) else Observed.of(recorded)
-    if not usable_rows(observed):
+    if not observed.usable_rows:
         raise SpecError("a record needs a query with a key that it may attend to. Got none under its mask.")
     if num_heads is not None:
         num_heads = check_size("num_heads", num_heads)
@@ -229,7 +229,7 @@ class _Shortlist:
 
 
 def _refined_rows(observed: Observed) -> list[tuple[int, int]]:
-    rows = usable_rows(observed)
+    rows = observed.usable_rows
     keys: dict[int, int] = {}
     for item, _, count in rows:
         keys[item] = max(keys.get(item, 0), count)

@@ -1,21 +1,25 @@
-"""Observed: one recorded call of a layer whose weights are to be recognised."""
+"""What `infer` is given: one recorded call of a layer, and the arrays of a file whose names are not used."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.formats import open_checkpoint
 from mha.formats.checkpoint import spec_errors
 from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_valid_lens
+from mha_core.call.masks import allowed_keys
+from mha_core.call.sizes import CallSizes
 from mha_core.dtypes import DTYPES, check_dtype, check_held, round_to
 from mha_core.errors import shown
 from mha_core.files.tensorfile import read_tensors
@@ -43,6 +47,30 @@ class Observed:
     masks: Mapping[str, AttentionMask]
     dtype: str
 
+    @cached_property
+    def sizes(self) -> CallSizes:
+        """B, Lq and Lk."""
+        batch, query_len, _ = self.queries.shape
+        return CallSizes(batch, query_len, self.keys.shape[1])
+
+    @cached_property
+    def mask_heads(self) -> int:
+        """H where a mask is given per head; else 1."""
+        return max(map(_heads_of, self.masks.values()))
+
+    @cached_property
+    def allowed(self) -> dict[str, NDArray[np.bool_]]:
+        """Name of a mask -> bool (B, 1 or H, Lq, Lk): which keys each query may attend to."""
+        return {name: allowed_keys(mask, self.sizes, self.mask_heads) for name, mask in self.masks.items()}
+
+    @cached_property
+    def usable_rows(self) -> list[tuple[int, int, int]]:
+        """(item, query, number of keys) of every row with a key under each mask, and with a finite output."""
+        counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
+        fewest = np.min(counts, axis=0)  # (B, Lq)
+        finite = np.isfinite(self.output).all(axis=-1) & np.isfinite(self.queries).all(axis=-1)
+        return [(int(b), int(i), int(fewest[b, i])) for b, i in np.argwhere((fewest > 0) & finite)]
+
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
         """From arrays by the names of NAMES: `keys` default to `queries`, `values` to `keys`.
@@ -69,8 +97,7 @@ class Observed:
         values = _rounded("values", recorded["values"], dtype) if "values" in recorded else keys
         masks = _masks(recorded, queries.shape, keys.shape, dtype)
         for mask in masks.values():
-            heads = max((np.shape(a)[-3] for a in (mask.allowed, mask.bias) if np.ndim(a) > 2), default=1)
-            check_call(Call(queries, keys, values, mask), LayerSpec(heads))
+            check_call(Call(queries, keys, values, mask), LayerSpec(_heads_of(mask)))
             if mask.valid_lens is not None:
                 check_valid_lens(mask.valid_lens, keys.shape[1])
         if output.ndim != 3 or output.shape[:2] != queries.shape[:2]:
@@ -91,6 +118,16 @@ class Observed:
         return cls.of(load_arrays(Path(path)))
 
 
+def source_arrays(path: str | Path) -> dict[str, NDArray]:
+    """Every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
+
+    Raises:
+        SpecError: there is no such file, it is not whole, it holds code, or it is of no format that is known.
+    """
+    with open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.array(name) for name, entry in checkpoint.entries.items() if entry.dtype in DTYPES}
+
+
 def load_arrays(file: Path) -> dict[str, NDArray]:
     """Every array of the file; Python objects in it are never executed."""
     if not file.is_file():
@@ -102,6 +139,11 @@ def load_arrays(file: Path) -> dict[str, NDArray]:
             return read_tensors(file)[0]
         with npz.open_file(file) as archive:
             return {name: entry.load() for name, entry in archive.entries.items()}
+
+
+def _heads_of(mask: AttentionMask) -> int:
+    """H where the mask is given per head; else 1."""
+    return max((np.shape(array)[-3] for array in (mask.allowed, mask.bias) if np.ndim(array) > 2), default=1)
 
 
 def _dtype_of(name: str, array: Any) -> str:

@@ -11,7 +11,6 @@ from mha.infer.evidence import Fit
 from mha.infer.hypotheses.candidates import KINDS, ORDERS, Slice
 from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, Hypothesis
 from mha.infer.inference import Inference
-from mha.infer.sample import usable_rows
 from mha_core.config import PROJECTIONS
 
 ROLES = dict(zip(("q", "k", "v", "o"), PROJECTIONS, strict=True))
@@ -170,7 +169,7 @@ def _compared(all_facts: list[dict[str, str]]) -> tuple[dict[str, str], list[str
 def _notes(found: Inference) -> Iterator[str]:
     """Sentences about what limits this result: too few rows or keys, arrays of zeros, no time."""
     observed, candidates = found.observed, found.candidates
-    rows = usable_rows(observed)
+    rows = observed.usable_rows
     if rows and max(count for _, _, count in rows) < 2:
         yield (
             "Every query of the record has one key only, so its weight is 1 whatever queries and keys are: "

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice, Source
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
-from mha_core.call.sizes import CallSizes
+from mha_core.call.masks import additive_bias, padding_keys
 
 NOISE = 1e3
 """Rows that differ by fewer unit roundoffs than this count as equal."""
@@ -32,7 +31,6 @@ class Sample:
         k, v: (L, Dk) and (L, Dv); padding is 0.
         allowed: name of a mask -> bool (1 or H, n, L).
         bias: name of a mask -> (1 or H, n, L), or None.
-        mask_heads: H where a mask is given per head; else 1.
         unit: unit roundoff of the record.
     """
 
@@ -42,7 +40,6 @@ class Sample:
     v: NDArray
     allowed: dict[str, NDArray]
     bias: dict[str, NDArray | None]
-    mask_heads: int
     unit: float
     _projected: dict[tuple[Source, str], NDArray] = field(default_factory=dict)
 
@@ -50,15 +47,9 @@ class Sample:
     def of(cls, observed: Observed, rows: list[tuple[int, int]]) -> Sample:
         """The sample of `rows`, each (batch item, query)."""
         items = sorted({b for b, _ in rows})
-        batch, query_len, _ = observed.queries.shape
-        key_len = observed.keys.shape[1]
-        sizes = CallSizes(batch, query_len, key_len)
-        masks = observed.masks
-        heads = mask_heads(observed)
-        open_keys = {name: allowed_keys(mask, sizes, heads) for name, mask in masks.items()}
-        padding = padding_keys(next(iter(masks.values())), sizes)
-        anyone = np.any([keys.any(axis=(1, 2)) for keys in open_keys.values()], axis=0)  # (B, Lk)
-        kept = [(b, j) for b in items for j in range(key_len) if anyone[b, j]]
+        padding = padding_keys(next(iter(observed.masks.values())), observed.sizes)
+        anyone = np.any([keys.any(axis=(1, 2)) for keys in observed.allowed.values()], axis=0)  # (B, Lk)
+        kept = [(b, j) for b in items for j in np.flatnonzero(anyone[b])]
         at_b, at_j = (np.array([pair[i] for pair in kept], dtype=int) for i in (0, 1))
         row_b, row_i = (np.array([pair[i] for pair in rows], dtype=int) for i in (0, 1))
         same_item = row_b[:, None] == at_b[None, :]
@@ -67,20 +58,18 @@ class Sample:
         def gathered(full: NDArray) -> NDArray:
             return full[at_b[None, :], :, row_i[:, None], at_j[None, :]].transpose(2, 0, 1)
 
-        bias: dict[str, NDArray | None] = {}
-        for name, mask in masks.items():
-            bias[name] = None
+        bias: dict[str, NDArray | None] = dict.fromkeys(observed.masks)
+        for name, mask in observed.masks.items():
             if mask.bias is not None:
-                full = np.broadcast_to(additive_bias(mask), (batch, heads, query_len, key_len))
+                full = np.broadcast_to(additive_bias(mask), observed.allowed[name].shape)
                 bias[name] = gathered(full).astype(np.float64)
         return cls(
             q=observed.queries[row_b, row_i].astype(np.float64),
             y=observed.output[row_b, row_i].astype(np.float64),
             k=np.where(zero, 0.0, observed.keys[at_b, at_j].astype(np.float64)),
             v=np.where(zero, 0.0, observed.values[at_b, at_j].astype(np.float64)),
-            allowed={name: gathered(keys) & same_item for name, keys in open_keys.items()},
+            allowed={name: gathered(keys) & same_item for name, keys in observed.allowed.items()},
             bias=bias,
-            mask_heads=heads,
             unit=UNIT_ROUNDOFF[observed.dtype],
         )
 
@@ -142,26 +131,9 @@ def vary(outputs: NDArray, unit: float) -> bool:
     return bool(np.linalg.norm(outputs - outputs[:1], axis=1).max(initial=0.0) > NOISE * unit * size)
 
 
-def mask_heads(observed: Observed) -> int:
-    """H where a mask is given per head; else 1."""
-    shapes = [np.shape(a) for mask in observed.masks.values() for a in (mask.allowed, mask.bias) if np.ndim(a) > 2]
-    return max((shape[-3] for shape in shapes), default=1)
-
-
-def usable_rows(observed: Observed) -> list[tuple[int, int, int]]:
-    """(item, query, number of keys) of every row with a key under each mask, and with a finite output."""
-    batch, query_len, _ = observed.queries.shape
-    sizes = CallSizes(batch, query_len, observed.keys.shape[1])
-    heads = mask_heads(observed)
-    counts = [allowed_keys(mask, sizes, heads).sum(axis=-1).min(axis=1) for mask in observed.masks.values()]
-    fewest = np.min(counts, axis=0)  # (B, Lq)
-    finite = np.isfinite(observed.output).all(axis=-1) & np.isfinite(observed.queries).all(axis=-1)
-    return [(int(b), int(i), int(fewest[b, i])) for b, i in np.argwhere((fewest > 0) & finite)]
-
-
 def telling_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
     """Up to `count` rows of the item that is cheapest to search: different outputs, few keys, but several."""
-    rows = usable_rows(observed)
+    rows = observed.usable_rows
     if not rows:
         return []
     by_item: dict[int, list[tuple[int, int, int]]] = {}

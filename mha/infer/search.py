@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.infer.families import Reading, families, readings
-from mha.infer.hypotheses.bias_sums import constants
+from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice
-from mha.infer.hypotheses.hypothesis import SCALES, Hypothesis, kv_of
+from mha.infer.hypotheses.hypothesis import Hypothesis, kv_of
 from mha.infer.observed import Observed
 from mha.infer.sample import Sample, telling_rows
 
@@ -75,7 +75,19 @@ class Ranking:
     def cutoff(self) -> float:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
+    def promising(self, misfit: NDArray) -> NDArray[np.intp]:
+        """The places of the least numbers of an array, at most KEPT; the least one if all are as good as chance."""
+        good = np.argwhere(misfit < self.cutoff)
+        if len(good) > KEPT:
+            flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
+            good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
+        return good if len(good) else np.argwhere(misfit == misfit.min())[:1]
+
     def add(self, misfit: float, hypothesis: Hypothesis) -> None:
+        if misfit >= self.cutoff:
+            if misfit < self.nearest[0]:
+                self.nearest = misfit, hypothesis
+            return
         entry = (-misfit, next(self._ticket), hypothesis)
         if misfit < SIGNIFICANT:
             self.significant.append(hypothesis)
@@ -166,9 +178,7 @@ class Search:
                 changed = replace(hypothesis, bq=bias)
                 if changed.is_readable():
                     ranking.searched += bias is not None
-                    misfit = self.sample.misfit(changed, self.candidates)
-                    if misfit < ranking.cutoff:
-                        ranking.add(misfit, changed)
+                    ranking.add(self.sample.misfit(changed, self.candidates), changed)
 
     def _run_reading(self, reading: Reading, ranking: Ranking, *, biased: bool) -> None:
         family = reading.family
@@ -200,7 +210,11 @@ class Search:
                 given -= self.target[None, :, None, :]
                 misfit = np.sqrt(self._squares(given, added) / self.size)
                 ranking.searched += misfit.size
-                self._keep(reading, key, mask, found=found, pairs=pairs, misfit=misfit, ranking=ranking)
+                for a, p in ranking.promising(misfit):
+                    (query, bias), (value, out) = found[a], pairs[p]
+                    hypothesis = reading.hypothesis(query, key, value, out, mask, bias)
+                    if reading.tied or hypothesis.is_plain():
+                        ranking.add(float(misfit[a, p]), hypothesis)
 
     def _squares(self, given: NDArray, added: list[NDArray]) -> NDArray:
         """Sum of squared errors (found, pairs), from errors of shape (found, differences, pairs, channels)."""
@@ -220,52 +234,10 @@ class Search:
             return []
         found = []
         for value, out in pairs:
-            bare = Hypothesis(
-                out, key, value, out, reading.orders, reading.heads, reading.kv_heads, reading.scale, "", reading.tiled
-            )
+            bare = reading.hypothesis(out, key, value, out)
             vectors = [vector[self.channels] for _, vector in constants(bare, self.candidates)]
             found.append(np.array(vectors, dtype=np.float32))
         return found
-
-    def _keep(
-        self,
-        reading: Reading,
-        key: Slice,
-        mask: str,
-        *,
-        found: list[tuple[Slice, Slice | None]],
-        pairs: list[tuple[Slice, Slice]],
-        misfit: NDArray,
-        ranking: Ranking,
-    ) -> None:
-        good = np.argwhere(misfit < ranking.cutoff)
-        if len(good) > KEPT:
-            flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
-            good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
-        if not len(good) and misfit.min() < ranking.nearest[0]:
-            good = np.argwhere(misfit == misfit.min())[:1]
-        for a, p in good:
-            query, bias = found[a]
-            value, out = pairs[p]
-            hypothesis = Hypothesis(
-                query,
-                key,
-                value,
-                out,
-                reading.orders,
-                reading.heads,
-                reading.kv_heads,
-                reading.scale,
-                mask,
-                reading.tiled,
-                bq=bias,
-            )
-            if not (reading.tied or hypothesis.is_plain()):
-                continue
-            if misfit[a, p] < ranking.cutoff:
-                ranking.add(float(misfit[a, p]), hypothesis)
-            elif misfit[a, p] < ranking.nearest[0]:
-                ranking.nearest = float(misfit[a, p]), hypothesis
 
     def _output_by_key(self, reading: Reading, pairs: list[tuple[Slice, Slice]]) -> NDArray:
         """Output of each pair (v, o) for each key alone, in each head: (pairs * channels, H * L)."""
@@ -288,11 +260,7 @@ class Search:
         keys = sample.project(key, key.read(reading.kv_heads, reading.orders[1]), "k")[:, kv].transpose(
             1, 2, 0
         )  # (H, d, L)
-        scale = SCALES[reading.scale](
-            Hypothesis(
-                found[0][0], key, key, reading.family.o[0], reading.orders, heads, reading.kv_heads, reading.scale, mask
-            )
-        )
+        scale = reading.hypothesis(found[0][0], key, key, reading.family.o[0]).scale_value
         plain: dict[Slice, NDArray] = {}
         shift: dict[tuple, NDArray] = {}
         scores = np.empty((len(found), heads, len(sample.q), len(sample.k)), dtype=np.float32)

@@ -7,43 +7,36 @@ and gives what the reference has after it; the bugs of the zoo that are in that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from numpy.typing import NDArray
-
 from conformance.cases.case import Case
+from mha_core.reference.backward import BACKWARD
 from mha_core.reference.state import State
 
 NUMPY = "numpy"
 
 
 @dataclass(frozen=True)
-class Argument:
-    """One argument of a function to write.
-
-    name, about: as its docstring has them. read: its value, from the reference's run of a case.
-    """
-
-    name: str
-    about: str
-    read: Callable[[State], Any]
-
-
-@dataclass(frozen=True)
-class Returned:
-    """One array that a function returns.
+class Value:
+    """An argument of a function to write, or an array that it returns.
 
     Attributes:
-        name: as messages have it.
-        about: its dtype and shape.
-        read: the array, from any arrays by the names of steps: those of the reference, or their allowed errors.
+        name: as the signature and messages have it.
+        about: its dtype and shape, as the docstring has them.
+        source: the step of the pipeline whose result it is; or a function that reads it: an argument from a `State`,
+            what is returned from arrays by the names of steps, those of the reference or their allowed errors. Default:
+            no step gives it.
     """
 
     name: str
     about: str
-    read: Callable[[Mapping[str, Any]], NDArray]
+    source: str | Callable[[Any], Any] = ""
+
+    def read(self, arrays: State | Mapping[str, Any]) -> Any:
+        """The value in one case."""
+        return arrays[self.source] if isinstance(self.source, str) else self.source(arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +47,7 @@ class Exercise:
         name: as `mha learn check` takes it; with underscores it is the name of the function and of the file.
         track: the folder in which its file stands.
         task: what to write, in a sentence or two.
+        arguments: of the function.
         rules: ids of the rules of the definition that it is about.
         answer: where the real function is in NumPy, module:symbol; more than one where it has parts.
         answer_in: the same in each backend, by the module below `backends.NAME`.
@@ -63,6 +57,7 @@ class Exercise:
     name: str
     track: str
     task: str
+    arguments: tuple[Value, ...] = ()
     rules: tuple[str, ...] = ()
     answer: tuple[str, ...] = ()
     answer_in: tuple[str, ...] = ()
@@ -72,6 +67,16 @@ class Exercise:
     def function(self) -> str:
         """The name of the function to write."""
         return self.name.replace("-", "_")
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the function's arguments."""
+        return tuple(argument.name for argument in self.arguments)
+
+    @property
+    def signature(self) -> str:
+        """Such as softmax(scores, allowed)."""
+        return f"{self.function}({', '.join(self.parameters)})"
 
     @property
     def file(self) -> str:
@@ -84,33 +89,44 @@ class StepExercise(Exercise):
     """Write a part of the reference's pipeline.
 
     Args:
-        arguments, returned: of the function.
-        covers: the steps of the pipeline that it stands for, in their order.
+        returned: by the function.
+        covers: the steps of the pipeline that it stands for, in their order. Default: those that it returns.
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
-        broadcasts: whether its answer may be anything that broadcasts to the shape asked for.
-        backward: whether it needs gradients.
         given: module:symbol in which it is given, for one that is to be translated.
+        function_name: of the function. Default: that of the exercise.
     """
 
-    arguments: tuple[Argument, ...]
-    returned: tuple[Returned, ...]
-    covers: tuple[str, ...]
+    track: str = "write"
+    returned: tuple[Value, ...]
+    covers: tuple[str, ...] = ()
     cases: tuple[str | Case, ...]
     tiny: tuple[Case, ...] = ()
-    broadcasts: bool = False
-    backward: bool = False
     given: str = ""
     function_name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.covers:
+            object.__setattr__(self, "covers", tuple(str(one.source) for one in self.returned))
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether its answer may be anything that broadcasts to the shape asked for: a mask."""
+        return self.covers == ("allowed",)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it needs gradients."""
+        return self.covers[0] in BACKWARD
 
     @property
     def function(self) -> str:
         return self.function_name or super().function
 
     @property
-    def signature(self) -> str:
-        """Such as softmax(scores, allowed)."""
-        return f"{self.function}({', '.join(argument.name for argument in self.arguments)})"
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays that it returns."""
+        return tuple(one.name for one in self.returned)
 
     @cached_property
     def judged_by(self) -> tuple[Case, ...]:
@@ -161,12 +177,7 @@ class HeadsExercise(Exercise):
     """Say which heads of a trained layer matter ("importance"), or cut the others off ("cut")."""
 
     kind: str
-    arguments: tuple[tuple[str, str], ...]
     returns: str
-
-    @property
-    def signature(self) -> str:
-        return f"{self.function}({', '.join(name for name, _ in self.arguments)})"
 
 
 @dataclass(frozen=True)
@@ -182,9 +193,4 @@ class Interval:
 class NumbersExercise(Exercise):
     """Write an experiment; its numbers must lie within intervals."""
 
-    parameters: tuple[str, ...]
-    intervals: tuple[Interval, ...] = field(default=())
-
-    @property
-    def signature(self) -> str:
-        return f"{self.function}({', '.join(self.parameters)})"
+    intervals: tuple[Interval, ...]

@@ -62,7 +62,7 @@ class Trained:
         """As `mha heads` knows it."""
         problem = self.measured
         layer = Layer(self.name, problem.config, problem.weights, "float64")
-        return Subject(self.name, (layer,), recorded=((Call(problem, words(problem)),),))
+        return Subject(self.name, (layer,), calls=((Call(problem, words(problem)),),))
 
 
 def words(problem: Problem) -> NDArray[np.bool_]:

@@ -38,7 +38,7 @@ class Verdict:
     """What is known of one exercise.
 
     Attributes:
-        exercise: it.
+        exercise: the exercise that was judged.
         status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
             no such thing as it must; "can't run": its framework is not here.
         line: one sentence.
@@ -57,7 +57,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
     """Judge the file of an exercise in a folder.
 
     Args:
-        exercise: it.
+        exercise: the exercise.
         folder: as `mha learn start` writes it.
         time_limit: seconds that the file may take. It runs in a process of its own, which is ended then.
     """
@@ -106,18 +106,13 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
     asked = Asked(
         path,
         exercise.function,
-        tuple(argument.name for argument in exercise.arguments),
-        names_of(exercise),
+        exercise.parameters,
+        exercise.names,
         tuple((place.arguments, tuple(one.shape for one in place.wanted)) for place in places),
         exercise.dialect,
     )
     found: Attempt = ask(exercise.dialect, time_limit, attempt, asked)
     return found
-
-
-def names_of(exercise: StepExercise) -> tuple[str, ...]:
-    """The names of the arrays that it returns."""
-    return tuple(one.name for one in exercise.returned)
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
@@ -127,7 +122,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
     for place, answer in zip(places, tried.answers, strict=False):
         pairs = [formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True)]
         answers.append(tuple(array for array, _ in pairs))
-        wrong = [f"{name} {said}" for name, (_, said) in zip(names_of(exercise), pairs, strict=True) if said]
+        wrong = [f"{name} {said}" for name, (_, said) in zip(exercise.names, pairs, strict=True) if said]
         form = form or (f"{wrong[0]} (case {place.case.id}: {described(place.problem)})" if wrong else "")
     whole = tuple(answers) if len(answers) == len(places) else ()
     if form:
@@ -161,7 +156,7 @@ def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> tuple[NDA
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
     """The first wrong element in words; "" if there is none."""
-    for name, array, wanted, allowed in zip(names_of(exercise), answer, place.wanted, place.allowed, strict=True):
+    for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} has shape {array.shape}; it must be {wanted.shape}"
         indices = _wrong(array, wanted, allowed)
@@ -246,9 +241,8 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
 def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdict:
     from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, share_of_time, trained, wrong_cut
 
-    names = tuple(name for name, _ in exercise.arguments)
     calls = cut_calls() if exercise.kind == "cut" else tuple(one.arguments for one in trained())
-    made, tried = ask(exercise.dialect, time_limit, returned, path, exercise.function, names, calls)
+    made, tried = ask(exercise.dialect, time_limit, returned, path, exercise.function, exercise.parameters, calls)
     if tried.problem:
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
     if exercise.kind == "cut":

@@ -30,7 +30,7 @@ class Mistake:
     """A bug, as far as it is in the part of the pipeline that an exercise stands for.
 
     Attributes:
-        bug: it.
+        bug: the bug.
         answers: what it gives in each case; None where it can't be made.
     """
 
@@ -88,7 +88,7 @@ def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
     """What explains what a function gave in all cases.
 
     Args:
-        exercise: it.
+        exercise: the exercise that was tried.
         answers: of every case, in their order.
     """
     there = bench(exercise)

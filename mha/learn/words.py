@@ -45,7 +45,7 @@ def described(problem: Problem) -> str:
 
 def given_to(exercise: StepExercise, place: Place) -> str:
     """What the function gets in a case, and must return: dtypes and shapes."""
-    named = dict(zip((argument.name for argument in exercise.arguments), place.arguments, strict=True))
+    named = dict(zip(exercise.parameters, place.arguments, strict=True))
     made = {f"to be returned: {one.name}": array for one, array in zip(exercise.returned, place.wanted, strict=True)}
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     for name, value in {**named, **made}.items():
@@ -56,7 +56,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
     """A case with its arguments, what was returned and what is right, in numbers; `row` alone of large arrays."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
-    named = dict(zip((argument.name for argument in exercise.arguments), place.arguments, strict=True))
+    named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):
         named[f"your {one.name}"] = array
         named[f"right {one.name}"] = wanted

@@ -33,11 +33,6 @@ class Change:
     since: str
     places: tuple[Place, ...]
 
-    @property
-    def where(self) -> str:
-        """The cases, counted; "" for a probe."""
-        return where(self.places)
-
     def to_dict(self) -> dict[str, Any]:
         """The change as JSON can hold it."""
         said = {"subject": self.subject, "what": self.text, "before": self.before, "since": self.since}

@@ -5,7 +5,7 @@ between them, and what the tables of deviations do not say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,7 @@ def change_lines(found: Sequence[Change]) -> list[str]:
     """A line for each change; what changed alike in several layers at once stands in one."""
     together: dict[str, list[str]] = {}
     for change in found:
-        together.setdefault(f"{change.text} since {change.since}{change.where}", []).append(change.subject)
+        together.setdefault(f"{change.text} since {change.since}{where(change.places)}", []).append(change.subject)
     return [f"{', '.join(subjects)}: {text}" for text, subjects in together.items()]
 
 
@@ -147,27 +147,33 @@ def print_report(console: Console, report: Report) -> None:
 def markdown(report: Report, source: str) -> str:
     """The outcome as part of a page; `source` is the name of the file of sets."""
     cases = ", ".join(f"`{name}`" for name in report.request.cases) or "all"
-    lines = [
-        f"Written by `mha matrix {source} --markdown FILE`.",
-        f"Dtypes: {', '.join(report.request.dtypes)}; cases: {cases}.",
-        "",
-        EXPLAINED,
-        "",
-        _markdown_row(HEADERS),
-        _markdown_row(["---"] * 2 + ["---:"] * (len(HEADERS) - 2)),
-        *(_markdown_row(cells(row)) for row in report.rows),
-    ]
-    notes = [f"- {_plain(row.name)}: {_plain(row.note)}" for row in report.rows if row.note]
-    lines += ["", *dict.fromkeys(notes)] if notes else []
-    lines += ["", "### What changed between two releases"]
-    for backend, found in report.changes.items():
-        lines += ["", f"#### {backend}", "", *(f"- {_plain(line)}" for line in change_lines(found) or ["nothing"])]
-    lines += ["", "### What the tables do not say, or could not be run"]
+    changed = [(backend, change_lines(found) or ["nothing"]) for backend, found in report.changes.items()]
     said = [(row.name, own) for row in report.rows if (own := finding_lines(row))]
-    for name, own in said:
-        lines += ["", f"#### {_plain(name)}", "", *(f"- {_plain(line)}" for line in own)]
-    lines += [] if said else ["", "Nothing: all of it is equal, or as listed."]
-    return "\n".join([*lines, ""])
+    rows = [HEADERS, ["---"] * 2 + ["---:"] * (len(HEADERS) - 2), *map(cells, report.rows)]
+    parts = [
+        [
+            f"Written by `mha matrix {source} --markdown FILE`.",
+            f"Dtypes: {', '.join(report.request.dtypes)}; cases: {cases}.",
+        ],
+        [EXPLAINED],
+        [f"| {' | '.join(map(_plain, row))} |" for row in rows],
+        _items(dict.fromkeys(f"{row.name}: {row.note}" for row in report.rows if row.note)),
+        ["### What changed between two releases"],
+        *_headed(changed),
+        ["### What the tables do not say, or could not be run"],
+        *(_headed(said) if said else [["Nothing: all of it is equal, or as listed."]]),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _headed(lists: Iterable[tuple[str, Sequence[str]]]) -> Iterator[list[str]]:
+    for heading, texts in lists:
+        yield [f"#### {_plain(heading)}"]
+        yield _items(texts)
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    return [f"- {_plain(text)}" for text in texts]
 
 
 def in_page(page: str, text: str) -> str:
@@ -181,10 +187,6 @@ def in_page(page: str, text: str) -> str:
     if not (begins and ends):
         before, after = f"{TITLE}\n\n", ""
     return f"{before}{FROM}\n{text}{TO}\n{after}"
-
-
-def _markdown_row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(_plain(text) for text in texts)} |"
 
 
 def _plain(text: str) -> str:

@@ -40,8 +40,8 @@ class Family:
         model_types: the `model_type` of their configs.
         layouts: the layouts that their arrays may have.
         where: regular expression of its attention layers' prefixes, with "." between names.
-        scale: the factor of the scores, from config, prefix and head width; None where it is 1 / sqrt(head width).
         settings: the settings of a config that matter, in words, for the documentation.
+        scale: the factor of the scores, from config, prefix and head width; None: 1 / sqrt(head width).
         causal: whether the model calls a layer causally, from config and prefix; None where it calls none so.
         head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
             "encoder" or "decoder", by the prefix.
@@ -51,8 +51,8 @@ class Family:
     model_types: tuple[str, ...]
     layouts: tuple[str, ...]
     where: str
+    settings: str
     scale: Callable[[Mapping[str, Any], str, int], float] | None = None
-    settings: str = ""
     causal: Callable[[Mapping[str, Any], str], bool] | None = None
     head_keys: tuple[str, ...] = ("num_attention_heads",)
 
@@ -65,78 +65,63 @@ def _of_decoder(config: Mapping[str, Any], prefix: str) -> bool:
     return prefix.endswith(".self_attn") and side_of(prefix) == "decoder"
 
 
+IN_A_SIDE = r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)"
+OF_BART = ("canonical", "bart-kernel")
+SIDES = "any; each side by its own number of heads; the decoder's self-attention causal"
+
 FAMILIES = (
     Family(
         "bert",
-        (
-            *("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roc_bert", "roberta"),
-            *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
-        ),
+        RECIPES["bert"].model_types,
         ("bert", "bert-kernel"),
         r"layer\.\d+\.(attention|crossattention)",
-        settings="`position_embedding_type` absolute or absent; causal if `is_decoder`",
+        "`position_embedding_type` absolute or absent; causal if `is_decoder`",
         causal=lambda config, prefix: bool(config.get("is_decoder")) and _self_attention(config, prefix),
     ),
     Family(
         "gpt2",
-        ("gpt2",),
+        RECIPES["gpt2"].model_types,
         ("gpt2", "gpt2-cross", "gpt2-tf", "gpt2-cross-tf", "gpt2-flax", "gpt2-cross-flax"),
         r"h\.\d+\.(attn|crossattention)",
+        "any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale; causal",
         scale=RECIPES["gpt2"].scale_in,
-        settings="any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale; causal",
         causal=_self_attention,
         head_keys=("n_head", "num_attention_heads"),
     ),
     Family(
         "vit",
-        (
-            *("audio-spectrogram-transformer", "deit", "dinov2", "dinov2_with_registers", "ijepa", "pixio"),
-            *("vit", "vit_mae", "vit_msn", "vivit"),
-        ),
+        RECIPES["vit"].model_types,
         ("vit", "vit-kernel", "llama", "llama-kernel"),
         r"layers?\.\d+\.attention",
-        settings="any; of ViTMAE the encoder",
+        "any; of ViTMAE the encoder",
     ),
-    Family(
-        "bart",
-        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
-        ("canonical", "bart-kernel"),
-        r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
-        settings="any; each side by its own number of heads; the decoder's self-attention causal",
-        causal=_of_decoder,
-        head_keys=("{side}_attention_heads",),
-    ),
-    Family(
-        "whisper",
-        ("whisper",),
-        ("canonical", "bart-kernel"),
-        r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)",
-        settings="any; each side by its own number of heads; the decoder's self-attention causal",
-        causal=_of_decoder,
-        head_keys=("{side}_attention_heads",),
+    *(
+        Family(
+            name,
+            RECIPES[name].model_types,
+            OF_BART,
+            IN_A_SIDE,
+            SIDES,
+            causal=_of_decoder,
+            head_keys=("{side}_attention_heads",),
+        )
+        for name in ("bart", "whisper")
     ),
     Family(
         "distilbert",
         ("distilbert",),
         ("distilbert", "distilbert-kernel"),
         r"transformer\.layer\.\d+\.attention",
-        settings="any",
+        "any",
         head_keys=("n_heads", "num_attention_heads"),
     ),
-    Family(
-        "opt",
-        ("opt",),
-        ("canonical", "bart-kernel"),
-        r"decoder\.layers\.\d+\.self_attn",
-        settings="any; causal",
-        causal=_of_decoder,
-    ),
+    Family("opt", ("opt",), OF_BART, r"decoder\.layers\.\d+\.self_attn", "any; causal", causal=_of_decoder),
     Family(
         "clip",
         ("clip_text_model", "clip_vision_model"),
-        ("canonical", "bart-kernel"),
+        OF_BART,
         r"encoder\.layers\.\d+\.self_attn",
-        settings="any; a text or a vision model by itself; the text model causal",
+        "any; a text or a vision model by itself; the text model causal",
         causal=lambda config, prefix: config["model_type"] == "clip_text_model",
     ),
 )

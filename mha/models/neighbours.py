@@ -6,39 +6,25 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
 from mha_core import SpecError
-from mha_core.errors import shown
+from mha_core.errors import listed, shown
 from mha_core.layouts import Layout
 
-MEANINGS = (
-    ("bias_k", "an extra key (add_bias_kv)"),
-    ("bias_v", "an extra value (add_bias_kv)"),
-    ("q_norm", "a norm of queries"),
-    ("k_norm", "a norm of keys"),
-    ("query_norm", "a norm of queries"),
-    ("key_norm", "a norm of keys"),
-    ("query_ln", "a norm of queries"),
-    ("key_ln", "a norm of keys"),
-    ("query_layer_norm", "a norm of queries"),
-    ("key_layer_norm", "a norm of keys"),
-    ("sinks", "attention sinks"),
-    ("gate", "a gate"),
-    ("relative", "a relative position bias"),
-    ("rel_", "a relative position bias"),
-    ("distance_embedding", "a relative position bias"),
-    ("position_bias", "a relative position bias"),
-    ("alibi", "a bias by distance"),
-    ("slopes", "a bias by distance"),
-    ("query_global", "global attention besides"),
-    ("rotary", "rotary positions"),
-    ("rope", "rotary positions"),
-    ("inv_freq", "rotary positions"),
-    ("freqs", "rotary positions"),
-    ("logit_scale", "a scale of the scores"),
-    ("temperature", "a scale of the scores"),
-    ("score", "a score function of its own"),
-    ("lora_", "an adapter"),
-)
-"""Beginnings of names -> their meaning, for messages; any array that is not in the layout stops a layer."""
+MEANINGS = {
+    "an extra key (add_bias_kv)": ("bias_k",),
+    "an extra value (add_bias_kv)": ("bias_v",),
+    "a norm of queries": ("q_norm", "query_norm", "query_ln", "query_layer_norm"),
+    "a norm of keys": ("k_norm", "key_norm", "key_ln", "key_layer_norm"),
+    "attention sinks": ("sinks",),
+    "a gate": ("gate",),
+    "a relative position bias": ("relative", "rel_", "distance_embedding", "position_bias"),
+    "a bias by distance": ("alibi", "slopes"),
+    "global attention besides": ("query_global",),
+    "rotary positions": ("rotary", "rope", "inv_freq", "freqs"),
+    "a scale of the scores": ("logit_scale", "temperature"),
+    "a score function of its own": ("score",),
+    "an adapter": ("lora_",),
+}
+"""Their meaning, for messages -> beginnings of names; any array that is not in the layout stops a layer."""
 
 MOST_NAMED = 4
 """Most names that a message lists."""
@@ -80,14 +66,17 @@ def refuse_unknown(names: Sequence[str], prefix: str) -> None:
     """Raise SpecError if `names` has an unknown array below a layer's prefix; with its likely meaning, if known."""
     if not names:
         return
-    first = names[:MOST_NAMED]
-    listed = [f"{shown(name)} ({meaning})" if (meaning := meaning_of([name])) else shown(name) for name in first]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    options = " ".join(f"--leave '{shown(name)}'" for name in first)
+    options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])
+    listing = listed([named(name) for name in names], MOST_NAMED)
     raise SpecError(
         f"the layer at prefix {shown(repr(prefix))} has arrays that are no part of its layout: "
-        f"{', '.join(listed)}{more}; with them it may compute something else. To leave them behind: {options}"
+        f"{listing}; with them it may compute something else. To leave them behind: {options}"
     )
+
+
+def named(name: str) -> str:
+    """An array's name, with its likely meaning."""
+    return f"{shown(name)} ({meaning_of([name])})" if meaning_of([name]) else shown(name)
 
 
 def meaning_of(names: Collection[str]) -> str:
@@ -97,7 +86,8 @@ def meaning_of(names: Collection[str]) -> str:
     ('a norm of queries', '')
     """
     parts = [part.lstrip("_") for name in names for part in name.replace("/", ".").split(".")]
-    return next((text for mark, text in MEANINGS if any(part.startswith(mark) for part in parts)), "")
+    found = (text for text, marks in MEANINGS.items() if any(part.startswith(marks) for part in parts))
+    return next(found, "")
 
 
 def _below(ordered: Sequence[str], start: str) -> Sequence[str]:

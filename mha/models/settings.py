@@ -24,12 +24,12 @@ class Reviewed:
     """Keys that transformers' class does not have, and that change nothing in attention.
 
     Attributes:
-        keys: the keys.
+        keys: the keys, in a text.
         why: the reason; with `fits`, which values change nothing, as the end of a message.
         fits: whether a value changes nothing. Default: all do.
     """
 
-    keys: tuple[str, ...]
+    keys: str
     why: str
     fits: Fits = lambda value, config: True
 
@@ -73,119 +73,100 @@ def _is_no_switch(value: Any, config: Mapping[str, Any]) -> bool:
 
 REVIEWED = (
     Reviewed(
-        (
-            *("name_or_path", "_commit_hash", "tokenizer_class", "processor_class", "language", "languages", "name"),
-            *(
-                "finetuning_task",
-                "task_specific_params",
-                "task",
-                "task_id",
-                "num_labels",
-                "_num_labels",
-                "base_model_prefix",
-            ),
-            *(
-                "sentence_transformers",
-                "sbert_ce_default_activation_function",
-                "license",
-                "author",
-                "created_date",
-                "model_max_length",
-            ),
-            *("max_seq_length", "torch_dtype", "keys_to_ignore_at_inference", "do_lower_case", "model_name"),
-            *("unsloth_version", "unsloth_fixed", "custom_pipelines", "enable_recompute", "fuse"),
-            *("paddlenlp_version", "adapter_transformers_version", "sentence_transformers_version", "peft_version"),
-        ),
+        """
+        name_or_path _commit_hash tokenizer_class processor_class language languages name finetuning_task task
+        task_id task_specific_params num_labels _num_labels base_model_prefix sentence_transformers license
+        author created_date sbert_ce_default_activation_function model_max_length max_seq_length torch_dtype
+        keys_to_ignore_at_inference do_lower_case model_name unsloth_version unsloth_fixed custom_pipelines
+        enable_recompute fuse paddlenlp_version adapter_transformers_version sentence_transformers_version
+        peft_version
+        """,
         "names, tasks and where the model came from",
     ),
     Reviewed(
-        (
-            *("cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id", "bos_token_id", "eos_token_id"),
-            *("pad_token_id", "decoder_start_token_id", "no_timestamps_token_id", "prev_sot_token_id"),
-            *("forced_decoder_ids", "force_bos_token_to_be_generated", "lang_to_id", "task_to_id", "is_multilingual"),
-            *("max_initial_timestamp_index", "return_timestamps", "alignment_heads", "max_new_tokens", "save_step"),
-        ),
+        """
+        cls_token_id sep_token_id mask_token_id unk_token_id bos_token_id eos_token_id pad_token_id
+        prev_sot_token_id decoder_start_token_id no_timestamps_token_id forced_decoder_ids
+        force_bos_token_to_be_generated lang_to_id task_to_id is_multilingual max_initial_timestamp_index
+        return_timestamps alignment_heads max_new_tokens save_step
+        """,
         "numbers of tokens, and how a text is generated from the model's outputs",
     ),
-    Reviewed(("prefix",), "only a text is what stands before every prompt", _is_text),
+    Reviewed("prefix", "only a text is what stands before every prompt", _is_text),
     Reviewed(
-        ("temperature", "top_p", "typical_p"),
+        "temperature top_p typical_p",
         "only 1 is the usual value of generation, and forks use the name for their softmax",
         one_of(None, 1.0, 1),
     ),
     Reviewed(
-        ("top_k",),
+        "top_k",
         "only 50 or 0 is usual in generation, and forks use the name for a sparse softmax",
         one_of(None, 50, 0),
     ),
     Reviewed(
-        (
-            *("initializer_range", "initializer_scale", "initializer_factor", "init_std", "gradient_checkpointing"),
-            *("use_bfloat16", "xla_device", "torchscript", "tf_legacy_loss", "label_smoothing", "pre_trained"),
-            *("training", "tie_word_embeddings", "tie_weights_", "tie_encoder_decoder", "summary_first_dropout"),
-            *(
-                "classif_dropout",
-                "classifier_dropout",
-                "replacing_rate",
-                "activation_dropout",
-                "attention_dropout",
-                "dropout",
-            ),
-            *("hidden_dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop", "qa_dropout"),
-            *("student_encoder_layers", "student_decoder_layers"),
-            *("attention_probs_dropout_prob", "hidden_dropout_prob", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
-        ),
+        """
+        initializer_range initializer_scale initializer_factor init_std gradient_checkpointing use_bfloat16
+        xla_device torchscript tf_legacy_loss label_smoothing pre_trained training tie_word_embeddings
+        tie_weights_ tie_encoder_decoder summary_first_dropout classif_dropout classifier_dropout
+        replacing_rate activation_dropout attention_dropout dropout hidden_dropout layerdrop encoder_layerdrop
+        decoder_layerdrop qa_dropout student_encoder_layers student_decoder_layers
+        attention_probs_dropout_prob hidden_dropout_prob embd_pdrop resid_pdrop attn_pdrop
+        """,
         "how it was initialised and trained: dropout and layers left out act in training alone",
     ),
     Reviewed(
-        (
-            *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
-            *("pooler_type", "pool_act", "output_past", "predict_special_tokens", "use_return_dict", "summary_type"),
-            *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_last_dropout"),
-        ),
+        """
+        pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+        pool_act output_past predict_special_tokens use_return_dict summary_type summary_use_proj
+        summary_activation summary_proj_to_labels summary_last_dropout
+        """,
         "what is made of the last hidden states: Google's multilingual and Chinese BERT have such keys",
     ),
     Reviewed(
-        (
-            *("normalize_before", "normalize_embedding", "add_final_layer_norm", "extra_layer_norm", "variant"),
-            *("layernorm_variant", "do_blenderbot_90_layernorm", "add_bias_logits", "layer_norm_epsilon"),
-        ),
+        """
+        normalize_before normalize_embedding add_final_layer_norm extra_layer_norm variant layernorm_variant
+        do_blenderbot_90_layernorm add_bias_logits layer_norm_epsilon
+        """,
         "LayerNorms and the logits' bias in earlier releases' one class for BART and its kin; now the class says it",
     ),
     Reviewed(
-        (
-            *("static_position_embeddings", "extra_pos_embeddings", "type_vocab_size", "emb_size", "embedding_size"),
-            *("vocab_size_or_config_json_file", "n_special", "max_position_embeddings", "n_ctx", "use_cache"),
-            *("interpolate_antialias", "interpolate_offset", "video_size", "enable_cls"),
-        ),
+        """
+        static_position_embeddings extra_pos_embeddings type_vocab_size emb_size embedding_size n_special
+        n_ctx use_cache vocab_size_or_config_json_file max_position_embeddings interpolate_antialias
+        interpolate_offset video_size enable_cls
+        """,
         "embeddings before the first layer, and the most positions",
     ),
-    Reviewed(("is_decoder", "add_cross_attention"), "only false is what the class computes", _is_no_switch),
-    Reviewed(("directionality",), "only 'bidi' attends both ways", one_of("bidi")),
-    Reviewed(("cell", "structure"), "only an empty one is the remark of TinyBERT's training", one_of({}, [], None, "")),
-    Reviewed(("cross_attention_hidden_size",), "only null is the width of the class", one_of(None)),
-    Reviewed(("position_embedding_type",), "only 'absolute' leaves the scores alone", one_of(None, "absolute")),
-    Reviewed(("num_key_value_heads",), "only as many as query heads is what the class has", _is_heads),
+    Reviewed("is_decoder add_cross_attention", "only false is what the class computes", _is_no_switch),
+    Reviewed("directionality", "only 'bidi' attends both ways", one_of("bidi")),
     Reviewed(
-        ("head_dim", "attention_head_size"),
+        "cell structure",
+        "only an empty one is the remark of TinyBERT's training",
+        one_of({}, [], None, ""),
+    ),
+    Reviewed("cross_attention_hidden_size", "only null is the width of the class", one_of(None)),
+    Reviewed("position_embedding_type", "only 'absolute' leaves the scores alone", one_of(None, "absolute")),
+    Reviewed("num_key_value_heads", "only as many as query heads is what the class has", _is_heads),
+    Reviewed(
+        "head_dim attention_head_size",
         "only what follows from the other sizes is what the class has",
         _is_head_width,
     ),
     Reviewed(
-        (*HEAD_KEYS, *WIDTH_KEYS, *DEPTH_KEYS),
+        " ".join((*HEAD_KEYS, *WIDTH_KEYS, *DEPTH_KEYS)),
         "a size under another name: `contradiction` compares them",
     ),
     Reviewed(
-        ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        "attn_implementation _attn_implementation _attn_implementation_internal",
         "only these kernels are known: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention",
         one_of(None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     ),
-    Reviewed(("_attn_implementation_autoset",), "whether transformers chose the kernel"),
-    Reviewed(("auto_map", "quantization_config", "pruned_heads"), "each has a check and a message of its own"),
+    Reviewed("_attn_implementation_autoset", "whether transformers chose the kernel"),
+    Reviewed("auto_map quantization_config pruned_heads", "each has a check and a message of its own"),
 )
 """Keys that transformers' classes need not have, and that change nothing."""
 
-_BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for key in row.keys}
+_BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for key in row.keys.split()}
 
 
 def strange_setting(config: Mapping[str, Any], name: str) -> str:

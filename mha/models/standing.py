@@ -23,7 +23,7 @@ from mha.formats.find import FoundLayer
 from mha.models.beside import beside_file, strange_files
 from mha.models.families import MODEL_TYPES, Family, KnownLayer, changed, known_layer, place_of
 from mha.models.keras_archive import archive_layers
-from mha.models.neighbours import Neighbours, meaning_of
+from mha.models.neighbours import Neighbours, meaning_of, named
 from mha.models.places import strange_arrays
 from mha_core import AttentionConfig, SpecError, weight_shapes
 from mha_core.errors import shown
@@ -148,7 +148,7 @@ class About:
         strange = [name for name in others if name not in own and not harmless(start + name)]
         kept = [name for name in strange if not self._is_left(name, start + name)]
         if strange and not kept and facts.known:
-            facts = replace(facts, known="", unknown=f"it has {_named(strange[0])}, which such layers do not have")
+            facts = replace(facts, known="", unknown=f"it has {named(strange[0])}, which such layers do not have")
         return replace(facts, left=tuple(name for name in others if name not in own), strays=tuple(kept))
 
     def check_leave(self) -> None:
@@ -255,19 +255,14 @@ class About:
             if not self._is_left(name):
                 pattern = re.sub(r"(?<=[./])[^./]*$", "*", name)
                 return (
-                    f"{self.checkpoint.path} has {_named(name)}, for which no model of type {self.config.model_type} "
+                    f"{self.checkpoint.path} has {named(name)}, for which no model of type {self.config.model_type} "
                     f"has a place. If no attention layer reads it: --leave '{shown(pattern)}'"
                 ), ""
             if meaning_of([name]):
-                return f"{self.checkpoint.path} has {_named(name)}, whoever leaves it out", ""
+                return f"{self.checkpoint.path} has {named(name)}, whoever leaves it out", ""
             left.append(name)
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         return "", f"; left at your word that no attention layer reads it: {shown(left[0])}{more}" if left else ""
-
-
-def _named(name: str) -> str:
-    """An array's name, with its likely meaning."""
-    return f"{shown(name)} ({meaning_of([name])})" if meaning_of([name]) else shown(name)
 
 
 def _none(name: str) -> bool:

@@ -18,7 +18,7 @@ from mha.models.beside import strange_files
 from mha.models.neighbours import meaning_of
 from mha.models.places import kind_of
 from mha_core import SpecError
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import read_header
 
@@ -220,5 +220,4 @@ def _place(where: Mapping[str, str], name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more arrays" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+    return listed(names, SHOWN) + " arrays" * (len(names) > SHOWN)

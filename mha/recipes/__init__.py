@@ -10,7 +10,8 @@ Importing this imports neither PyTorch nor transformers.
 
 from mha.recipes.live import record, replaced
 from mha.recipes.recipe import Recipe
-from mha.recipes.registry import RECIPES, attention_layers, families, recipe_for, recipe_for_config, survey
+from mha.recipes.registry import attention_layers, families, recipe_for, recipe_for_config, survey
+from mha.recipes.rows import RECIPES
 from mha.recipes.site import Site
 
 __all__ = [

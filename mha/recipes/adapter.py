@@ -12,8 +12,8 @@ from typing import Any
 
 from mha.recipes.live import dtype_of, record
 from mha.recipes.live_probe import check_site
-from mha.recipes.recipe import Recipe, implementation_of
-from mha.recipes.registry import RECIPES
+from mha.recipes.recipe import Recipe
+from mha.recipes.rows import RECIPES
 from mha.recipes.site import Site
 from mha.recipes.torch_arrays import to_array
 from mha_core import SpecError
@@ -33,8 +33,8 @@ class RecipeAdapter:
 
     def check(self, layer: Any) -> None:
         """SpecError if the module can't be read, or runs an implementation that is not understood."""
-        self.recipe.config(layer)
-        implementation_of(self.recipe.core(layer))
+        site = Site("", layer, self.recipe)
+        _ = site.config, site.implementation
 
     def probe(self, layer: Any) -> None:
         """SpecError if the module does not compute what the recipe reads."""
@@ -50,7 +50,7 @@ class RecipeAdapter:
         if site.out_is_separate:
             inputs, outputs = _seen_inside(site, given)
         else:
-            inputs = self.recipe.inputs(layer, (), given)
+            inputs = site.inputs((), given)
             result, weights = output[:2]
             outputs = {"output": to_array(result)}
             if weights is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mha.recipes.recipe import completed
 from mha.recipes.registry import recipe_for_config
-from mha_core import AttentionConfig, SpecError
+from mha_core import AttentionConfig, SpecError, layouts
 from mha_core.layouts import Layout
 from mha_core.weights import Weights
 
@@ -62,13 +62,11 @@ def _found(names: Iterable[str], model_config: Mapping[str, Any]) -> dict[str, L
     recipe = recipe_for_config(model_config)
     every = list(names)
     layout_of: dict[str, Layout] = {}
-    for layout in recipe.checkpoint_layouts:
-        for prefix in layout.find(every):
-            layout_of.setdefault(prefix, layout)
-    first = {prefix: _first(every, prefix) for prefix in layout_of}
-    return dict(sorted(layout_of.items(), key=lambda item: first[item[0]]))
+    for name in recipe.checkpoint_layouts:
+        for prefix in layouts.get(name).find(every):
+            layout_of.setdefault(prefix, layouts.get(name))
 
+    def first(prefix: str) -> int:
+        return next(index for index, name in enumerate(every) if name.startswith(prefix))
 
-def _first(names: list[str], prefix: str) -> int:
-    """Position of the first name below `prefix`."""
-    return next(index for index, name in enumerate(names) if name.startswith(prefix))
+    return {prefix: layout_of[prefix] for prefix in sorted(layout_of, key=first)}

@@ -50,7 +50,7 @@ def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
 
     def called(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with spec_errors(site):
-            calls.append({"inputs": site.recipe.inputs(site.module, args, kwargs)})
+            calls.append({"inputs": site.inputs(args, kwargs)})
 
     def attended(_module: Any, _args: Any, answer: tuple[Any, ...]) -> None:
         if answer[1] is not None:
@@ -112,7 +112,7 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         with spec_errors(site):
-            inputs = site.recipe.inputs(site.module, args, kwargs)
+            inputs = site.inputs(args, kwargs)
         trace = run(inputs)
         like = args[0] if args else kwargs["hidden_states"]
         assert trace.output is not None

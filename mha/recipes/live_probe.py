@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recipes.recipe import implementation_of
 from mha.recipes.site import Site
 from mha.recipes.torch_arrays import to_array
 from mha_core import AttentionInputs, SpecError
@@ -54,11 +53,11 @@ def check_site(site: Site) -> None:
         return {**shown, "output": to_array(result)}
 
     def meant(inputs: AttentionInputs) -> AttentionInputs:
-        return recipe.inputs(module, (), call(inputs))
+        return site.inputs((), call(inputs))
 
     name = f"{type(module).__name__} at {site.name}" if site.name else type(module).__name__
     try:
-        implementation_of(core)
+        _ = site.implementation
     except SpecError as error:
         raise cannot_run(name, str(error)) from error
     dtype = check_runs(module)

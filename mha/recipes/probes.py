@@ -16,7 +16,7 @@ def eager_empty_row() -> str | None:
     lens = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
     heads = {}
     for implementation in ("eager", "sdpa"):
-        model = _bert(implementation)
+        model = _small("Bert", implementation)
         seen: list[Any] = []
         attention = model.encoder.layer[0].attention.self
         with attention.register_forward_hook(lambda _m, _a, output, seen=seen: seen.append(output[0])), torch.no_grad():
@@ -38,7 +38,7 @@ def eager_without_a_mask_is_not_causal() -> str | None:
 
     moved = {}
     for implementation in ("eager", "sdpa"):
-        module = _gpt2(implementation).h[0].attn
+        module = _small("GPT2", implementation).h[0].attn
         states = torch.linspace(-1.0, 1.0, 60).sin().reshape(1, 5, 12)
         later = states.clone()
         later[:, 4] += 1.0
@@ -59,7 +59,7 @@ def eager_adds_a_bool_mask() -> str | None:
     allowed = torch.tensor([True, True, True, False, False]).reshape(1, 1, 1, 5)
     weight = {}
     for mask in (allowed, torch.where(allowed, 0.0, torch.finfo(torch.float32).min)):
-        module = _bert("eager").encoder.layer[0].attention.self
+        module = _small("Bert", "eager").encoder.layer[0].attention.self
         with torch.no_grad():
             _, weights = module(torch.linspace(-1.0, 1.0, 60).sin().reshape(1, 5, 12), attention_mask=mask)
         weight[mask.dtype] = float(weights[..., 3:].sum(-1).max())
@@ -77,7 +77,7 @@ def vit_softmax_in_float32() -> str | None:
 
     outputs = {}
     for implementation in ("eager", "sdpa"):
-        module = _vit(implementation).double().layers[0].attention
+        module = _small("ViT", implementation).double().layers[0].attention
         with torch.no_grad():
             outputs[implementation] = module(torch.linspace(-1.0, 1.0, 60).double().sin().reshape(1, 5, 12))[0]
     error = float((outputs["eager"] - outputs["sdpa"]).abs().max())
@@ -86,32 +86,21 @@ def vit_softmax_in_float32() -> str | None:
     return f"in float64 the output with attn_implementation='eager' is {error:.1g} away from that with 'sdpa'"
 
 
-def _bert(implementation: str) -> Any:
-    from transformers import BertConfig, BertModel
-
-    return _small(BertModel, BertConfig(vocab_size=10, intermediate_size=8, **_SIZES), implementation)
-
-
-def _gpt2(implementation: str) -> Any:
-    from transformers import GPT2Config, GPT2Model
-
-    ids: dict[str, Any] = {"vocab_size": 10, "bos_token_id": 1, "eos_token_id": 2}
-    return _small(GPT2Model, GPT2Config(n_embd=12, n_head=3, n_layer=1, **ids), implementation)
+_SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 8}
+_MODELS: dict[str, dict[str, Any]] = {
+    "Bert": {"vocab_size": 10, **_SIZES},
+    "GPT2": {"vocab_size": 10, "bos_token_id": 1, "eos_token_id": 2, "n_embd": 12, "n_head": 3, "n_layer": 1},
+    "ViT": {"image_size": 4, "patch_size": 2, **_SIZES},
+}
 
 
-def _vit(implementation: str) -> Any:
-    from transformers import ViTConfig, ViTModel
-
-    return _small(ViTModel, ViTConfig(image_size=4, patch_size=2, intermediate_size=8, **_SIZES), implementation)
-
-
-_SIZES: dict[str, Any] = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1}
-
-
-def _small(kind: Any, config: Any, implementation: str) -> Any:
+def _small(name: str, implementation: str) -> Any:
     """A model with the same large random weights each time; the global random state stays as it is."""
     import torch
+    import transformers
 
+    kind = getattr(transformers, f"{name}Model")
+    config = getattr(transformers, f"{name}Config")(**_MODELS[name])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = kind._from_config(config, attn_implementation=implementation).eval()

@@ -1,31 +1,18 @@
-"""Every recipe, and the one for a module, a model or a config."""
+"""The recipe for a module, a model or a config."""
 
 from __future__ import annotations
 
-import pkgutil
 import warnings
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from typing import Any
 
 from mha.coverage import Coverage, Survey, UnreadWarning
-from mha.recipes import families as folder
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
+from mha.recipes.rows import RECIPES
 from mha.recipes.site import Site
 from mha.rotary import refusal, setting_of
 from mha_core import SpecError
-
-
-def _all_recipes() -> Iterator[Recipe]:
-    """Those of every module in the folder `families`."""
-    modules = [import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__)]
-    for module in sorted(modules, key=lambda module: module.PLACE):
-        yield from module.RECIPES
-
-
-RECIPES: dict[str, Recipe] = {recipe.family: recipe for recipe in _all_recipes()}
-"""Every recipe by family."""
 
 
 def recipe_for(module: Any) -> Recipe | None:

@@ -211,10 +211,7 @@ def capture(
         path = check_target(path, overwrite=overwrite)
     named = None if tokens is None else Tokens.of(tokens)
     hooks = hooks_of(target)
-    adapters = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
-
-    def known(module: Any) -> Adapter | None:
-        return next((adapter for adapter in adapters if adapter.matches(module)), None)
+    known = _known_to(hooks)
 
     def choose(name: str, module: Any) -> Any:
         """The adapter for a module, or the Part that it is, if it is to be recorded."""
@@ -309,11 +306,11 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
         SpecError: there is none.
     """
     hooks = hooks_of(target)
-    known = [*_registered, *hooks.ADAPTERS, *_adapters_of_transformers()]
+    known = _known_to(hooks)
     found: list[tuple[str, Any, Adapter]] = []
 
     def choose(name: str, module: Any) -> Adapter | None:
-        adapter = next((adapter for adapter in known if adapter.matches(module)), None)
+        adapter = known(module)
         if adapter is not None:
             found.append((name, module, adapter))
         return adapter
@@ -322,13 +319,14 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
         return found
 
 
-def _adapters_of_transformers() -> Sequence[Adapter]:
-    """The adapters for models of transformers, if that package is imported; else none."""
-    if "transformers" not in sys.modules:
-        return ()
-    from mha.recipes.adapter import ADAPTERS
+def _known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
+    """The function that gives the adapter of a module; those of transformers are asked if that package is imported."""
+    adapters = [*_registered, *hooks.ADAPTERS]
+    if "transformers" in sys.modules:
+        from mha.recipes.adapter import ADAPTERS
 
-    return ADAPTERS
+        adapters += ADAPTERS
+    return lambda module: next((adapter for adapter in adapters if adapter.matches(module)), None)
 
 
 def hooks_of(target: Any) -> Hooks:

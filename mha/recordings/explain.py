@@ -16,7 +16,6 @@ from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, SpecError
-from mha_core.dtypes import round_to
 from mha_core.weights import Weights, load_weights
 
 
@@ -72,37 +71,33 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         SpecError: the file holds neither, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
-    meant = _meant(names, path)
-    lines = []
-    for layer in recording.layers:
-        rounded = {name: round_to(array, layer.held_in) for name, array in meant[layer.name][1].items()}
-        both = [name for name in rounded if name in layer.weights]
-        other = [name for name in both if not np.array_equal(rounded[name], layer.weights[name])]
-        other += sorted(set(rounded) ^ set(layer.weights))
-        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
-        lines.append(f"{layer.name or 'The layer'} holds {what}.")
-    return recording.with_weights(meant), lines
-
-
-def _meant(names: Sequence[str], path: str | os.PathLike[str]) -> dict[str, tuple[AttentionConfig, Weights]]:
-    """Name of a layer -> its config and weights in the file at `path`, which describes the original."""
     original = meant_by(path)
-    if isinstance(original, tuple):
-        if len(names) > 1:
-            raise SpecError(
-                f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
-                "Give a recording of the original."
-            )
-        return {names[0]: original}
-    theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
-    if set(names) <= set(theirs):
-        return {name: theirs[name] for name in names}
-    if len(names) != len(theirs):
+    if isinstance(original, Recording):
+        theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
+        if not set(names) <= set(theirs):
+            if len(names) != len(theirs):
+                raise SpecError(
+                    f"{path} must have the layers that were recorded, or as many. It has "
+                    f"{', '.join(map(repr, theirs))}; recorded were {', '.join(map(repr, names))}."
+                )
+            theirs = dict(zip(names, theirs.values(), strict=True))
+    elif len(names) > 1:
         raise SpecError(
-            f"{path} must have the layers that were recorded, or as many. It has {', '.join(map(repr, theirs))}; "
-            f"recorded were {', '.join(map(repr, names))}."
+            f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
+            "Give a recording of the original."
         )
-    return dict(zip(names, theirs.values(), strict=True))
+    else:
+        theirs = {names[0]: original}
+    meant = recording.with_weights({name: theirs[name] for name in names})
+    lines = []
+    for held, right in zip(recording.layers, meant.layers, strict=True):
+        both = right.weights.keys() & held.weights.keys()
+        other = [name for name in right.weights if name in both]
+        other = [name for name in other if not np.array_equal(right.weights[name], held.weights[name])]
+        other += sorted(right.weights.keys() ^ held.weights.keys())
+        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
+        lines.append(f"{held.name or 'The layer'} holds {what}.")
+    return meant, lines
 
 
 def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:

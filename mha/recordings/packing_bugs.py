@@ -26,6 +26,7 @@ from mha_core.weights import Weights
 LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 
 FIX = "Read a packed weight in the order in which its layer writes it: `mha convert --from LAYOUT` does."
+FIX_CHANNELS = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
 
 Packs = tuple[tuple[str, ...], ...]
 QKV: Packs = (("q_proj", "k_proj", "v_proj"),)
@@ -51,10 +52,9 @@ def _layout(packs: Packs, *, interleaved: bool = False, transposed: bool = False
 def _reread(written: Layout, read: Layout, config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
     """Weights that were written in the layout `written` and are read back as if it were `read`."""
     try:
-        there = written.write(config, weights)
+        there, right = written.write(config, weights), read.write(config, weights)
         # A transposed matrix is read as it lies in memory.
-        shapes = {name: array.shape for name, array in read.write(config, weights).items()}
-        arrays = {name: array.reshape(shapes[name]) for name, array in there.items()}
+        arrays = {name: array.reshape(right[name].shape) for name, array in there.items()}
         return read.read(arrays, num_heads=config.num_heads)[1]
     except SpecError as error:
         raise DoesNotApply(str(error)) from error
@@ -99,11 +99,6 @@ def _bug(
     forward = _with_weights(change, projections)
     first = next(iter(forward))
     return Bug(name, sentence, PART_OF.get(first, first), fix, forward=forward, seen_in=seen_in)
-
-
-def _of_channels(name: str, sentence: str, projections: Collection[str]) -> Bug:
-    fix = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
-    return _bug(name, sentence, partial(_channels_mixed, projections), projections, fix=fix)
 
 
 def _of_order(order: tuple[str, ...]) -> Bug:
@@ -151,15 +146,18 @@ def packing_bugs() -> tuple[Bug, ...]:
             "transposition is due.",
             partial(_reread, _layout(QKV, transposed=True), _layout(QKV)),
         ),
-        _of_channels(
+        _bug(
             "channels-d-h-read-as-h-d",
             "Weights of queries, keys and values whose channels stand as (d, h) are read as (h, d).",
-            PROJECTIONS[:3],
+            partial(_channels_mixed, PROJECTIONS[:3]),
+            fix=FIX_CHANNELS,
         ),
-        _of_channels(
+        _bug(
             "output-channels-d-h-read-as-h-d",
             "The output weight, whose input channels stand as (d, h), is read as (h, d).",
+            partial(_channels_mixed, PROJECTIONS[3:]),
             PROJECTIONS[3:],
+            fix=FIX_CHANNELS,
         ),
         *map(_of_order, list(permutations(PROJECTIONS[:3]))[1:]),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
-from mha.coverage import Unread, unread_of
+from mha.coverage import unread_of
 from mha.recordings.array_pool import array_of
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer
@@ -25,19 +25,8 @@ Find = Callable[[Any], Any]
 """The array that a value in the description refers to, or the value itself."""
 
 
-class Described(NamedTuple):
-    """The contents of a file, in the order of the fields of a `Recording`."""
-
-    layers: tuple[RecordedLayer, ...]
-    calls: tuple[RecordedCall, ...]
-    versions: dict[str, str]
-    unread: tuple[Unread, ...] | None
-    tokens: Tokens | None
-    ends: tuple[RecordedEnd, ...] | None
-
-
-def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
-    """The layers and calls that a recording's file describes.
+def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
+    """The fields of the Recording that a file describes, by name.
 
     Args:
         arrays: of the file, by name.
@@ -57,15 +46,21 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> Described:
     layers = tuple(_layer(layer, find) for layer in description["layers"])
     calls = tuple(_call(call, len(layers), find) for call in description["calls"])
     versions = {_text("a package", name): _text("a version", of) for name, of in description["versions"].items()}
-    unread = None if description.get("unread") is None else unread_of(description["unread"])
-    for one in unread or ():
-        _text("the name of a module", one.name)
-        _text("the class of a module", one.kind)
-    tokens = None if description.get("tokens") is None else Tokens.of(description["tokens"])
-    ends = (
-        None if description.get("ends") is None else tuple(_end(end, len(calls), find) for end in description["ends"])
-    )
-    return Described(layers, calls, versions, unread, tokens, ends)
+    # What a file of an older release lacks is None.
+    unread, tokens, ends = (description.get(name) for name in ("unread", "tokens", "ends"))
+    if unread is not None:
+        unread = unread_of(unread)
+        for one in unread:
+            _text("the name of a module", one.name)
+            _text("the class of a module", one.kind)
+    return {
+        "layers": layers,
+        "calls": calls,
+        "versions": versions,
+        "unread": unread,
+        "tokens": None if tokens is None else Tokens.of(tokens),
+        "ends": None if ends is None else tuple(_end(end, len(calls), find) for end in ends),
+    }
 
 
 def _finder(arrays: Mapping[str, NDArray]) -> Find:

@@ -97,6 +97,10 @@ class Recording:
             names.append(f"{name}#{seen[name]}" if often[name] > 1 else name)
         return tuple(names)
 
+    def layer_of(self, position: int) -> RecordedLayer:
+        """The layer of the call at this position."""
+        return self.layers[self.calls[position].layer]
+
     @property
     def coverage(self) -> Coverage | None:
         """Which attention modules of the model were recorded and which were not; None if the file does not say."""
@@ -199,7 +203,7 @@ class Recording:
         """
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
-            return cls(*described_in(arrays, text))
+            return cls(**described_in(arrays, text))
         except Exception as error:  # whatever a description of another form brings out
             lacks = f"it lacks {shown(repr(error.args[0]))}" if isinstance(error, KeyError) and error.args else ""
             reason = lacks or (str(error) if isinstance(error, SpecError) else one_line(error))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.judging.compare import distance, error_ratio
+from conformance.judging.compare import worst
 from conformance.judging.expected import expected
 from conformance.judging.result import Result
 from conformance.runner import run_case
@@ -154,8 +154,10 @@ def replay(
     (['equal', 'equal'], 0.0)
     """
     known = selected(recording, patterns)
-    recorded = tuple(_told(judge_recording(recording, known), progress))
-    results: list[Result] = []
+    recorded, results = [], []
+    for result in judge_recording(recording, known):
+        progress(result)
+        recorded.append(result)
     agreements: list[Agreement] = []
     for subject in subjects:
         kept = _Keeping(subject)
@@ -168,7 +170,7 @@ def replay(
             results.append(result)
             if kept.trace is not None and kept.trace.output is not None and result.status in ("equal", "different"):
                 agreements.append(_agreement(case, recording, kept))
-    return Replay(recorded, tuple(results), tuple(agreements))
+    return Replay(tuple(recorded), tuple(results), tuple(agreements))
 
 
 def judge_recording(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
@@ -209,12 +211,6 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
     return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def _told(results: Iterator[Result], progress: Callable[[Result], None]) -> Iterator[Result]:
-    for result in results:
-        progress(result)
-        yield result
-
-
 class _Keeping:
     """Wraps a subject and keeps the last Trace that it returned, for the comparison with the recording."""
 
@@ -237,31 +233,19 @@ class _Keeping:
 
 def _agreement(case: Case, recording: Recording, kept: _Keeping) -> Agreement:
     position = recording.names.index(case.id)
-    problem = recording.problems[position]
     own = expected(case, kept.precision)
-    theirs = expected(case, Precision.of(recording.layers[recording.calls[position].layer].dtype))
+    theirs = expected(case, Precision.of(recording.layer_of(position).dtype))
     assert kept.trace is not None
     assert kept.trace.output is not None
-    output, recorded = kept.trace.output, problem.recorded["output"]
+    output, recorded = kept.trace.output, recording.problems[position].recorded["output"]
     if output.shape != recorded.shape:
         return Agreement(case.id, kept.name, kept.dtype, np.inf, None)
-    apart = distance(output.astype(np.float64), recorded)
-    ratio = error_ratio(apart, own.allowed_error["output"] + theirs.allowed_error["output"])
-    alike = _same_numbers(own.problem, theirs.problem)
-    return Agreement(
-        case.id,
-        kept.name,
-        kept.dtype,
-        float(apart.max(initial=0.0)),
-        float(ratio.max(initial=0.0)) if alike else None,
-    )
+    found = worst(output, recorded, own.allowed_error["output"] + theirs.allowed_error["output"])
+    alike = _numbers_of(own.problem) == _numbers_of(theirs.problem)
+    return Agreement(case.id, kept.name, kept.dtype, found.largest, found.ratio if alike else None)
 
 
-def _same_numbers(one: Problem, other: Problem) -> bool:
-    """Whether two roundings of a problem hold equal numbers, whatever their dtypes."""
-    return _digest(*_in_float64(one)) == _digest(*_in_float64(other))
-
-
-def _in_float64(problem: Problem) -> tuple[AttentionConfig, Weights, AttentionInputs]:
+def _numbers_of(problem: Problem) -> bytes:
+    """A hash of the numbers of a problem, whatever their dtypes."""
     wide = problem.rounded("float64")
-    return wide.config, wide.weights, wide.inputs
+    return _digest(wide.config, wide.weights, wide.inputs)

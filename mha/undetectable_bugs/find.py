@@ -157,13 +157,12 @@ def undetectable_bugs(
     deadline = time.monotonic() + seconds
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     calls = [
-        _Call(name, recording.layers[call.layer].dtype, problem)
-        for name, call, problem in zip(recording.names, recording.calls, recording.problems, strict=True)
+        _Call(name, recording.layer_of(position).dtype, recording.problems[position])
+        for position, name in enumerate(recording.names)
         if names is None or name in names
     ]
-    problems = [call.problem for call in calls]
-    verdicts = {bug.id: _Verdict() for bug in zoo}
-    left = [bug for bug in zoo if not is_of_gradients(bug)]
+    verdicts = {bug.id: _Verdict(bug) for bug in zoo}
+    left = [one for one in verdicts.values() if not is_of_gradients(one.bug)]
     looked: list[Shows] = []
     tried: dict[str, bool] = {}  # name -> whether it was only cut
     for call, cut in _in_order(calls):
@@ -173,24 +172,40 @@ def undetectable_bugs(
         tried[call.name] = cut
         shows = _shows(call, cut)
         looked.append(shows)
-        for bug in left:
-            limit = deadline if verdicts[bug.id].tried else deadline + (HARD_LIMIT - 1) * seconds
-            if time.monotonic() > limit:
+        for verdict in left:
+            limit = deadline if verdict.tried else deadline + (HARD_LIMIT - 1) * seconds
+            if time.monotonic() > limit or not asked_by(verdict.bug, [call.problem]):  # a part may look different
                 continue
-            need = need_of(bug)
-            if need is not None and not need[1](call.problem):  # it may look different in a part of it
-                continue
-            found = _run(bug, shows)
+            found = _run(verdict.bug, shows)
             if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
-                verdicts[bug.id].add(found)
-        left = [bug for bug in left if not verdicts[bug.id].seen]
-    return _sorted_out(zoo, verdicts, problems, tried, looked)
+                verdict.add(found)
+        left = [verdict for verdict in left if not verdict.seen]
+    problems = [call.problem for call in calls]
+    never: dict[str, tuple[str, ...]] = {}
+    lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
+    for id, verdict in verdicts.items():
+        need = verdict.never_asked(problems)
+        if need:
+            never[need] = (*never.get(need, ()), id)
+        else:
+            lists[verdict.kind].append(id)
+    lists["within"].sort(key=lambda id: -verdicts[id].change)
+    lists["idle"].sort(key=lambda id: id.startswith(LAST))
+    return UndetectableBugs(
+        len(problems),
+        tuple(tried),
+        parts=tuple(name for name, cut in tried.items() if cut),
+        never_asked=never,
+        beyond=beyond(problems, looked),
+        **{name: tuple(ids) for name, ids in lists.items()},
+    )
 
 
 @dataclass
 class _Verdict:
     """The findings about one bug: whether it was run, could be made, was seen, and its largest change."""
 
+    bug: Bug
     tried: bool = False
     possible: bool = False
     seen: bool = False
@@ -204,38 +219,21 @@ class _Verdict:
             self.seen |= found[0]
             self.change = max(self.change, found[1])
 
+    def never_asked(self, problems: Sequence[Problem]) -> str:
+        """What the bug needs and no call has, in words; "" if there is nothing."""
+        if is_of_gradients(self.bug):
+            return "gradients"
+        need = need_of(self.bug)
+        return "" if self.seen or need is None or asked_by(self.bug, problems) else need[0]
 
-def _sorted_out(
-    zoo: Sequence[Bug],
-    verdicts: Mapping[str, _Verdict],
-    problems: Sequence[Problem],
-    tried: Mapping[str, bool],
-    looked: Sequence[Shows],
-) -> UndetectableBugs:
-    never: dict[str, list[str]] = {}
-    lists: dict[str, list[str]] = {name: [] for name in ("seen", "within", "idle", "impossible", "untried")}
-    for bug in zoo:
-        verdict = verdicts[bug.id]
-        need = need_of(bug)
-        if is_of_gradients(bug):
-            never.setdefault("gradients", []).append(bug.id)
-        elif verdict.seen:
-            lists["seen"].append(bug.id)
-        elif need is not None and not asked_by(bug, problems):
-            never.setdefault(need[0], []).append(bug.id)
-        elif not verdict.tried:
-            lists["untried"].append(bug.id)
-        elif not verdict.possible:
-            lists["impossible"].append(bug.id)
-        else:
-            lists["within" if verdict.change else "idle"].append(bug.id)
-    lists["within"].sort(key=lambda name: -verdicts[name].change)
-    lists["idle"].sort(key=lambda name: name.startswith(LAST))
-    found = {name: tuple(names) for name, names in lists.items()}
-    parts = tuple(name for name, cut in tried.items() if cut)
-    never_asked = {words: tuple(bugs) for words, bugs in never.items()}
-    settings = beyond(problems, looked)
-    return UndetectableBugs(len(problems), tuple(tried), parts, never_asked=never_asked, **found, beyond=settings)
+    @property
+    def kind(self) -> str:
+        """The list of `UndetectableBugs` that it belongs to."""
+        if self.seen:
+            return "seen"
+        if not self.possible:
+            return "impossible" if self.tried else "untried"
+        return "within" if self.change else "idle"
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +245,7 @@ class _Call:
     @property
     def size(self) -> int:
         """Elements of its attention weights or of its queries, whichever are more."""
-        sizes = self.problem.inputs.check(self.problem.config)
+        sizes = self.problem.sizes
         weights = sizes.batch * self.problem.config.num_heads * sizes.query_len * sizes.key_len
         return max(weights, self.problem.inputs.queries.size)
 
@@ -304,8 +302,7 @@ def _cut(problem: Problem) -> Problem:
     items = np.unique([int(np.argmin(open_keys)), int(np.argmax(open_keys)), *range(ITEMS)])[: max(ITEMS, 2)]
     if len(open_keys) > len(items):
         problem = items_of(problem, items)
-    sizes = problem.inputs.check(problem.config)
-    mask = problem.inputs.mask
+    sizes, mask = problem.sizes, problem.inputs.mask
     if sizes.query_len <= ROWS:
         return problem
     if not mask.has_positions:

@@ -41,6 +41,10 @@ def _lengths(problem: Problem) -> bool:
     return _mask(problem).valid_lens is not None
 
 
+def _lengths_by_query(problem: Problem) -> bool:
+    return np.ndim(_mask(problem).valid_lens) == 2
+
+
 def _not_finite(problem: Problem) -> bool:
     inputs = problem.inputs
     return not all(np.isfinite(x).all() for x in (inputs.queries, inputs.keys, inputs.values))
@@ -51,17 +55,15 @@ def _several_sources(problem: Problem) -> bool:
     return sum((_lengths(problem), mask.allowed is not None, _infinite_bias(problem), _positions(problem))) > 1
 
 
-def _other_than_queries(problem: Problem) -> bool:
-    inputs = problem.inputs
-    return not np.array_equal(inputs.queries, inputs.keys, equal_nan=True)
-
-
-def _other_than_keys(problem: Problem) -> bool:
-    return not np.array_equal(problem.inputs.keys, problem.inputs.values, equal_nan=True)
+def _differ(one: str, other: str) -> Asks:
+    """Whether two arrays of a call hold other numbers."""
+    return lambda problem: (
+        not np.array_equal(getattr(problem.inputs, one), getattr(problem.inputs, other), equal_nan=True)
+    )
 
 
 def _several_blocks(problem: Problem) -> bool:
-    sizes = problem.inputs.check(problem.config)
+    sizes = problem.sizes
     return sizes.query_len > blocks.QUERIES or sizes.key_len > blocks.KEYS
 
 
@@ -96,11 +98,7 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         lambda one: _mask(one).causal and _mask(one).window is not None,
         ("window-dropped-*",),
     ),
-    (
-        "lengths for each query",
-        lambda one: _lengths(one) and np.ndim(_mask(one).valid_lens) == 2,
-        ("lens-per-query-*",),
-    ),
+    ("lengths for each query", _lengths_by_query, ("lens-per-query-*",)),
     ("lengths", _lengths, ("lens-*",)),
     ("a mask of keys", lambda one: _mask(one).allowed is not None, ("allowed-*", "block-allowed-*")),
     ("a causal mask", lambda one: _mask(one).causal, ("causal-*",)),
@@ -115,19 +113,15 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ),
     ("grouped key heads", lambda one: one.config.num_kv_heads != one.config.num_heads, ("group*",)),
     ("inputs that are split into heads", lambda one: one.inputs.is_split, ("given-heads-*",)),
-    (
-        "keys other than the queries",
-        _other_than_queries,
-        ("keys-from-queries", "queries-from-keys"),
-    ),
+    ("keys other than the queries", _differ("queries", "keys"), ("keys-from-queries", "queries-from-keys")),
     (
         "values other than the keys",
-        _other_than_keys,
+        _differ("keys", "values"),
         ("values-from-keys", "keys-from-values", "keys-and-values-exchanged"),
     ),
     (
         "a causal mask or a window",
-        lambda one: _positions(one) or (_lengths(one) and np.ndim(_mask(one).valid_lens) == 2),
+        lambda one: _positions(one) or _lengths_by_query(one),
         ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
     ),
     ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
@@ -161,7 +155,7 @@ def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
 def signature(problem: Problem) -> tuple[object, ...]:
     """A key that is equal for calls with equal settings, masks and small sizes; of each key one call is run first."""
     config = problem.config
-    sizes = problem.inputs.check(config)
+    sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
     needs = dict.fromkeys(words for words, _, _ in NEEDS)
     has = tuple(any(asks(problem) for name, asks, _ in NEEDS if name == words) for words in needs)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from conformance.cases.problem import Problem
 from conformance.zoo.shows import Shows
+from mha_core.features import FEATURES, Feature
 from mha_core.reference import pipeline as reference
 
-SOFTCAPS = (1000.0, 300.0, 100.0, 50.0, 30.0, 20.0, 10.0, 5.0, 2.0, 1.0)
-"""Softcaps that are tried, the largest first, which shows least; 50 and 30 are those of public models."""
-
 MOST_TRIED = 8
-"""Most calls that they are tried on."""
+"""Most calls that faint settings are tried on."""
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
@@ -24,23 +23,27 @@ def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, .
         looked: those that settings are tried on.
     """
     found = []
-    hidden = _hidden_softcap([one for one in looked if one.wanted.problem.config.softcap is None][:MOST_TRIED])
-    if hidden is not None:
-        found.append(f"a softcap of {hidden:g} or more")
+    for feature in FEATURES:
+        without = [one for one in looked if not feature.present(one.wanted.problem.config, None)]
+        hidden = _hidden(feature, without[:MOST_TRIED])
+        if hidden is not None:
+            found.append(f"{feature.words} of {hidden:g} or more")
     lengths = {problem.inputs.check(problem.config).key_len for problem in problems}
     if len(lengths) == 1:
         found.append(f"a scale that depends on the number of keys (here always {max(lengths)})")
     return (*found, f"a window, a chunk or positions beyond {max(lengths)} keys")
 
 
-def _hidden_softcap(looked: Sequence[Shows]) -> float | None:
-    """The least of SOFTCAPS from which on none shows; None if all do, or no call is without a softcap."""
+def _hidden(feature: Feature, looked: Sequence[Shows]) -> float | None:
+    """The last of the feature's `faint` values up to which none shows; None if all do, or no call is without it."""
     hidden = None
-    for softcap in SOFTCAPS if looked else ():
+    for value in feature.faint if looked else ():
         for one in looked:
             given = one.wanted.problem
-            state = reference.run_state(replace(given.config, softcap=softcap), given.weights, given.inputs)
+            setting: dict[str, Any] = dict.fromkeys(feature.plain, value)
+            config = replace(given.config, **setting)
+            state = reference.run_state(config, given.weights, given.inputs)
             if one.first_stage(state) is not None:
                 return hidden
-        hidden = softcap
+        hidden = value
     return hidden

@@ -34,8 +34,8 @@ class Picture:
         weights: (H, Lq, Lk), of the heads that are shown; 0 where they may not attend.
         where: bool (H, Lq, Lk), which keys each query may attend to.
         queries, keys: (H, Lq, d) and (G, Lk, d), of these heads.
-        shares: (H, Lq, Lk), the other's weights minus these, over what rounding allows both; None if there is no other.
         measures: name -> a number for each head.
+        shares: (H, Lq, Lk), the other's weights minus these, over what rounding allows both; None if there is no other.
     """
 
     part: Part
@@ -44,8 +44,8 @@ class Picture:
     where: NDArray[np.bool_]
     queries: NDArray
     keys: NDArray
-    shares: NDArray | None
     measures: Mapping[str, list[float | None]]
+    shares: NDArray | None = None
 
 
 @dataclass(eq=False)
@@ -124,57 +124,36 @@ def see(
 
 def _seen(recording: Recording, part: Part, sources: Sources) -> Seen:
     nearness = Nearness()
-    rows = [_call(recording, position, part, sources, nearness) for position in part.calls]
-    weights, where, queries, shares = (
-        _stacked([getattr(row, name) for row in rows], part) for name in ("weights", "where", "queries", "shares")
-    )
-    assert weights is not None
-    assert where is not None
-    assert queries is not None
-    keys = rows[-1].keys
+    calls = [_call(recording, position, part, sources, nearness) for position in part.calls]
+    arrays = {name: _stacked([call[name] for call in calls]) for name in calls[0] if name != "keys"}
+    arrays["keys"] = calls[-1]["keys"]
+    weights, where = arrays["weights"], arrays["where"]
     nearness.not_numbers = int(np.isnan(weights).sum())
-    if shares is not None:
-        nearness.apart = float(np.nan_to_num(np.abs(shares), nan=np.inf).max(initial=0.0))
+    if "shares" in arrays:
+        nearness.apart = float(np.nan_to_num(np.abs(arrays["shares"]), nan=np.inf).max(initial=0.0))
     pictures = tuple(
         Picture(
             part,
             item,
-            weights[item],
-            where[item],
-            queries[item],
-            keys[item],
-            None if shares is None else shares[item],
-            measured(weights[item], where[item], is_cross=part.is_cross),
+            measures=measured(weights[item], where[item], is_cross=part.is_cross),
+            **{name: array[item] for name, array in arrays.items()},
         )
         for item in range(part.batch)
     )
     return Seen(part, pictures, nearness)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The arrays of one call, of the heads that are shown: (B, H, Lq, Lk), queries and keys (B, heads, L, d)."""
-
-    weights: NDArray
-    where: NDArray
-    queries: NDArray
-    keys: NDArray
-    shares: NDArray | None
-
-
-def _stacked(arrays: list[NDArray | None], part: Part) -> NDArray | None:
+def _stacked(arrays: list[NDArray]) -> NDArray:
     """The rows of all calls of a part; keys that came later are 0 in the rows of earlier calls."""
-    own = [array for array in arrays if array is not None]
-    if len(own) < len(arrays):
-        return None
-    if len(own) == 1:
-        return own[0]
-    width = max(array.shape[-1] for array in own)
-    padded = [np.pad(array, [(0, 0)] * 3 + [(0, width - array.shape[-1])]) for array in own]
+    if len(arrays) == 1:
+        return arrays[0]
+    width = max(array.shape[-1] for array in arrays)
+    padded = [np.pad(array, [(0, 0)] * 3 + [(0, width - array.shape[-1])]) for array in arrays]
     return np.concatenate(padded, axis=2)
 
 
-def _call(recording: Recording, position: int, part: Part, sources: Sources, nearness: Nearness) -> _Rows:
+def _call(recording: Recording, position: int, part: Part, sources: Sources, nearness: Nearness) -> dict[str, NDArray]:
+    """The arrays of one call, by the names of Picture, of the heads that are shown: (B, heads, L, ...)."""
     problem = recording.problems[position]
     dtype = recording.layers[recording.calls[position].layer].dtype
     precision = Precision.of(dtype)
@@ -182,32 +161,26 @@ def _call(recording: Recording, position: int, part: Part, sources: Sources, nea
     found = judge_original(problem, precision, wanted)
     nearness.add(RECORDED, found)
     nearness.keyless += found.rows_without_key
-    answers = [(wanted.trace, wanted)]
+    answers = [(wanted.trace, wanted.allowed_error["weights"])]
     for backend in sources.backends:
-        answers.append(_computed(backend, part.layer, problem, wanted, precision))
-        nearness.add(backend.name, judge_trace(*answers[-1], dtype))
-    base, other = (answers[1] if len(answers) > 2 else answers[0]), answers[-1]
-    shares = None
+        trace, own = _computed(backend, part.layer, problem, wanted, precision)
+        answers.append((trace, own.allowed_error["weights"]))
+        nearness.add(backend.name, judge_trace(trace, own, dtype))
+    base, bound = answers[1] if len(answers) > 2 else (wanted.trace, np.zeros(()))
     if sources.compared is not None:
         recorded, partners = sources.compared
         layer = recorded.layers[recorded.calls[partners[position]].layer]
         theirs = answer(recorded.problems[partners[position]], Precision.of(layer.dtype))
-        shares = _shares(theirs.trace, wanted.trace, theirs.allowed_error["weights"], wanted.allowed_error["weights"])
-    elif sources.backends:
-        of_base = base[1].allowed_error["weights"] if len(answers) > 2 else np.zeros(())
-        shares = _shares(other[0], base[0], other[1].allowed_error["weights"], of_base)
-    heads, kv_heads = list(part.heads), list(part.kv_heads)
-    trace = base[0]
-    assert trace.weights is not None
-    assert trace.queries is not None
-    assert trace.keys is not None
-    return _Rows(
-        trace.weights[:, heads],
-        wanted.where[:, heads],
-        trace.queries[:, heads],
-        trace.keys[:, kv_heads],
-        None if shares is None else shares[:, heads],
-    )
+        bound = wanted.allowed_error["weights"]
+        answers.append((theirs.trace, theirs.allowed_error["weights"]))
+    assert base.weights is not None
+    assert base.queries is not None
+    assert base.keys is not None
+    arrays = {"weights": base.weights, "where": wanted.where, "queries": base.queries}
+    if len(answers) > 1:
+        arrays["shares"] = _shares(*answers[-1], base, bound)
+    heads = {name: array[:, list(part.heads)] for name, array in arrays.items()}
+    return {**heads, "keys": base.keys[:, list(part.kv_heads)]}
 
 
 def _computed(
@@ -226,7 +199,7 @@ def _computed(
     return trace, wanted if subject.precision == precision else answer(problem, subject.precision)
 
 
-def _shares(other: Trace, base: Trace, of_other: NDArray, of_base: NDArray) -> NDArray:
+def _shares(other: Trace, of_other: NDArray, base: Trace, of_base: NDArray) -> NDArray:
     """(other - base) / (what each may be off), of the weights: 0 where they are alike, infinite where none may be."""
     assert other.weights is not None
     assert base.weights is not None

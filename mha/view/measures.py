@@ -3,59 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Measure = Callable[[NDArray, NDArray], NDArray]
-"""Weights (H, Lq, Lk) and the distance of each key from its query (Lq, Lk), positive after it -> (H, Lq)."""
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure. A head's number is the mean over its queries; queries without a key count nowhere.
+
+    Attributes:
+        words: what it says.
+        of: weights (H, Lq, Lk) and the distance of each key from its query (Lq, Lk), positive after it -> (H, Lq).
+        by_position: whether queries and keys must be positions of one text.
+        edge: the query that has no such neighbour, and does not count; None if all do.
+    """
+
+    words: str
+    of: Callable[[NDArray, NDArray], NDArray]
+    by_position: bool = False
+    edge: int | None = None
 
 
 def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
     """In bits: 0 where one key gets all, log2(Lk) where all get the same."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (
-            -np.where(weights > 0.0, weights * np.log2(weights), np.where(np.isnan(weights), np.nan, 0.0)).sum(-1) + 0.0
-        )
+        bits = np.where(weights == 0.0, 0.0, weights * np.log2(weights))
+    return 0.0 - bits.sum(axis=-1)
 
 
-def distance(weights: NDArray, offsets: NDArray) -> NDArray:
-    """How many positions away, on average."""
-    return (weights * np.abs(offsets)).sum(-1)
-
-
-def peak(weights: NDArray, offsets: NDArray) -> NDArray:
-    """The largest weight."""
-    return weights.max(-1, initial=0.0)
-
-
-def at(offset: int) -> Measure:
+def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
     """The weight of the key so many positions after the query."""
-    return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(-1)
+    return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 
-def first(weights: NDArray, offsets: NDArray) -> NDArray:
-    """The weight of the first key, which is [CLS] in BERT."""
-    return weights[..., 0]
-
-
-MEASURES: dict[str, tuple[Measure, str, bool]] = {
-    "entropy": (entropy, "entropy in bits: 0 where one key gets everything", False),
-    "peak": (peak, "the largest weight", False),
-    "distance": (distance, "how many tokens away, on average", True),
-    "before": (at(-1), "weight of the token before", True),
-    "itself": (at(0), "weight of the token itself", True),
-    "next": (at(1), "weight of the next token", True),
-    "first": (first, "weight of the first token", False),
+MEASURES = {
+    "entropy": Measure("entropy in bits: 0 where one key gets everything", entropy),
+    "peak": Measure("the largest weight", lambda weights, offsets: weights.max(axis=-1, initial=0.0)),
+    "distance": Measure(
+        "how many tokens away, on average", lambda weights, offsets: (weights * np.abs(offsets)).sum(axis=-1), True
+    ),
+    "before": Measure("weight of the token before", at(-1), True, 0),
+    "itself": Measure("weight of the token itself", at(0), True),
+    "next": Measure("weight of the next token", at(1), True, -1),
+    "first": Measure("weight of the first token", lambda weights, offsets: weights[..., 0]),
 }
-"""Name -> the measure, what it says, and whether it needs queries and keys to be positions of one text.
-
-A head's number is the mean over its queries; before the first token and after the last there is none, and these
-queries do not count. Queries without a key count nowhere.
-"""
-
-EDGES = {"before": 0, "next": -1}
-"""Which query has no such neighbour."""
+"""Name -> measure. The first token is [CLS] in BERT."""
 
 
 def measured(weights: NDArray, where: NDArray[np.bool_], *, is_cross: bool) -> dict[str, list[float | None]]:
@@ -78,13 +72,12 @@ def measured(weights: NDArray, where: NDArray[np.bool_], *, is_cross: bool) -> d
     heads, query_len, key_len = weights.shape
     offsets = np.arange(key_len)[None, :] - (np.arange(query_len) + key_len - query_len)[:, None]
     found: dict[str, list[float | None]] = {}
-    for name, (measure, _, needs_positions) in MEASURES.items():
+    for name, measure in MEASURES.items():
         counts = where.any(axis=-1)  # (H, Lq)
-        if needs_positions and is_cross:
-            counts = np.zeros_like(counts)
-        if name in EDGES and key_len == query_len:
-            counts = counts.copy()
-            counts[:, EDGES[name]] = False
-        each = measure(weights, offsets) if key_len else np.zeros((heads, query_len))
+        if measure.by_position and is_cross:
+            counts[:] = False
+        if measure.edge is not None and key_len == query_len:
+            counts[:, measure.edge] = False
+        each = measure.of(weights, offsets) if key_len else np.zeros((heads, query_len))
         found[name] = [float(row[own].mean()) if own.any() else None for row, own in zip(each, counts, strict=True)]
     return found

@@ -52,7 +52,7 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
     found = verdict(parts, sources)
     layers = list(dict.fromkeys(one.part.layer for one in parts))
     sheets = _sheets(parts, about)
-    measures = {name: words for name, (_, words, _) in MEASURES.items()}
+    measures = {name: measure.words for name, measure in MEASURES.items()}
     if about.importance is not None:
         measures["importance"] = f"importance of the head ({about.importance.name})"
     content = {

@@ -76,8 +76,16 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
     parts, names = [], list(by_name)
     for name in _chosen(names, layers):
         for number, calls in enumerate(_passes(recording, by_name[name])):
-            part = _part(recording, name, number, calls, tuple(heads), chosen=bool(layers or heads))
-            parts.append(replace(part, position=names.index(name)))
+            layer = recording.layers[recording.calls[calls[-1]].layer]
+            sizes = [recording.calls[call].inputs.check(layer.config) for call in calls]
+            batch, query_len, key_len = sizes[-1].batch, sum(one.query_len for one in sizes), sizes[-1].key_len
+            if not (batch and query_len and key_len):
+                lengths = f"{batch} items, {query_len} queries, {key_len} keys"
+                raise SpecError(f"a call of {name} has nothing to show: {lengths}; --layers chooses others")
+            part = _part(name, layer.config, names.index(name), number, (batch, query_len, key_len), heads)
+            is_cross = _is_cross(recording.calls[calls[0]].inputs, layer.config)
+            part = replace(part, kind=layer.kind, dtype=layer.dtype, calls=tuple(calls), is_cross=is_cross)
+            parts.append(replace(part, is_exact=part.is_exact or bool(layers)))
     return tuple(parts)
 
 
@@ -89,23 +97,32 @@ def plan_of_model(
     Raises:
         SpecError: as `plan`.
     """
-    names = _chosen([name for name, _ in sizes], layers)
-    parts = []
-    for position, (name, config) in enumerate(sizes):
-        if name not in names:
-            continue
-        shown = _heads(name, config, tuple(heads))
-        for number, length in enumerate(lengths):
-            exact = bool(layers or heads) or length <= EXACT_UP_TO
-            parts.append(Part(name, "", "", config, position, number, (), 1, length, length, False, shown, exact))
-    return tuple(parts)
+    names = [name for name, _ in sizes]
+    chosen = _chosen(names, layers)
+    parts = [
+        _part(name, config, position, number, (1, length, length), heads)
+        for position, (name, config) in enumerate(sizes)
+        if name in chosen
+        for number, length in enumerate(lengths)
+    ]
+    return tuple(replace(part, is_exact=part.is_exact or bool(layers)) for part in parts)
 
 
-def _heads(name: str, config: AttentionConfig, heads: tuple[int, ...]) -> tuple[int, ...]:
+def _part(
+    name: str,
+    config: AttentionConfig,
+    position: int,
+    number: int,
+    sizes: tuple[int, int, int],
+    heads: Sequence[int],
+) -> Part:
+    """The part of self-attention of these sizes (B, Lq, Lk), with the heads that were chosen."""
     wrong = [head for head in heads if not 0 <= head < config.num_heads]
     if wrong:
         raise SpecError(f"{name} has heads 0 to {config.num_heads - 1}. Got --heads {wrong[0]}.")
-    return tuple(dict.fromkeys(heads)) or tuple(range(config.num_heads))
+    shown = tuple(dict.fromkeys(heads)) or tuple(range(config.num_heads))
+    exact = bool(heads) or max(sizes[1:]) <= EXACT_UP_TO
+    return Part(name, "", "", config, position, number, (), *sizes, False, shown, exact)
 
 
 def _chosen(names: list[str], patterns: Sequence[str]) -> list[str]:
@@ -117,33 +134,6 @@ def _chosen(names: list[str], patterns: Sequence[str]) -> list[str]:
             raise SpecError(f"no layer is named or numbered {pattern!r} (there are: {listed})")
         found |= matching
     return [name for name in names if not patterns or name in found]
-
-
-def _part(
-    recording: Recording, name: str, number: int, calls: list[int], heads: tuple[int, ...], *, chosen: bool
-) -> Part:
-    layer = recording.layers[recording.calls[calls[-1]].layer]
-    shown = _heads(name, layer.config, heads)
-    sizes = [recording.calls[call].inputs.check(layer.config) for call in calls]
-    query_len, key_len = sum(one.query_len for one in sizes), sizes[-1].key_len
-    if not (sizes[-1].batch and query_len and key_len):
-        lengths = f"{sizes[-1].batch} items, {query_len} queries, {key_len} keys"
-        raise SpecError(f"a call of {name} has nothing to show: {lengths}; --layers chooses others")
-    return Part(
-        name,
-        layer.kind,
-        layer.dtype,
-        layer.config,
-        0,
-        number,
-        tuple(calls),
-        sizes[-1].batch,
-        query_len,
-        key_len,
-        _is_cross(recording.calls[calls[0]].inputs, layer.config),
-        shown,
-        chosen or max(query_len, key_len) <= EXACT_UP_TO,
-    )
 
 
 def _passes(recording: Recording, calls: list[int]) -> list[list[int]]:

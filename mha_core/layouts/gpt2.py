@@ -7,6 +7,7 @@ biases of shape (1, out), and Flax's a kernel (out, in), which it transposes in 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mha_core.config import PROJECTIONS
 from mha_core.layouts.packed import PackedLayout
@@ -22,7 +23,7 @@ def _layout(
     packs: Mapping[str, tuple[str, ...]],
     *,
     framework: str,
-    separator: str = ".",
+    separator: str = "/",
     matrix: str = "weight",
     transposed: bool = True,
     bias_is_row: bool = False,
@@ -30,7 +31,7 @@ def _layout(
     named = {module: f"{module}{separator}{matrix}" for module in (*packs, "c_proj")}
     return PackedLayout(
         name,
-        summary,
+        f"Hugging Face GPT-2{summary}",
         framework=framework,
         packs={named[module]: projections for module, projections in packs.items()},
         out=named["c_proj"],
@@ -44,47 +45,18 @@ def _layout(
     )
 
 
+TORCH: Mapping[str, Any] = {"framework": "torch", "separator": "."}
+TF: Mapping[str, Any] = {"framework": "tf", "bias_is_row": True}
+FLAX: Mapping[str, Any] = {"framework": "jax", "matrix": "kernel", "transposed": False}
+
+OF_CROSS = "'s cross-attention"
+
 GPT2_LAYOUTS = (
-    _layout("gpt2", "Hugging Face GPT-2: c_attn (E, 3E), c_proj, both transposed (Conv1D)", SELF, framework="torch"),
-    _layout(
-        "gpt2-cross",
-        "Hugging Face GPT-2's cross-attention: q_attn (E, E), c_attn (E, 2E), c_proj, transposed (Conv1D)",
-        CROSS,
-        framework="torch",
-    ),
-    _layout(
-        "gpt2-tf",
-        "Hugging Face GPT-2 in TensorFlow: c_attn/weight (E, 3E), biases (1, 3E)",
-        SELF,
-        framework="tf",
-        separator="/",
-        bias_is_row=True,
-    ),
-    _layout(
-        "gpt2-cross-tf",
-        "Hugging Face GPT-2's cross-attention in TensorFlow: q_attn, c_attn/weight (E, 2E), biases (1, 2E)",
-        CROSS,
-        framework="tf",
-        separator="/",
-        bias_is_row=True,
-    ),
-    _layout(
-        "gpt2-flax",
-        "Hugging Face GPT-2 in Flax: c_attn/kernel (3E, E), not transposed",
-        SELF,
-        framework="jax",
-        separator="/",
-        matrix="kernel",
-        transposed=False,
-    ),
-    _layout(
-        "gpt2-cross-flax",
-        "Hugging Face GPT-2's cross-attention in Flax: q_attn, c_attn/kernel (2E, E), not transposed",
-        CROSS,
-        framework="jax",
-        separator="/",
-        matrix="kernel",
-        transposed=False,
-    ),
+    _layout("gpt2", ": c_attn (E, 3E), c_proj, both transposed (Conv1D)", SELF, **TORCH),
+    _layout("gpt2-cross", f"{OF_CROSS}: q_attn (E, E), c_attn (E, 2E), c_proj, transposed (Conv1D)", CROSS, **TORCH),
+    _layout("gpt2-tf", " in TensorFlow: c_attn/weight (E, 3E), biases (1, 3E)", SELF, **TF),
+    _layout("gpt2-cross-tf", f"{OF_CROSS} in TensorFlow: q_attn, c_attn/weight (E, 2E), biases (1, 2E)", CROSS, **TF),
+    _layout("gpt2-flax", " in Flax: c_attn/kernel (3E, E), not transposed", SELF, **FLAX),
+    _layout("gpt2-cross-flax", f"{OF_CROSS} in Flax: q_attn, c_attn/kernel (2E, E), not transposed", CROSS, **FLAX),
 )
 """Every layout of this kind."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
-from mha_core.layouts.layout import Layout, config_of, copied, plain_score, zero_filled
+from mha_core.layouts.layout import Layout, as_many_key_heads, config_of, copied, plain_score, zero_filled
 from mha_core.weights import Weights, check_weights
 
 NAMES = ("query", "key", "value")
@@ -82,11 +82,8 @@ class KernelLayout(Layout):
 
     def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
         plain_score(self, config)
-        if not self.grouped and config.num_kv_heads != config.num_heads:
-            raise SpecError(
-                f"layout {self.name!r} has as many key heads as query heads. "
-                f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
-            )
+        if not self.grouped:
+            as_many_key_heads(self, config)
         if not self.own_value_width and config.value_head_dim != config.head_dim:
             raise SpecError(
                 f"layout {self.name!r} has value heads as wide as key heads. "

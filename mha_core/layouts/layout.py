@@ -200,6 +200,15 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
             raise SpecError(f"layout {layout.name!r} {why_not}")
 
 
+def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
+    """SpecError unless there are as many key heads as query heads, as such a layer has them."""
+    if config.num_kv_heads != config.num_heads:
+        raise SpecError(
+            f"layout {layout.name!r} has as many key heads as query heads. "
+            f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
+        )
+
+
 def zero_filled(config: AttentionConfig, weights: Mapping[str, NDArray], *projections: str) -> list[NDArray] | None:
     """The biases of `projections`, with zeros for missing ones; None if all are missing."""
     if not any(f"{projection}.bias" in weights for projection in projections):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,100 +90,64 @@ def _named(query: str, key: str, value: str, out: str) -> dict[str, str]:
     return dict(zip(PROJECTIONS, (query, key, value, out), strict=True))
 
 
+OURS = _named(*PROJECTIONS)
 D2L = _named("W_q", "W_k", "W_v", "W_o")
-
-HUGGING_FACE = {
-    "bert": _named("self.query", "self.key", "self.value", "output.dense"),
-    "vit": _named("attention.query", "attention.key", "attention.value", "output.dense"),
-    "distilbert": _named("q_lin", "k_lin", "v_lin", "out_lin"),
-    "llama": _named("q_proj", "k_proj", "v_proj", "o_proj"),
-}
-"""Layout -> its modules. BART's are this project's own."""
+BERT = _named("self.query", "self.key", "self.value", "output.dense")
+VIT = _named("attention.query", "attention.key", "attention.value", "output.dense")
+DISTILBERT = _named("q_lin", "k_lin", "v_lin", "out_lin")
+LLAMA = _named("q_proj", "k_proj", "v_proj", "o_proj")
 
 ALL_OR_NONE = {"bert": (PROJECTIONS,), "vit": (PROJECTIONS[:3],), "distilbert": (PROJECTIONS,)}
 """Layout -> sets of projections that have either all their biases or none."""
 
+KERNELS: Mapping[str, Any] = {"transposed": True, "separator": "/", "weight": "kernel"}
+"""How TensorFlow and Flax keep the matrix of a dense layer: a kernel (in, out)."""
+
+
+def _d2l(framework: str, name: str, whose: str, **kept: Any) -> MatrixLayout:
+    summary = f"d2l.ai's MultiHeadAttention in {whose}"
+    return MatrixLayout(name, summary, D2L, framework=framework, all_or_none=(PROJECTIONS,), **kept)
+
+
+def _hugging_face(name: str, summary: str, modules: Mapping[str, str]) -> MatrixLayout:
+    return MatrixLayout(name, summary, modules, framework="torch", all_or_none=ALL_OR_NONE.get(name, ()))
+
 
 def _kernels(name: str, of: str, modules: Mapping[str, str]) -> MatrixLayout:
-    """The same modules in Hugging Face's TensorFlow and Flax models (up to transformers 4): kernels (in, out)."""
+    """The same modules in Hugging Face's TensorFlow and Flax models (up to transformers 4)."""
     return MatrixLayout(
         f"{name}-kernel",
         f"Hugging Face {of} in TensorFlow and Flax: {modules['q_proj'].replace('.', '/')}/kernel (in, out)",
         {projection: module.replace(".", "/") for projection, module in modules.items()},
-        transposed=True,
-        separator="/",
-        weight="kernel",
         all_or_none=ALL_OR_NONE.get(name, ()),
+        **KERNELS,
     )
 
 
 MATRIX_LAYOUTS = (
     MatrixLayout(
-        "canonical",
-        "q_proj, k_proj, v_proj, out_proj: this project's own (also Hugging Face BART and Whisper)",
-        _named(*PROJECTIONS),
+        "canonical", "q_proj, k_proj, v_proj, out_proj: this project's own (also Hugging Face BART and Whisper)", OURS
     ),
-    MatrixLayout(
-        "d2l-torch", "d2l.ai's MultiHeadAttention in PyTorch", D2L, framework="torch", all_or_none=(PROJECTIONS,)
-    ),
-    MatrixLayout(
-        "d2l-mxnet",
-        "d2l.ai's MultiHeadAttention in MXNet, and Gluon Dense projections",
-        D2L,
-        framework="mxnet",
-        all_or_none=(PROJECTIONS,),
-    ),
-    MatrixLayout(
-        "d2l-tf",
-        "d2l.ai's MultiHeadAttention in TensorFlow",
-        D2L,
-        framework="tf",
-        transposed=True,
-        separator="/",
-        weight="kernel",
-        all_or_none=(PROJECTIONS,),
-    ),
-    MatrixLayout(
-        "d2l-jax",
-        "d2l.ai's MultiHeadAttention in Flax",
-        D2L,
-        framework="jax",
-        transposed=True,
-        separator="/",
-        weight="kernel",
-        all_or_none=(PROJECTIONS,),
-    ),
-    MatrixLayout(
-        "bert",
-        "Hugging Face BERT family: self.query, self.key, self.value, output.dense",
-        HUGGING_FACE["bert"],
-        framework="torch",
-        all_or_none=ALL_OR_NONE["bert"],
-    ),
-    MatrixLayout(
+    _d2l("torch", "d2l-torch", "PyTorch"),
+    _d2l("mxnet", "d2l-mxnet", "MXNet, and Gluon Dense projections"),
+    _d2l("tf", "d2l-tf", "TensorFlow", **KERNELS),
+    _d2l("jax", "d2l-jax", "Flax", **KERNELS),
+    _hugging_face("bert", "Hugging Face BERT family: self.query, self.key, self.value, output.dense", BERT),
+    _hugging_face(
         "vit",
         "Hugging Face ViT up to transformers 4: attention.query, attention.key, attention.value, output.dense",
-        HUGGING_FACE["vit"],
-        framework="torch",
-        all_or_none=ALL_OR_NONE["vit"],
+        VIT,
     ),
-    MatrixLayout(
-        "distilbert",
-        "Hugging Face DistilBERT: q_lin, k_lin, v_lin, out_lin",
-        HUGGING_FACE["distilbert"],
-        framework="torch",
-        all_or_none=ALL_OR_NONE["distilbert"],
-    ),
-    MatrixLayout(
+    _hugging_face("distilbert", "Hugging Face DistilBERT: q_lin, k_lin, v_lin, out_lin", DISTILBERT),
+    _hugging_face(
         "llama",
         "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT of transformers 5; Llama family (without rotary positions)",
-        HUGGING_FACE["llama"],
-        framework="torch",
+        LLAMA,
     ),
-    _kernels("bert", "BERT family", HUGGING_FACE["bert"]),
-    _kernels("vit", "ViT", HUGGING_FACE["vit"]),
-    _kernels("distilbert", "DistilBERT", HUGGING_FACE["distilbert"]),
-    _kernels("bart", "BART and Whisper", _named(*PROJECTIONS)),
-    _kernels("llama", "Llama family (without rotary positions)", HUGGING_FACE["llama"]),
+    _kernels("bert", "BERT family", BERT),
+    _kernels("vit", "ViT", VIT),
+    _kernels("distilbert", "DistilBERT", DISTILBERT),
+    _kernels("bart", "BART and Whisper", OURS),
+    _kernels("llama", "Llama family (without rotary positions)", LLAMA),
 )
 """Every layout of this kind."""

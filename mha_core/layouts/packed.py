@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
-from mha_core.layouts.layout import Layout, config_of, copied, heads_or_error, plain_score, zero_filled
+from mha_core.layouts.layout import (
+    Layout,
+    as_many_key_heads,
+    config_of,
+    copied,
+    heads_or_error,
+    plain_score,
+    zero_filled,
+)
 from mha_core.weights import Weights, check_weights
 
 
@@ -86,11 +94,7 @@ class PackedLayout(Layout):
     def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
         plain_score(self, config)
         checked = check_weights(config, weights)
-        if config.num_kv_heads != config.num_heads:
-            raise SpecError(
-                f"layout {self.name!r} has as many key heads as query heads. "
-                f"Got num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}."
-            )
+        as_many_key_heads(self, config)
         everything = None if not self.one_switch else zero_filled(config, checked, *PROJECTIONS)
         arrays = {}
         for name, projections in self.packs.items():
@@ -182,21 +186,14 @@ class TorchSeparateLayout(Layout):
 def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
     """SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
     width = config.query_dim
-    wanted = {
-        "num_kv_heads": config.num_heads,
-        "head_dim * num_heads": width,
-        "value_head_dim * num_heads": width,
-        "output_dim": width,
-    }
-    given = {
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim * num_heads": config.head_dim * config.num_heads,
-        "value_head_dim * num_heads": config.value_head_dim * config.num_heads,
-        "output_dim": config.output_dim,
-    }
-    for label, size in wanted.items():
-        if given[label] != size:
-            raise SpecError(f"layout {layout.name!r} needs {label}={size} (query_dim={width}). Got {given[label]}.")
+    for label, given, wanted in (
+        ("num_kv_heads", config.num_kv_heads, config.num_heads),
+        ("head_dim * num_heads", config.head_dim * config.num_heads, width),
+        ("value_head_dim * num_heads", config.value_head_dim * config.num_heads, width),
+        ("output_dim", config.output_dim, width),
+    ):
+        if given != wanted:
+            raise SpecError(f"layout {layout.name!r} needs {label}={wanted} (query_dim={width}). Got {given}.")
 
 
 class TorchPackedLayout(PackedLayout):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.subjects.backend import BackendSubject
 from mha_core.call.call import Call
 from mha_core.call.masks import ARRAY_SOURCES, AttentionMask
 
@@ -180,3 +181,9 @@ DRIVERS = {"torch": TorchDriver, "tf": TensorFlowDriver, "jax": JaxDriver, "mxne
 
 def drive(backend_name: str) -> Driver:
     return DRIVERS[backend_name](backend_name)
+
+
+class AskedOnce(BackendSubject):
+    """Gives its one answer to each case, and is not asked again (see `conformance.judging.repeats`)."""
+
+    recorded = True

@@ -96,7 +96,7 @@ def test_the_five_files_have_the_same_cells_and_the_text_shows_them(lesson):
     assert all(one == cells[0] for one in cells)
     text = (runner.HERE / lesson / "lesson.md").read_text()
     shown = [name for kind, name in BLOCK.findall(text) if kind == "cell"]
-    assert [*shown, "results"] == cells[0]
+    assert shown == cells[0]
 
 
 def test_every_lesson_has_a_title_and_a_page():
@@ -127,7 +127,7 @@ def broken(tmp_path, code):
         ("# %% one\nimport nowhere\n", "bad, numpy, cell 'one': ModuleNotFoundError: No module named 'nowhere'"),
         ("# %% one\nx = (\n", "bad, numpy, cell 'one': SyntaxError"),
         ("# %% one\nraise SystemExit(0)\n", "bad, numpy, cell 'one': SystemExit"),
-        ("# %% one\nx = 1\n", "bad, numpy: no cell has given `results`, a dict of calls"),
+        ("# %% one\nx = 1\n", "bad, numpy: RESULTS does not say what it hands out"),
         ("x = 1\n# %% one\n", "bad, numpy: code before the first cell: 'x = 1'"),
         ("# %% one\n# %% one\n", "bad, numpy: cells need names of their own. Got 'one' 2 times."),
     ],

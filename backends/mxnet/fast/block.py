@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from backends.mxnet.ops.attention import Score, additive_score, drop_by
+from backends.mxnet.ops.attention import Score, additive_score, cap_and_tanh, cap_gradient, drop_by
 from backends.mxnet.ops.framework import mx, to_array
 from backends.mxnet.ops.masks import Mask, allowed_keys
 from backends.mxnet.ops.operators import operator, unwritten, view
@@ -28,7 +28,6 @@ _softmax = operator("_npx_softmax", axis=-1)
 _softmax_backward = operator("_backward_softmax", axis=-1)
 _where = operator("where")  # all shapes alike; mx.np.where broadcasts, and takes four times as long
 _end = operator("_npx_sequence_mask", use_sequence_length=True, axis=1)
-_tanh = operator("Activation", act_type="tanh")
 _add = operator("_npi_add")
 _assign = operator("_slice_assign")
 _join = operator("Concat", dim=-1)
@@ -97,7 +96,7 @@ def exclusion_of(mask: Mask) -> Exclusion | None:
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """The attention of one block: score, softcap, bias, exclusion, softmax, dropout, and their gradients.
+    """The attention of one block: score, `cap`, bias, exclusion, softmax, dropout, and their gradients.
 
     shape: (items, heads, queries, keys) of its scores.
     score: how queries are scored against keys; the scale is in the queries already.
@@ -129,7 +128,7 @@ class BlockAttention:
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
         """The gradients, from the `cotangent` of the heads; the weights are computed again."""
-        scores, capped = self._scores(queries, keys)
+        scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:
             cotangent = cotangent + _nan_rows(weights)
@@ -140,24 +139,20 @@ class BlockAttention:
         d_weights, d_values = zip(*of_sums, strict=True)
         d_scores = self._excluding(self._dropped(_joined(d_weights)), 0.0)
         d_scores = self._excluding(_softmax_backward(d_scores, weights, out=d_scores), 0.0)
-        d_similarity = d_scores if capped is None else d_scores * (1.0 - capped * capped)
-        d_parts = zip(_split(d_similarity, keys), keys, strict=True)
+        d_parts = zip(_split(cap_gradient(d_scores, tanh), keys), keys, strict=True)
         of_products = [self._similar_backward(d_part, queries, key) for d_part, key in d_parts]
         d_queries, d_keys, d_vector = zip(*of_products, strict=True)
         return Gradients(_total(d_queries), list(d_keys), list(d_values), d_scores, _total(d_vector))
 
     def _scores(self, queries: Array, keys: Sequence[Array]) -> tuple[Array, Array | None]:
-        """The scores, -inf where excluded; and tanh(score / c) before that, with a softcap c."""
-        scores, capped = _joined([self._similar(queries, part) for part in keys]), None
-        if self.score.softcap is not None:
-            capped = _tanh(scores / self.score.softcap)
-            scores = capped * self.score.softcap
+        """The scores, -inf where excluded; and what `cap_gradient` needs."""
+        scores, tanh = cap_and_tanh(_joined([self._similar(queries, part) for part in keys]), self.score)
         if self.bias is not None:
             scores = view(view(scores, self.shape) + self.bias, scores.shape)
-        return self._excluding(scores, -np.inf), capped
+        return self._excluding(scores, -np.inf), tanh
 
     def _similar(self, queries: Array, keys: Array) -> Array:
-        """The scores of queries against a part of the keys, before softcap and bias."""
+        """The scores of queries against a part of the keys, before `cap` and the bias."""
         if self.score.vector is None:
             return similar(queries, keys)
         scores = additive_score(_with_heads(queries), _with_heads(keys), self.score.vector)

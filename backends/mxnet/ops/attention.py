@@ -16,6 +16,8 @@ from mha_core.config import AttentionConfig
 _where = operator("where")
 """MXNet's `where`: a condition of one axis selects whole rows; its gradient selects as well."""
 
+_tanh = operator("Activation", act_type="tanh")
+
 
 class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
@@ -89,6 +91,24 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
     """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
+
+
+@mx.util.use_np
+def cap_and_tanh(
+    similarity: mx.np.ndarray, rule: AttentionConfig | Score
+) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
+    """What `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    c = rule.softcap
+    if c is None:
+        return similarity, None
+    tanh = _tanh(similarity / c)
+    return tanh * c, tanh
+
+
+@mx.util.use_np
+def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
+    """The gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
+    return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
 @mx.util.use_np

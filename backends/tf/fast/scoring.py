@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from backends.tf.ops.attention import Score, additive_score, cap, dot_score
+from backends.tf.ops.attention import Score, additive_score, cap, cap_gradient, dot_score
 from backends.tf.ops.heads import fold_groups, unfold_groups
 
 
@@ -29,8 +29,7 @@ def similarity_gradients(
 
     The third is None for a dot product.
     """
-    if score.softcap is not None:
-        d_scores *= 1.0 - (scores / score.softcap) ** 2
+    d_scores = cap_gradient(d_scores, scores, score)
     d_folded, folded = (fold_groups(x, keys.shape[1]) for x in (d_scores, queries))
     if score.vector is None:
         d_queries = tf.matmul(d_folded, keys) * score.scale

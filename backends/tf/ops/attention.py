@@ -75,6 +75,12 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
     return similarity if c is None else c * tf.tanh(similarity / c)
 
 
+def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
+    """The gradient of the similarity from that of `capped`, which `cap` gave."""
+    c = rule.softcap
+    return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
+
+
 def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     bias = additive_bias(mask)

@@ -25,7 +25,7 @@ APART = 2**17
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Whether the kernel follows the definition for this call, and holds no scores; `rate` is that of dropout."""
-    if score.vector is not None or score.softcap is not None or rate or mask.keep is not None:
+    if not score.is_product or rate or mask.keep is not None:
         return False
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False

@@ -31,6 +31,11 @@ class Score(NamedTuple):
         """This score with the softcap of a config."""
         return Score(self.scale, self.vector, config.softcap)
 
+    @property
+    def is_product(self) -> bool:
+        """Whether a score is q.k times the scale, and nothing else."""
+        return self.vector is None and self.softcap is None
+
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
     """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""

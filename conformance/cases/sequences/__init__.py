@@ -1,6 +1,6 @@
 """Sequences of calls on one prepared layer: what was asked before must not matter.
 
-Each module has `sequences() -> list[CallSequence]`.
+Each module has its own in SEQUENCES.
 """
 
 ORDER = ("calls", "layers")

@@ -9,23 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.sequence import DROPOUT, SMALL, Base, CallSequence, PreparedLayer, Step
+from conformance.cases.sequence import DROPOUT, Base, PreparedLayer, SequenceTable, Step, changed, with_keep
 from mha_core import AttentionInputs, AttentionMask
 
 FINFO_MIN = -float(np.finfo(np.float32).max)
 
-Change = Callable[[AttentionInputs], AttentionInputs]
-
-
-def sequences() -> list[CallSequence]:
-    """The sequences of this module, in the order of `mha cases`."""
-    return [
-        CallSequence("sequence-layouts", "an array that is read as if it were contiguous", SMALL, _layouts),
-        CallSequence(
-            "sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another", SMALL, _shapes
-        ),
-        CallSequence("sequence-plain-numbers", "numbers that a fast path takes for others", SMALL, _numbers),
-    ]
+SEQUENCES = SequenceTable()
 
 
 def turned(array: NDArray) -> NDArray:
@@ -48,13 +37,12 @@ def spread(array: NDArray) -> NDArray:
     return np.broadcast_to(array[:1], array.shape)
 
 
-def _layouts(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of("sequence-layouts", "an array that is read as if it were contiguous")
+def _layouts(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads, width = base.config.num_heads, base.config.head_dim
-    id = "sequence-layouts"
-    layer, trained = base.layer(id), base.layer(id, 1, dropout=DROPOUT)
-    packed = PreparedLayer(id, base.config, 2, gradients=few_shapes)
+    layer, trained = base.layer(), base.layer(1, dropout=DROPOUT)
+    packed = PreparedLayer(base.id, base.config, 2, gradients=base.few_shapes)
     packed.weights = {
         name: turned(array) if name.endswith("weight") else array for name, array in packed.weights.items()
     }
@@ -69,23 +57,20 @@ def _layouts(few_shapes: bool) -> list[Step]:
     by_query = np.asfortranarray(np.minimum(lens[:, None], np.arange(queries) + 2))
 
     def call(words: str, mask: AttentionMask | None = None, **how: Any) -> Step:
-        return how.pop("of", layer).call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
+        return how.pop("of", layer).call(words, *base.sizes, mask, **{"gradients": base.few_shapes, **how})
 
     def of_past(words: str, change: Callable[[NDArray], NDArray], contents: str) -> Step:
         held = (change(past[0]), change(past[1]))
         return layer.call(words, batch, queries, queries, past=held, contents=contents, gradients=False)
 
-    def with_cotangent(change: Callable[[NDArray], NDArray]) -> Change:
-        return lambda given: replace(given, cotangent=None if given.cotangent is None else change(given.cotangent))
-
     def by_position(array: NDArray) -> NDArray:
         return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
 
-    def every_other(given: AttentionInputs) -> AttentionInputs:
-        return replace(given, keys=given.keys.repeat(2, 1)[:, ::2], values=given.values.repeat(2, 2)[..., ::2])
+    def every_other_row(array: NDArray) -> NDArray:
+        return array.repeat(2, 1)[:, ::2]
 
-    def shared(given: AttentionInputs) -> AttentionInputs:
-        return replace(given, queries=spread(given.queries), values=spread(given.values))
+    def every_other_channel(array: NDArray) -> NDArray:
+        return array.repeat(2, 2)[..., ::2]
 
     def packed_inputs(given: AttentionInputs) -> AttentionInputs:
         parts = np.split(np.concatenate([given.queries, given.keys, given.values], axis=-1), 3, axis=-1)
@@ -105,12 +90,12 @@ def _layouts(few_shapes: bool) -> list[Step]:
         call("lengths by query, laid out the other way", AttentionMask(valid_lens=by_query)),
         call("a bias with a negative stride", AttentionMask(bias=backwards(bias))),
         call("a bias cut from a larger table", AttentionMask(bias=cut(bias))),
+        call("queries whose second axis is the batch", change=changed(queries=by_position)),
         call(
-            "queries whose second axis is the batch",
-            change=lambda given: replace(given, queries=by_position(given.queries)),
+            "keys that are every other row, values of every other channel",
+            change=changed(keys=every_other_row, values=every_other_channel),
         ),
-        call("keys that are every other row, values of every other channel", change=every_other),
-        call("queries and values that all items share", change=shared),
+        call("queries and values that all items share", change=changed(queries=spread, values=spread)),
         call("one packed array", change=packed_inputs),
         call("keys that begin within the queries' memory", change=overlapping),
         call("keys that are the values, and other queries", change=lambda given: replace(given, values=given.keys)),
@@ -125,44 +110,34 @@ def _layouts(few_shapes: bool) -> list[Step]:
             past=(turned(past[0]), backwards(past[1])),
             gradients=False,
         ),
-        call("a cotangent laid out the other way", gradients=True, change=with_cotangent(turned)),
-        call("a cotangent with a negative stride", gradients=True, change=with_cotangent(backwards)),
-        call("a cotangent with a stride of 0", gradients=True, change=with_cotangent(spread), contents="bbb"),
+        call("a cotangent laid out the other way", gradients=True, change=changed(cotangent=turned)),
+        call("a cotangent with a negative stride", gradients=True, change=changed(cotangent=backwards)),
+        call("a cotangent with a stride of 0", gradients=True, change=changed(cotangent=spread), contents="bbb"),
+        call("a keep-mask with a stride of 0", base.lens, of=trained, gradients=True, change=with_keep(keep)),
+        call("a keep-mask that keeps everything", of=trained, gradients=True, change=with_keep(np.ones_like(keep))),
         call(
-            "a keep-mask with a stride of 0",
+            "a keep-mask that keeps nothing",
             base.lens,
             of=trained,
             gradients=True,
-            change=lambda given: replace(given, dropout_keep=keep),
+            change=with_keep(np.zeros_like(keep)),
         ),
         call(
-            "a keep-mask that keeps everything",
+            "a keep-mask that drops one row",
+            base.lens,
             of=trained,
             gradients=True,
-            change=lambda given: replace(given, dropout_keep=np.ones_like(keep)),
-        ),
-        *(
-            call(
-                words,
-                base.lens,
-                of=trained,
-                gradients=True,
-                change=lambda given, kept=kept: replace(given, dropout_keep=kept),
-            )
-            for words, kept in {
-                "a keep-mask that keeps nothing": np.zeros_like(keep),
-                "a keep-mask that drops one row": keep & (np.arange(queries) != 1)[:, None],
-            }.items()
+            change=with_keep(keep & (np.arange(queries) != 1)[:, None]),
         ),
         call("weights laid out the other way, two of which are one array", base.lens, of=packed, contents="aba"),
     ]
 
 
-def _shapes(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of("sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another")
+def _shapes(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads = base.config.num_heads
-    layer = base.layer("sequence-mask-shapes")
+    layer = base.layer()
     rng = np.random.default_rng(19)
     shapes = {
         "(B, 1, Lq, 1)": (batch, 1, queries, 1),
@@ -261,14 +236,14 @@ def _shapes(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _numbers(few_shapes: bool) -> list[Step]:
-    id, base = "sequence-plain-numbers", Base(few_shapes)
+@SEQUENCES.of("sequence-plain-numbers", "numbers that a fast path takes for others")
+def _numbers(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
-    layer, silent, plain = base.layer(id), base.layer(id, 1), base.layer(id, 2, bias=False)
-    loud = base.layer(id, 3, seed=1)
+    layer, silent, plain = base.layer(), base.layer(1), base.layer(2, bias=False)
+    loud = base.layer(3, seed=1)
     silent.weights = {**silent.weights, "out_proj.weight": np.zeros_like(silent.weights["out_proj.weight"])}
     loud.weights = {**loud.weights, "v_proj.weight": 40.0 * loud.weights["v_proj.weight"]}
-    identity = base.layer(id, 4, seed=2)
+    identity = base.layer(4, seed=2)
     identity.weights = {**identity.weights, "k_proj.weight": np.eye(base.config.key_dim)}
     last_out = AttentionMask(bias=np.where(np.arange(keys) == keys - 1, -np.inf, 0.5))
     channel = np.where(np.arange(base.config.key_dim) == 2, 300.0, 1.0)
@@ -276,16 +251,7 @@ def _numbers(few_shapes: bool) -> list[Step]:
     width = base.config.value_dim
 
     def call(words: str, mask: AttentionMask = base.lens, of: PreparedLayer = layer, **how: Any) -> Step:
-        return of.call(words, *base.sizes, mask, **{"gradients": few_shapes, **how})
-
-    def with_(**arrays: Callable[[NDArray], NDArray]) -> Change:
-        """Some arrays of the call changed, each as is said."""
-
-        def change(given: AttentionInputs) -> AttentionInputs:
-            made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
-            return replace(given, **made)
-
-        return change
+        return of.call(words, *base.sizes, mask, **{"gradients": base.few_shapes, **how})
 
     def first_item(array: NDArray) -> NDArray:
         return array[[0] * batch]
@@ -310,31 +276,31 @@ def _numbers(few_shapes: bool) -> list[Step]:
     def one_place(array: NDArray) -> NDArray:
         return np.asarray(np.arange(array.size).reshape(array.shape) == 3, array.dtype)
 
-    alike = with_(queries=first_item, keys=first_item, values=first_item)
-    nothing = with_(queries=times(0.0, 0), keys=times(0.0, 0), values=times(0.0, 0))
+    alike = changed(queries=first_item, keys=first_item, values=first_item)
+    nothing = changed(queries=times(0.0, 0), keys=times(0.0, 0), values=times(0.0, 0))
     return [
-        call("keys and values that all items share", change=with_(keys=first_item, values=first_item)),
+        call("keys and values that all items share", change=changed(keys=first_item, values=first_item)),
         call("items that are all alike", change=alike),
         call("one item of 0", change=nothing),
-        call("an item a thousand times larger", change=with_(queries=times(1000.0, 0))),
-        call("keys of an item that are all alike", change=with_(keys=first_key)),
-        call("values of an item that are all alike", change=with_(values=first_key)),
-        call("values that are unit vectors", change=with_(values=unit)),
-        call("a value far larger than the others", change=with_(values=times(300.0, 0, 1))),
-        call("whole numbers", change=with_(queries=np.rint, keys=np.rint)),
-        call("scores below a millionth", of=plain, change=with_(queries=lambda array: array * 1e-8)),
-        call("NaN in a query that may not attend", no_first, change=with_(queries=times(np.nan, 0, 0))),
-        call("a cotangent of 0", gradients=True, change=with_(cotangent=np.zeros_like)),
-        call("a cotangent of 0 but for one place", gradients=True, change=with_(cotangent=one_place)),
-        call("a cotangent below a millionth", gradients=True, change=with_(cotangent=lambda array: array * 1e-8)),
-        call("a cotangent above 1e4", gradients=True, change=with_(cotangent=lambda array: array * 1e5)),
-        call("a key far larger than the others", change=with_(keys=times(300.0, 0, 1))),
-        call("a channel far larger than the others", change=with_(keys=lambda array: array * channel)),
-        call("values above a million", change=with_(values=lambda array: array * 1e7)),
-        call("inputs far from 0", change=with_(queries=far, keys=far, values=far)),
-        call("scores above a million", change=with_(queries=lambda array: array * 1e6)),
-        call("inputs that are all 1", change=with_(queries=np.ones_like, keys=np.ones_like, values=np.ones_like)),
-        call("NaN in a key that a bias of -inf excludes", last_out, change=with_(keys=times(np.nan, 0, keys - 1))),
+        call("an item a thousand times larger", change=changed(queries=times(1000.0, 0))),
+        call("keys of an item that are all alike", change=changed(keys=first_key)),
+        call("values of an item that are all alike", change=changed(values=first_key)),
+        call("values that are unit vectors", change=changed(values=unit)),
+        call("a value far larger than the others", change=changed(values=times(300.0, 0, 1))),
+        call("whole numbers", change=changed(queries=np.rint, keys=np.rint)),
+        call("scores below a millionth", of=plain, change=changed(queries=lambda array: array * 1e-8)),
+        call("NaN in a query that may not attend", no_first, change=changed(queries=times(np.nan, 0, 0))),
+        call("a cotangent of 0", gradients=True, change=changed(cotangent=np.zeros_like)),
+        call("a cotangent of 0 but for one place", gradients=True, change=changed(cotangent=one_place)),
+        call("a cotangent below a millionth", gradients=True, change=changed(cotangent=lambda array: array * 1e-8)),
+        call("a cotangent above 1e4", gradients=True, change=changed(cotangent=lambda array: array * 1e5)),
+        call("a key far larger than the others", change=changed(keys=times(300.0, 0, 1))),
+        call("a channel far larger than the others", change=changed(keys=lambda array: array * channel)),
+        call("values above a million", change=changed(values=lambda array: array * 1e7)),
+        call("inputs far from 0", change=changed(queries=far, keys=far, values=far)),
+        call("scores above a million", change=changed(queries=lambda array: array * 1e6)),
+        call("inputs that are all 1", change=changed(queries=np.ones_like, keys=np.ones_like, values=np.ones_like)),
+        call("NaN in a key that a bias of -inf excludes", last_out, change=changed(keys=times(np.nan, 0, keys - 1))),
         call("a projection that is the identity", of=identity),
         call("a projection of 0", of=silent),
         call("weights above 10", of=loud),

@@ -8,58 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.sequence import CAUSAL, SMALL, Base, CallSequence, PreparedLayer, Step, again
+from conformance.cases.sequence import CAUSAL, Base, PreparedLayer, SequenceTable, Step, again, changed
 from mha_core import AttentionInputs, AttentionMask
 
-
-def sequences() -> list[CallSequence]:
-    """The sequences of this module, in the order of `mha cases`."""
-    return [
-        CallSequence(
-            "sequence-shapes",
-            "what is kept by the first shape: a causal mask, rows of a workspace, a size",
-            SMALL,
-            _shapes,
-        ),
-        CallSequence("sequence-masks", "a mask, or a bias, that is kept for later calls", SMALL, _masks),
-        CallSequence(
-            "sequence-numbers",
-            "an answer that is kept by some of its numbers, or a layout in memory that is kept",
-            SMALL,
-            _numbers,
-        ),
-        CallSequence(
-            "sequence-lengths",
-            "a position or a length that is counted from call to call; what changes after 5 calls, or 50",
-            SMALL,
-            _lengths,
-        ),
-        CallSequence("sequence-empty", "what a call without items, queries or keys leaves behind", SMALL, _empty),
-        CallSequence(
-            "sequence-not-finite",
-            "NaN, infinity or the largest number of an earlier call",
-            SMALL,
-            _not_finite,
-        ),
-        CallSequence(
-            "sequence-same-arrays",
-            "an answer that is kept by the array's identity, though it holds other numbers now",
-            SMALL,
-            _same_arrays,
-        ),
-        CallSequence(
-            "sequence-second-calls",
-            "what the first call of a layer decides for all later ones",
-            SMALL,
-            _second_calls,
-        ),
-    ]
+SEQUENCES = SequenceTable()
 
 
-def _shapes(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of("sequence-shapes", "what is kept by the first shape: a causal mask, rows of a workspace, a size")
+def _shapes(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
-    layer = base.layer("sequence-shapes")
+    layer = base.layer()
     first = layer.call("causal", *base.sizes, CAUSAL, gradients=True)
     other = layer.call("the first shape, other numbers", *base.sizes, CAUSAL, contents="bbb", gradients=True)
     fewer_keys = layer.call("fewer keys", batch, queries, keys - 2, CAUSAL, gradients=False)
@@ -83,9 +41,9 @@ def _shapes(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _masks(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-masks")
+@SEQUENCES.of("sequence-masks", "a mask, or a bias, that is kept for later calls")
+def _masks(base: Base) -> list[Step]:
+    layer = base.layer()
     rng = np.random.default_rng(11)
     heads, (batch, queries, keys) = base.config.num_heads, base.sizes
 
@@ -108,7 +66,12 @@ def _masks(few_shapes: bool) -> list[Step]:
         call("other lengths", valid_lens=base.other_lens.valid_lens),
         again(causal, "causal again"),
         # For who compiles, an offset of each item is an array, and one offset a program of its own.
-        call("causal at other positions", False, causal=True, query_offset=np.array([2] * batch) if few_shapes else 2),
+        call(
+            "causal at other positions",
+            False,
+            causal=True,
+            query_offset=np.array([2] * batch) if base.few_shapes else 2,
+        ),
         call("window", window=(2, 1), query_offset=1),
         call("allowed", allowed=allowed),
         call("another allowed, of as many keys", allowed=np.roll(allowed, 1, axis=1)),
@@ -123,44 +86,9 @@ def _masks(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _second_calls(few_shapes: bool) -> list[Step]:
-    """Two or three calls each of layers that have not been asked before."""
-    id, base = "sequence-second-calls", Base(few_shapes)
-    batch, queries, keys = base.sizes
-    full, padded, open_, linked, tainted, shaped = (base.layer(id, number) for number in range(6))
-
-    def lens(*lengths: int, causal: bool = False) -> AttentionMask:
-        return AttentionMask(valid_lens=np.resize(lengths, batch), causal=causal)
-
-    def of_one_item(inputs: AttentionInputs) -> AttentionInputs:
-        keys, values = (np.repeat(array[:1], batch, axis=0) for array in (inputs.keys, inputs.values))
-        return replace(inputs, keys=keys, values=values)
-
-    def with_nan(inputs: AttentionInputs) -> AttentionInputs:
-        inputs.values[0, -1] = np.nan
-        return inputs
-
-    lens_of_both = lens(2, keys - 2)
-    return [
-        full.call("lengths of all keys", *base.sizes, lens(keys)),
-        full.call("shorter lengths, after those of all keys", *base.sizes, lens(3, 2)),
-        padded.call("lengths", *base.sizes, lens(2, 4)),
-        padded.call("1 query and other lengths", batch, 1, keys, lens(4, 1)),
-        open_.call("causal with lengths", *base.sizes, lens(2, 1, causal=True)),
-        open_.call("causal with longer lengths", *base.sizes, lens(keys, 4, causal=True)),
-        linked.call("items with the same keys and values", *base.sizes, change=of_one_item),
-        linked.call("items with other keys and values", *base.sizes),
-        tainted.call("NaN in the last value", *base.sizes, change=with_nan),
-        tainted.call("fewer keys, after NaN", batch, queries, keys - 2),
-        shaped.call("lengths, again", *base.sizes, lens(keys - 1, 3)),
-        shaped.call("fewer keys, other lengths", batch, queries, keys - 2, lens_of_both),
-        shaped.call("the first shape, the lengths of the second", *base.sizes, lens_of_both),
-    ]
-
-
-def _numbers(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-numbers")
+@SEQUENCES.of("sequence-numbers", "an answer that is kept by some of its numbers, or a layout in memory that is kept")
+def _numbers(base: Base) -> list[Step]:
+    layer = base.layer()
     inputs, other = (layer.call("", *base.sizes, contents=letter * 3).case.build().inputs for letter in "ab")
 
     def call(words: str, change: Any = lambda x, y: x) -> Step:
@@ -198,14 +126,17 @@ COUNTED = 51
 """Calls of it before the last one."""
 
 
-def _lengths(few_shapes: bool) -> list[Step]:
-    layer = PreparedLayer("sequence-lengths", Base(few_shapes).config, longest=GROWTH[-1])
+@SEQUENCES.of(
+    "sequence-lengths", "a position or a length that is counted from call to call; what changes after 5 calls, or 50"
+)
+def _lengths(base: Base) -> list[Step]:
+    layer = PreparedLayer(base.id, base.config, longest=GROWTH[-1])
 
     def call(keys: int, words: str = "") -> Step:
         mask = AttentionMask(causal=True, query_offset=np.array([keys - 2]))
-        if few_shapes:
+        if base.few_shapes:
             mask = replace(mask, valid_lens=np.array([keys]))
-        size = GROWTH[-1] if few_shapes else keys
+        size = GROWTH[-1] if base.few_shapes else keys
         # Other keys than those of one less, so that these can't be taken for them.
         return layer.call(words or f"{keys} keys", 1, 2, size, mask, contents="a" + "ab"[keys % 2] * 2, gradients=False)
 
@@ -222,9 +153,9 @@ def _lengths(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _empty(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-empty")
+@SEQUENCES.of("sequence-empty", "what a call without items, queries or keys leaves behind")
+def _empty(base: Base) -> list[Step]:
+    layer = base.layer()
     batch, queries, keys = base.sizes
     first = layer.call("causal", *base.sizes, CAUSAL)
     other = layer.call("other numbers", *base.sizes, CAUSAL, contents="bbb")
@@ -238,9 +169,9 @@ def _empty(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _not_finite(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-not-finite")
+@SEQUENCES.of("sequence-not-finite", "NaN, infinity or the largest number of an earlier call")
+def _not_finite(base: Base) -> list[Step]:
+    layer = base.layer()
 
     def call(words: str, change: Any = None, contents: str = "aaa") -> Step:
         change = (lambda given: given) if change is None else change
@@ -268,9 +199,11 @@ def _not_finite(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _same_arrays(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-same-arrays")
+@SEQUENCES.of(
+    "sequence-same-arrays", "an answer that is kept by the array's identity, though it holds other numbers now"
+)
+def _same_arrays(base: Base) -> list[Step]:
+    layer = base.layer()
 
     def call(words: str, contents: str, mask: AttentionMask | None = None, **step: Any) -> Step:
         gradients = None if mask else False
@@ -283,4 +216,40 @@ def _same_arrays(few_shapes: bool) -> list[Step]:
         call("lengths", "bbb", base.lens),
         call("the same arrays, other lengths", "bbb", base.other_lens, same_arrays=True),
         call("the same arrays, all of them other", "ccc", base.lens, same_arrays=True),
+    ]
+
+
+@SEQUENCES.of("sequence-second-calls", "what the first call of a layer decides for all later ones")
+def _second_calls(base: Base) -> list[Step]:
+    """Two or three calls each of layers that have not been asked before."""
+    batch, queries, keys = base.sizes
+    full, padded, open_, linked, tainted, shaped = (base.layer(number) for number in range(6))
+
+    def lens(*lengths: int, causal: bool = False) -> AttentionMask:
+        return AttentionMask(valid_lens=np.resize(lengths, batch), causal=causal)
+
+    def of_one_item(array: NDArray) -> NDArray:
+        return np.repeat(array[:1], batch, axis=0)
+
+    def with_nan(inputs: AttentionInputs) -> AttentionInputs:
+        inputs.values[0, -1] = np.nan
+        return inputs
+
+    lens_of_both = lens(2, keys - 2)
+    return [
+        full.call("lengths of all keys", *base.sizes, lens(keys)),
+        full.call("shorter lengths, after those of all keys", *base.sizes, lens(3, 2)),
+        padded.call("lengths", *base.sizes, lens(2, 4)),
+        padded.call("1 query and other lengths", batch, 1, keys, lens(4, 1)),
+        open_.call("causal with lengths", *base.sizes, lens(2, 1, causal=True)),
+        open_.call("causal with longer lengths", *base.sizes, lens(keys, 4, causal=True)),
+        linked.call(
+            "items with the same keys and values", *base.sizes, change=changed(keys=of_one_item, values=of_one_item)
+        ),
+        linked.call("items with other keys and values", *base.sizes),
+        tainted.call("NaN in the last value", *base.sizes, change=with_nan),
+        tainted.call("fewer keys, after NaN", batch, queries, keys - 2),
+        shaped.call("lengths, again", *base.sizes, lens(keys - 1, 3)),
+        shaped.call("fewer keys, other lengths", batch, queries, keys - 2, lens_of_both),
+        shaped.call("the first shape, the lengths of the second", *base.sizes, lens_of_both),
     ]

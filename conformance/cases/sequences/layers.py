@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.sequence import CAUSAL, DROPOUT, GROUPED, SMALL, Base, CallSequence, PreparedLayer, Step, again
+from conformance.cases.sequence import (
+    CAUSAL,
+    DROPOUT,
+    GROUPED,
+    SMALL,
+    Base,
+    PreparedLayer,
+    SequenceTable,
+    Step,
+    again,
+    changed,
+    with_keep,
+)
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.heads import split_heads
 from mha_core.reference import pipeline as reference
@@ -15,48 +27,17 @@ from mha_core.reference import pipeline as reference
 BARE = AttentionConfig(12, 4, num_kv_heads=2, projections=False)
 
 
-def sequences() -> list[CallSequence]:
-    """The sequences of this module, in the order of `mha cases`."""
-    return [
-        CallSequence(
-            "sequence-decoding",
-            "keys and values of an earlier step, or of an earlier sentence, besides the past that is given",
-            GROUPED,
-            _decoding,
-        ),
-        CallSequence(
-            "sequence-training",
-            "a mode that stays: dropout after training, none in training after a call without",
-            replace(SMALL, dropout=DROPOUT),
-            _training,
-        ),
-        CallSequence(
-            "sequence-first-calls",
-            "what the first call of a layer decides for all later ones: that there is one item, no mask, or one array",
-            SMALL,
-            _first_calls,
-        ),
-        CallSequence(
-            "sequence-weights",
-            "weights that are kept, packed or transposed, when the layer's own have changed",
-            SMALL,
-            _weights,
-        ),
-        CallSequence(
-            "sequence-threads", "a workspace that two threads share, and what only the first has", SMALL, _threads
-        ),
-        CallSequence(
-            "sequence-layers",
-            "what layers share: weights of the one that was prepared last, answers by shape alone",
-            SMALL,
-            _layers,
-        ),
-    ]
+SEQUENCES = SequenceTable()
 
 
-def _decoding(few_shapes: bool) -> list[Step]:
+@SEQUENCES.of(
+    "sequence-decoding",
+    "keys and values of an earlier step, or of an earlier sentence, besides the past that is given",
+    GROUPED,
+)
+def _decoding(base: Base) -> list[Step]:
     config = GROUPED
-    layer = PreparedLayer("sequence-decoding", config)
+    layer = PreparedLayer(base.id, config)
     batch, prompt, length = 2, 4, 7
 
     def whole(letter: str, words: str) -> Step:
@@ -71,7 +52,7 @@ def _decoding(few_shapes: bool) -> list[Step]:
         assert trace.keys is not None
         assert trace.values is not None
         held, mask = position, AttentionMask(causal=True, query_offset=np.array([position] * batch))
-        if few_shapes:  # a cache of one size, of which the beginning is in use
+        if base.few_shapes:  # a cache of one size, of which the beginning is in use
             held = length - 1
             mask = AttentionMask(allowed=np.append(np.arange(held) < position, True)[None, None, None])
         now = inputs.queries[:, position : position + 1]
@@ -99,22 +80,19 @@ def _decoding(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _training(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-training", dropout=DROPOUT)
+@SEQUENCES.of(
+    "sequence-training",
+    "a mode that stays: dropout after training, none in training after a call without",
+    replace(SMALL, dropout=DROPOUT),
+)
+def _training(base: Base) -> list[Step]:
+    layer = base.layer(dropout=DROPOUT)
     rng = np.random.default_rng(12)
     batch, queries, keys = base.sizes
     shape = (batch, base.config.num_heads, queries, keys)
 
     def call(words: str, keep: Any = None, contents: str = "aaa") -> Step:
-        return layer.call(
-            words,
-            *base.sizes,
-            base.lens,
-            contents=contents,
-            gradients=True,
-            change=lambda given: replace(given, dropout_keep=keep),
-        )
+        return layer.call(words, *base.sizes, base.lens, contents=contents, gradients=True, change=with_keep(keep))
 
     first = call("without dropout")
     return [
@@ -126,19 +104,22 @@ def _training(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _first_calls(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
+@SEQUENCES.of(
+    "sequence-first-calls",
+    "what the first call of a layer decides for all later ones: that there is one item, no mask, or one array",
+)
+def _first_calls(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads = base.config.num_heads
     number = iter(range(100))
     rng = np.random.default_rng(13)
 
     def layer(**changes: Any) -> PreparedLayer:
-        return base.layer("sequence-first-calls", next(number), **changes)
+        return base.layer(next(number), **changes)
 
     one, self_attention, unmasked, by_keys, empty = (layer() for _ in range(5))
     trained, turned = layer(dropout=DROPOUT), layer()
-    split = PreparedLayer("sequence-first-calls", BARE, next(number))
+    split = PreparedLayer(base.id, BARE, next(number))
     narrow, cached, query = (layer() for _ in range(3))
     of_keys, of_heads = rng.random((2, batch, heads, queries, keys)) < 0.67
     of_keys[..., 0] = of_heads[..., 0] = True
@@ -151,11 +132,7 @@ def _first_calls(few_shapes: bool) -> list[Step]:
         cached.drawn("past values", "a", batch, heads, queries, base.config.head_dim),
     )
 
-    def transposed(inputs: AttentionInputs) -> AttentionInputs:
-        names = ("queries", "keys", "values")
-        arrays: dict[str, Any] = {name: np.asfortranarray(getattr(inputs, name)) for name in names}
-        return replace(inputs, **arrays)
-
+    by_channel = changed(queries=np.asfortranarray, keys=np.asfortranarray, values=np.asfortranarray)
     return [
         one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1), gradients=False),
         one.call("more items with lengths, after 1 item", *base.sizes, base.lens),
@@ -175,17 +152,13 @@ def _first_calls(few_shapes: bool) -> list[Step]:
         empty.call("no key for any item, in the first call", *base.sizes, nothing),
         empty.call("lengths, after no key for any item", *base.sizes, base.lens),
         trained.call(
-            "a training step, in the first call",
-            *base.sizes,
-            base.lens,
-            gradients=True,
-            change=lambda inputs: replace(inputs, dropout_keep=keep),
+            "a training step, in the first call", *base.sizes, base.lens, gradients=True, change=with_keep(keep)
         ),
         trained.call("without dropout, after a training step", *base.sizes, base.lens, gradients=True),
         turned.call(
             "arrays that lie in memory channel by channel, in the first call",
             *base.sizes,
-            change=transposed,
+            change=by_channel,
             gradients=False,
         ),
         turned.call("usual arrays, after others", *base.sizes, contents="bbb", gradients=False),
@@ -212,9 +185,9 @@ def as_heads(inputs: AttentionInputs) -> AttentionInputs:
     )
 
 
-def _weights(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer, other, third = (base.layer("sequence-weights", seed=seed) for seed in range(3))
+@SEQUENCES.of("sequence-weights", "weights that are kept, packed or transposed, when the layer's own have changed")
+def _weights(base: Base) -> list[Step]:
+    layer, other, third = (base.layer(seed=seed) for seed in range(3))
 
     def call(words: str, weights: Any = None, **step: Any) -> Step:
         return layer.call(words, *base.sizes, CAUSAL, weights=weights, **step)
@@ -231,9 +204,9 @@ def _weights(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _threads(few_shapes: bool) -> list[Step]:
-    base = Base(few_shapes)
-    layer = base.layer("sequence-threads")
+@SEQUENCES.of("sequence-threads", "a workspace that two threads share, and what only the first has")
+def _threads(base: Base) -> list[Step]:
+    layer = base.layer()
     first = layer.call("no mask", *base.sizes, gradients=False)
     other = layer.call("other numbers", *base.sizes, contents="bbb", gradients=False)
     return [
@@ -244,10 +217,10 @@ def _threads(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _layers(few_shapes: bool) -> list[Step]:
-    id, base = "sequence-layers", Base(few_shapes)
-    layer, other, without_bias = base.layer(id), base.layer(id, 1, seed=1), base.layer(id, 2, bias=False)
-    scaled = base.layer(id, 3, scale=1.3)
+@SEQUENCES.of("sequence-layers", "what layers share: weights of the one that was prepared last, answers by shape alone")
+def _layers(base: Base) -> list[Step]:
+    layer, other, without_bias = base.layer(), base.layer(1, seed=1), base.layer(2, bias=False)
+    scaled = base.layer(3, scale=1.3)
     first = layer.call("causal", *base.sizes, CAUSAL)
     second = other.call("a second layer with other weights, given the same arrays", *base.sizes, CAUSAL)
     return [

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.cases.sequence import SMALL, Base, CallSequence, PreparedLayer, Step
+from conformance.cases.sequence import SMALL, Base, PreparedLayer, SequenceTable, Step
 from mha_core import AttentionConfig, AttentionMask
 
 QUERIES_ALONE = {"q_proj": True}
 ALL_BUT_QUERIES = {"k_proj": True, "v_proj": True, "out_proj": True}
 
 
-def sequences() -> list[CallSequence]:
-    """The sequences of this module, in the order of `mha cases`."""
-    return [
-        CallSequence("sequence-sizes", "a limit of a size, or a path for long calls, that is kept", SMALL, _sizes),
-        CallSequence("sequence-decoding", "a cache that is not the one that is given", SMALL, _decoding),
-    ]
+SEQUENCES = SequenceTable()
 
 
-def _sizes(few_shapes: bool) -> list[Step]:
-    id, base = "sequence-sizes", Base(few_shapes)
-    layer = PreparedLayer(id, SMALL, longest=32)
-    grouped = PreparedLayer(id, AttentionConfig(128, 8, num_kv_heads=2, value_dim=1, bias=QUERIES_ALONE), 1)
-    wide = PreparedLayer(id, AttentionConfig(192, 2, query_dim=512, value_head_dim=1, bias=ALL_BUT_QUERIES), 2)
-    widest = PreparedLayer(id, AttentionConfig(144, 1), 3)
+@SEQUENCES.of("sequence-sizes", "a limit of a size, or a path for long calls, that is kept")
+def _sizes(base: Base) -> list[Step]:
+    layer = PreparedLayer(base.id, SMALL, longest=32)
+    grouped = PreparedLayer(base.id, AttentionConfig(128, 8, num_kv_heads=2, value_dim=1, bias=QUERIES_ALONE), 1)
+    wide = PreparedLayer(base.id, AttentionConfig(192, 2, query_dim=512, value_head_dim=1, bias=ALL_BUT_QUERIES), 2)
+    widest = PreparedLayer(base.id, AttentionConfig(144, 1), 3)
     many = PreparedLayer(
-        id, AttentionConfig(64, 32, value_head_dim=3, output_dim=1, bias={"out_proj": True}, scale=-0.4), 6
+        base.id, AttentionConfig(64, 32, value_head_dim=3, output_dim=1, bias={"out_proj": True}, scale=-0.4), 6
     )
-    usual, again = base.layer(id, 4), base.layer(id, 5)
+    usual, again = base.layer(4), base.layer(5)
     short = AttentionMask(valid_lens=np.array([201], np.uint8))
     unsigned = AttentionMask(valid_lens=np.array([100], np.uint64))
     causal = AttentionMask(causal=True)
@@ -47,7 +42,7 @@ def _sizes(few_shapes: bool) -> list[Step]:
         widest.call("a head 144 wide", 2, 3, 5),
         many.call("32 heads 2 wide, an output 1 wide, a negative scale", 2, 3, 5),
     ]
-    if few_shapes:  # each shape costs such a subject a compilation
+    if base.few_shapes:  # each shape costs such a subject a compilation
         return [*trained, *far, *heads]
     return [
         *trained,
@@ -73,11 +68,11 @@ def _sizes(few_shapes: bool) -> list[Step]:
     ]
 
 
-def _decoding(few_shapes: bool) -> list[Step]:
+@SEQUENCES.of("sequence-decoding", "a cache that is not the one that is given")
+def _decoding(base: Base) -> list[Step]:
     """A prompt and steps of one new key each, causal with a window, for two sentences; then several keys at once."""
-    id, base = "sequence-decoding", Base(few_shapes)
     batch = base.sizes[0]
-    layer = base.layer(id)
+    layer = base.layer()
     heads, width = base.config.num_kv_heads, base.config.head_dim
 
     def step(words: str, letter: str, past_len: int, new: int = 1) -> Step:
@@ -86,7 +81,7 @@ def _decoding(few_shapes: bool) -> list[Step]:
         words = f"{words}, {past_len} keys in the past"
         return layer.call(words, batch, new, new, mask, past=(past[0], past[1]), contents=letter * 3, gradients=False)
 
-    if few_shapes:
+    if base.few_shapes:
         lengths = (5, 5)
         return [step("a step", "a", lengths[0]), step("another sentence", "b", lengths[1])]
     return [

@@ -9,34 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import fixed, poison_past, prime_config
+from conformance.cases.parts import case, poison_past
 from mha_core import AttentionConfig, AttentionMask
-
-
-def cases() -> list[Case]:
-    return [*_queries_without_keys(), *_training(), *_steps(), _long()]
-
-
-def _queries_without_keys() -> list[Case]:
-    return [
-        Case(
-            "blocks-past-the-keys",
-            "a window that leaves some blocks of queries no key, and others only some rows: before the first, "
-            "behind the last",
-            prime_config(),
-            batch=4,
-            query_len=9,
-            key_len=7,
-            mask=fixed(causal=True, window=(2, None), query_offset=np.array([4, -5, 0, -1])),
-        ),
-        Case(
-            "blocks-of-uneven-lengths",
-            "a block's keys told by its first or last query, or by item 0; an empty row among others",
-            prime_config(),
-            query_len=9,
-            mask=fixed(valid_lens=np.array([[0, 0, 5, 2, 0, 6, 4, 0, 1], [3, 7, 0, 0, 7, 7, 2, 4, 6]])),
-        ),
-    ]
 
 
 def masks_of_training(rng: Rng, case: Case) -> AttentionMask:
@@ -49,21 +23,6 @@ def masks_of_training(rng: Rng, case: Case) -> AttentionMask:
     )
 
 
-def _training() -> list[Case]:
-    return [
-        Case(
-            "blocks-in-training",
-            "gradients of keys, values and bias that miss a block, or a head of the group; dropout of another block",
-            prime_config(num_heads=6, num_kv_heads=2, dropout=0.4),
-            batch=4,
-            query_len=9,
-            key_len=8,
-            mask=masks_of_training,
-            dropout=True,
-        )
-    ]
-
-
 def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
     """Item 0 has all keys, 1 the new one alone, 2 some of the past alone, 3 none; padding, and -inf in the bias."""
     allowed = np.ones((case.batch, 1, 1, case.key_len), dtype=bool)
@@ -71,23 +30,6 @@ def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
     bias = rng.normal(size=(case.batch, case.config.num_heads, 1, case.key_len))
     bias[2, ..., case.past_len :] = -np.inf
     return AttentionMask(allowed=allowed, bias=bias)
-
-
-def _steps() -> list[Case]:
-    return [
-        Case(
-            "decoding-step-in-parts",
-            "the past and the new key each with a softmax of its own; NaN where one of them has no open key",
-            prime_config(num_heads=6, num_kv_heads=3),
-            batch=4,
-            query_len=1,
-            key_len=10,
-            past_len=9,
-            mask=parts_of_a_step,
-            change=poison_past,
-            same_sizes="a decoding step has one query and one new key",
-        )
-    ]
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
@@ -99,16 +41,60 @@ def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
     return AttentionMask(valid_lens=lens, window=(25, 3), query_offset=offset)
 
 
-def _long() -> Case:
-    return Case(
-        "blocks-long",
-        "a block's queries or keys told from the wrong place, in blocks of the smallest usual size",
-        AttentionConfig(
-            10, 2, num_kv_heads=1, value_head_dim=4, query_dim=7, key_dim=11, value_dim=13, output_dim=17, bias=True
+def cases() -> list[Case]:
+    """The cases of this topic, in the order of `mha cases`."""
+    return [
+        case(
+            "blocks-past-the-keys",
+            "a window that leaves some blocks of queries no key, and others only some rows: before the first, "
+            "behind the last",
+            batch=4,
+            query_len=9,
+            causal=True,
+            window=(2, None),
+            query_offset=[4, -5, 0, -1],
         ),
-        batch=3,
-        query_len=67,
-        key_len=97,
-        mask=masks_of_the_long,
-        expensive=True,
-    )
+        case(
+            "blocks-of-uneven-lengths",
+            "a block's keys told by its first or last query, or by item 0; an empty row among others",
+            query_len=9,
+            valid_lens=[[0, 0, 5, 2, 0, 6, 4, 0, 1], [3, 7, 0, 0, 7, 7, 2, 4, 6]],
+        ),
+        case(
+            "blocks-in-training",
+            "gradients of keys, values and bias that miss a block, or a head of the group; dropout of another block",
+            num_heads=6,
+            num_kv_heads=2,
+            dropout=0.4,
+            training=True,
+            batch=4,
+            query_len=9,
+            key_len=8,
+            mask=masks_of_training,
+        ),
+        case(
+            "decoding-step-in-parts",
+            "the past and the new key each with a softmax of its own; NaN where one of them has no open key",
+            num_heads=6,
+            num_kv_heads=3,
+            batch=4,
+            query_len=1,
+            key_len=10,
+            past_len=9,
+            mask=parts_of_a_step,
+            change=poison_past,
+            same_sizes="a decoding step has one query and one new key",
+        ),
+        case(
+            "blocks-long",
+            "a block's queries or keys told from the wrong place, in blocks of the smallest usual size",
+            AttentionConfig(
+                10, 2, num_kv_heads=1, value_head_dim=4, query_dim=7, key_dim=11, value_dim=13, output_dim=17, bias=True
+            ),
+            batch=3,
+            query_len=67,
+            key_len=97,
+            mask=masks_of_the_long,
+            expensive=True,
+        ),
+    ]

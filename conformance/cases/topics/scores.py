@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from conformance.cases.case import Case
-from conformance.cases.parts import fixed, prime_config
+from conformance.cases.parts import case
 
 
 def cases() -> list[Case]:
     """The cases of this topic, in the order of `mha cases`."""
     return [
-        Case(
+        case(
             "dropout",
             "weights dropped without rescaling, or shared by heads",
-            prime_config(dropout=0.3),
+            dropout=0.3,
+            training=True,
             batch=4,
-            mask=fixed(valid_lens=np.array([3, 7, 5, 0])),
-            dropout=True,
+            valid_lens=[3, 7, 5, 0],
         ),
-        Case(
-            "dropout-off",
-            "dropout that acts, or rescales, outside training",
-            prime_config(dropout=0.3),
-            mask=fixed(valid_lens=np.array([3, 7])),
-        ),
-        Case("dot", "an unscaled score that is scaled all the same", prime_config(score="dot")),
-        Case("scale", "a given scale ignored", prime_config(scale=0.5)),
-        Case(
+        case("dropout-off", "dropout that acts, or rescales, outside training", dropout=0.3, valid_lens=[3, 7]),
+        case("dot", "an unscaled score that is scaled all the same", score="dot"),
+        case("scale", "a given scale ignored", scale=0.5),
+        case(
             "additive",
             "the additive score's matrices exchanged, or its tanh left out",
-            prime_config(score="additive", score_dim=8),
-            mask=fixed(valid_lens=np.array([5, 0])),
+            score="additive",
+            score_dim=8,
+            valid_lens=[5, 0],
         ),
-        Case(
+        case(
             "additive-grouped",
             "grouped heads under an additive score",
-            prime_config(num_heads=6, num_kv_heads=3, score="additive", score_dim=8),
+            num_heads=6,
+            num_kv_heads=3,
+            score="additive",
+            score_dim=8,
         ),
     ]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.forward.scores import is_product
+from conformance.zoo.rows import Steps, Table, after, require
 from mha_core.heads import merge_heads, repeat_kv_heads
-from mha_core.reference import forward
-from mha_core.reference.state import State, Step
-
-SPLIT_FIX = "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3): channel h * d + i is element i of head h."
-MERGE_FIX = "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv)."
-GROUP_FIX = "Query head h reads key/value head h // (H // G): repeat each key head (repeat_interleave, numpy.repeat)."
-
-Split = Callable[[NDArray, int], NDArray]
-
+from mha_core.reference.state import State
 
 # Splitting and merging ----------------------------------------------------------------------------
 
 
-def _split_with(split: Split) -> Mapping[str, Step]:
+def _split(split: Callable[[NDArray, int], NDArray]) -> Steps:
     """`split(projected (B, L, H * d), H)` for queries, keys and values."""
     return {
         "queries": lambda s: split(s["q_proj"], s.config.num_heads),
@@ -41,7 +34,7 @@ def _reshaped(x: NDArray, num_heads: int) -> NDArray:
     return x.reshape(batch, num_heads, length, width // num_heads)
 
 
-def _merged_by(merge: Callable[[NDArray], NDArray]) -> Mapping[str, Step]:
+def _merged(merge: Callable[[NDArray], NDArray]) -> Steps:
     """`merge(heads (B, H, Lq, dv))` before the output projection."""
     return {"merged": lambda s: merge(s["heads"])}
 
@@ -61,61 +54,39 @@ def _merge_batch_last(heads: NDArray) -> NDArray:
     return merge_heads(heads.reshape(num_heads, batch, length, head_dim).swapaxes(0, 1))
 
 
-def _mean(heads: NDArray) -> NDArray:
-    return merge_heads(np.broadcast_to(heads.mean(axis=1, keepdims=True), heads.shape))
-
+_row = Table("queries", "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3): channel h * d + i is element i of head h.")
+_merge = Table("output", "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv).")
 
 SPLIT_AND_MERGE = (
-    Bug(
-        "split-d-h",
-        "Channels are split as (d, h) instead of (h, d).",
-        "queries",
-        SPLIT_FIX,
-        forward=_split_with(interleaved),
-    ),
-    Bug(
+    _row("split-d-h", "Channels are split as (d, h) instead of (h, d).", _split(interleaved)),
+    _row(
         "split-without-transpose",
         "Heads are split by a reshape to (B, H, L, d), without a transpose: positions and heads mix.",
-        "queries",
-        SPLIT_FIX,
-        forward=_split_with(_reshaped),
+        _split(_reshaped),
         seen_in="hyunwoongko/transformer#15",
     ),
-    Bug(
-        "merge-d-h",
-        "Heads are merged as (d, h) instead of (h, d).",
-        "output",
-        MERGE_FIX,
-        forward=_merged_by(merge_interleaved),
-    ),
-    Bug(
+    _merge("merge-d-h", "Heads are merged as (d, h) instead of (h, d).", _merged(merge_interleaved)),
+    _merge(
         "merge-without-transpose",
         "Heads are merged by a reshape to (B, L, H * dv), without a transpose: positions and heads mix.",
-        "output",
-        MERGE_FIX,
-        forward=_merged_by(_merge_reshaped),
+        _merged(_merge_reshaped),
         seen_in="pytorch/opacus#825",
     ),
-    Bug(
+    _merge(
         "merge-reversed",
         "Heads are merged in reversed order.",
-        "output",
-        MERGE_FIX,
-        forward=_merged_by(lambda heads: merge_heads(heads[:, ::-1])),
+        _merged(lambda heads: merge_heads(heads[:, ::-1])),
     ),
-    Bug(
+    _merge(
         "merge-batch-of-heads",
         "Heads folded into the batch as (B, H) are unfolded as (H, B).",
-        "output",
-        "Unfold in the order in which they were folded: reshape(B, H, L, dv).",
-        forward=_merged_by(_merge_batch_last),
+        _merged(_merge_batch_last),
+        fix="Unfold in the order in which they were folded: reshape(B, H, L, dv).",
     ),
-    Bug(
+    _merge(
         "heads-averaged",
         "Heads are averaged before the output projection instead of concatenated.",
-        "output",
-        MERGE_FIX,
-        forward=_merged_by(_mean),
+        _merged(lambda heads: merge_heads(np.broadcast_to(heads.mean(axis=1, keepdims=True), heads.shape))),
     ),
 )
 
@@ -123,113 +94,98 @@ SPLIT_AND_MERGE = (
 # The weighted sum ---------------------------------------------------------------------------------
 
 
-def _heads_of(read: Callable[[State], NDArray]) -> Mapping[str, Step]:
-    return {"heads": lambda s: s["kept_weights"] @ read(s)}
+def _sum_of(values: Callable[[State], NDArray]) -> Steps:
+    """The weighted sum of other values, (B, H, Lk, dv)."""
+    return {"heads": lambda s: s["kept_weights"] @ values(s)}
 
 
 def _weights_transposed(state: State) -> NDArray:
-    if state.sizes.query_len != state.sizes.key_len:
-        raise DoesNotApply("weights can be transposed unnoticed only where Lq = Lk")
+    require(state.sizes.query_len == state.sizes.key_len, "weights can be transposed unnoticed only where Lq = Lk")
     return state["kept_weights"].swapaxes(-1, -2) @ state.heads_of("values")
 
 
+_row = Table("heads", "Multiply the weights of head h with the values that head h reads.")
+
 WEIGHTED_SUM = (
-    Bug(
+    _row(
         "value-heads-rolled",
         "Head h sums the values of head h - 1.",
-        "heads",
-        "Multiply the weights of head h with the values that head h reads.",
-        forward=_heads_of(lambda s: np.roll(s.heads_of("values"), 1, axis=1)),
+        _sum_of(lambda s: np.roll(s.heads_of("values"), 1, axis=1)),
     ),
-    Bug(
+    _row(
         "value-heads-first",
         "Every head sums the values of head 0.",
-        "heads",
-        "Multiply the weights of head h with the values that head h reads.",
-        forward=_heads_of(lambda s: np.broadcast_to(s["values"][:, :1], s.heads_of("values").shape)),
+        _sum_of(lambda s: np.broadcast_to(s["values"][:, :1], s.heads_of("values").shape)),
     ),
-    Bug(
+    _row(
         "weights-transposed",
         "The weights are transposed before they meet the values.",
-        "heads",
-        "Compute weights @ values, with the weights (B, H, Lq, Lk).",
-        forward={"heads": _weights_transposed},
+        {"heads": _weights_transposed},
+        fix="Compute weights @ values, with the weights (B, H, Lq, Lk).",
     ),
 )
 
 
 # Grouped heads ------------------------------------------------------------------------------------
 
-
-def _read_by(read: Callable[[State, NDArray], NDArray], keys: bool = True, values: bool = True) -> Mapping[str, Step]:
-    """`read(state, stage (B, G, L, d))` as the heads that query heads read, (B, H, L, d)."""
-
-    def unscaled(state: State) -> NDArray:
-        if state.config.num_heads == state.config.num_kv_heads or state.config.score == "additive":
-            return forward.unscaled(state)
-        return state["queries"] @ read(state, state["keys"]).swapaxes(-1, -2)
-
-    def heads(state: State) -> NDArray:
-        if state.config.num_heads == state.config.num_kv_heads:
-            return forward.heads(state)
-        return state["kept_weights"] @ read(state, state["values"])
-
-    return {**({"unscaled": unscaled} if keys else {}), **({"heads": heads} if values else {})}
+Read = Callable[[NDArray, int], NDArray]
+"""(stage (B, G, L, d), H) -> the heads that query heads read, (B, H, L, d)."""
 
 
-def _tiled(state: State, x: NDArray) -> NDArray:
-    return np.tile(x, (1, state.config.num_heads // x.shape[1], 1, 1))
+def _is_grouped(state: State) -> bool:
+    return state.config.num_heads != state.config.num_kv_heads
 
 
-def _first(state: State, x: NDArray) -> NDArray:
-    return np.repeat(x[:, :1], state.config.num_heads, axis=1)
+def _keys(read: Read) -> Steps:
+    def unscaled(state: State, right: NDArray) -> NDArray:
+        return state["queries"] @ read(state["keys"], state.config.num_heads).swapaxes(-1, -2)
+
+    return after("unscaled", unscaled, lambda s: _is_grouped(s) and is_product(s))
 
 
-def _averaged(state: State, x: NDArray) -> NDArray:
-    return np.repeat(x.mean(axis=1, keepdims=True), state.config.num_heads, axis=1)
+def _values(read: Read) -> Steps:
+    def heads(state: State, right: NDArray) -> NDArray:
+        return state["kept_weights"] @ read(state["values"], state.config.num_heads)
+
+    return after("heads", heads, _is_grouped)
 
 
-def _next(state: State, x: NDArray) -> NDArray:
-    return np.roll(repeat_kv_heads(x, state.config.num_heads), 1, axis=1)
+def _both(read: Read) -> Steps:
+    return {**_keys(read), **_values(read)}
 
+
+def _tiled(x: NDArray, num_heads: int) -> NDArray:
+    return np.tile(x, (1, num_heads // x.shape[1], 1, 1))
+
+
+_row = Table(
+    "scores",
+    "Query head h reads key/value head h // (H // G): repeat each key head (repeat_interleave, numpy.repeat).",
+)
 
 GROUPS = (
-    Bug(
+    _row(
         "groups-tiled",
         "Key and value heads are tiled where each one must be repeated.",
-        "scores",
-        GROUP_FIX,
-        forward=_read_by(_tiled),
+        _both(_tiled),
         seen_in="onnx/onnx#7274",
     ),
-    Bug(
-        "group-keys-tiled",
-        "Key heads are tiled, value heads repeated.",
-        "scores",
-        GROUP_FIX,
-        forward=_read_by(_tiled, values=False),
+    _row("group-keys-tiled", "Key heads are tiled, value heads repeated.", _keys(_tiled)),
+    _row("group-values-tiled", "Value heads are tiled, key heads repeated.", _values(_tiled), stage="heads"),
+    _row(
+        "groups-first-only",
+        "Every query head reads key/value head 0.",
+        _both(lambda x, num_heads: np.repeat(x[:, :1], num_heads, axis=1)),
     ),
-    Bug(
-        "group-values-tiled",
-        "Value heads are tiled, key heads repeated.",
-        "heads",
-        GROUP_FIX,
-        forward=_read_by(_tiled, keys=False),
-    ),
-    Bug("groups-first-only", "Every query head reads key/value head 0.", "scores", GROUP_FIX, forward=_read_by(_first)),
-    Bug(
+    _row(
         "groups-averaged",
         "Every query head reads the mean of all key/value heads.",
-        "scores",
-        GROUP_FIX,
-        forward=_read_by(_averaged),
+        _both(lambda x, num_heads: np.repeat(x.mean(axis=1, keepdims=True), num_heads, axis=1)),
     ),
-    Bug(
+    _row(
         "groups-off-by-one",
         "Query head h reads the key/value head of query head h - 1.",
-        "scores",
-        GROUP_FIX,
-        forward=_read_by(_next),
+        _both(lambda x, num_heads: np.roll(repeat_kv_heads(x, num_heads), 1, axis=1)),
     ),
 )
 

@@ -2,154 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug
 from conformance.zoo.forward.scores import transposed
+from conformance.zoo.rows import Steps, Table, after, keys_of, other_mask
 from mha_core import AttentionMask
-from mha_core.call.masks import allowed_keys
 from mha_core.reference import forward
-from mha_core.reference.state import State, Step
-
-LENS_FIX = "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query)."
-ALLOWED_FIX = "allowed broadcasts to (B, H, Lq, Lk); True means that the query may attend to the key."
-AND_FIX = "Combine all sources of the mask with AND."
-
-
-def _other_mask(change: Callable[[State, AttentionMask], AttentionMask]) -> Mapping[str, Step]:
-    """The mask as if the caller had given `change(state, mask)`. Padding that it lets in is attended to as it is."""
-
-    def allowed(state: State) -> NDArray:
-        return allowed_keys(change(state, state.inputs.mask), state.sizes, state.config.num_heads)
-
-    return {"allowed": allowed}
-
+from mha_core.reference.state import State
 
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def _lens(change: Callable[[State, NDArray], NDArray]) -> Mapping[str, Step]:
-    """The mask with `change(state, valid_lens)` in place of its lengths."""
-
-    def other(state: State, mask: AttentionMask) -> AttentionMask:
-        return mask if mask.valid_lens is None else replace(mask, valid_lens=change(state, mask.valid_lens))
-
-    return _other_mask(other)
+def _lens(change: Callable[[NDArray], NDArray | None]) -> Steps:
+    """`change(valid_lens)` in place of the lengths."""
+    return other_mask(valid_lens=lambda s, lens: change(lens))
 
 
-def _keys_by_lens(rule: Callable[[NDArray, NDArray, int], NDArray]) -> Mapping[str, Step]:
+def _keys_by_lens(rule: Callable[[NDArray, NDArray, int], NDArray]) -> Steps:
     """Key j by `rule(j, lens (B, 1 or Lq, 1), Lk)` in place of j < length."""
 
-    def other(state: State, mask: AttentionMask) -> AttentionMask:
-        if mask.valid_lens is None:
-            return mask
-        lens = mask.valid_lens.reshape(state.sizes.batch, -1, 1)
-        within = rule(np.arange(state.sizes.key_len), lens, state.sizes.key_len)[:, None]
-        allowed = within if mask.allowed is None else within & mask.allowed
-        return replace(mask, valid_lens=None, allowed=allowed)
+    def allowed(state: State, right: NDArray) -> NDArray:
+        total, lens = state.sizes.key_len, state.inputs.mask.valid_lens.reshape(state.sizes.batch, -1, 1)
+        return keys_of(state, state.inputs.mask, valid_lens=None) & rule(np.arange(total), lens, total)[:, None]
 
-    return _other_mask(other)
+    return after("allowed", allowed, _has_lens)
 
 
-def _lens_tiled(state: State) -> NDArray:
-    """The heads of one item are neighbours in the folded batch; tiling gives them lengths of other items."""
-    mask, heads = state.inputs.mask, state.config.num_heads
-    if mask.valid_lens is None:
-        return forward.allowed(state)
-    items = np.arange(state.sizes.batch * heads).reshape(state.sizes.batch, heads) % max(state.sizes.batch, 1)
-    lens = mask.valid_lens.reshape(state.sizes.batch, -1)[items]  # (B, H, 1 or Lq)
-    within = np.arange(state.sizes.key_len) < lens[..., None]
-    return allowed_keys(replace(mask, valid_lens=None), state.sizes, heads) & within
+def _has_lens(state: State) -> bool:
+    return state.inputs.mask.valid_lens is not None
 
 
-def _lens_on_queries(state: State) -> NDArray:
+def _item_of_head(state: State) -> NDArray:
+    """(B, H): the item of each head where items are tiled; heads of one item are neighbours in the folded batch."""
+    batch, heads = state.sizes.batch, state.config.num_heads
+    return np.arange(batch * heads).reshape(batch, heads) % max(batch, 1)
+
+
+def _lens_tiled(state: State, right: NDArray) -> NDArray:
+    lens = state.inputs.mask.valid_lens.reshape(state.sizes.batch, -1)[_item_of_head(state)]  # (B, H, 1 or Lq)
+    return keys_of(state, state.inputs.mask, valid_lens=None) & (np.arange(state.sizes.key_len) < lens[..., None])
+
+
+def _lens_on_queries(state: State, right: NDArray) -> NDArray:
     lens = state.inputs.mask.valid_lens
-    if lens is None or lens.ndim != 1:
-        return forward.allowed(state)
-    is_real = np.arange(state.sizes.query_len)[:, None] < lens[:, None, None, None]
-    return forward.allowed(state) & is_real
+    return right & (np.arange(state.sizes.query_len)[:, None] < lens[:, None, None, None])
 
 
-def _bug(id: str, sentence: str, stage: str, fix: str, forward: Mapping[str, Step], *, seen_in: str = "") -> Bug:
-    return Bug(id, sentence, stage, fix, forward=forward, seen_in=seen_in)
-
+_row = Table("keys", "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query).")
 
 LENGTHS = (
-    _bug(
-        "lens-ignored",
-        "Lengths are ignored.",
-        "keys",
-        LENS_FIX,
-        _other_mask(lambda s, mask: replace(mask, valid_lens=None)),
-    ),
-    _bug(
+    _row("lens-ignored", "Lengths are ignored.", _lens(lambda lens: None)),
+    _row(
         "lens-one-short",
         "The last valid key is excluded.",
-        "weights",
-        LENS_FIX,
-        _lens(lambda s, lens: np.maximum(lens - 1, 0)),
+        _lens(lambda lens: np.maximum(lens - 1, 0)),
+        stage="weights",
     ),
-    _bug("lens-one-long", "One key beyond the length is let in.", "keys", LENS_FIX, _lens(lambda s, lens: lens + 1)),
-    _bug(
+    _row("lens-one-long", "One key beyond the length is let in.", _lens(lambda lens: lens + 1)),
+    _row(
         "lens-from-the-right",
         "Lengths are counted from the right, as if padding stood on the left.",
-        "keys",
-        LENS_FIX,
         _keys_by_lens(lambda j, lens, total: j >= total - lens),
     ),
-    _bug(
+    _row(
         "lens-inverted",
         "Lengths let the padding in and keep the valid keys out.",
-        "keys",
-        LENS_FIX,
         _keys_by_lens(lambda j, lens, total: j >= lens),
     ),
-    _bug(
+    _row(
         "lens-of-first-item",
         "Every batch item gets the length of item 0.",
-        "keys",
-        LENS_FIX,
-        _lens(lambda s, lens: np.broadcast_to(lens[:1], lens.shape)),
+        _lens(lambda lens: np.broadcast_to(lens[:1], lens.shape)),
     ),
-    _bug(
+    _row(
         "lens-longest-for-all",
         "Every batch item gets the longest length of the batch.",
-        "keys",
-        LENS_FIX,
-        _lens(lambda s, lens: np.broadcast_to(lens.max(axis=0, keepdims=True, initial=0), lens.shape)),
+        _lens(lambda lens: np.broadcast_to(lens.max(axis=0, keepdims=True, initial=0), lens.shape)),
     ),
-    _bug(
+    _row(
         "lens-tiled",
         "Lengths are tiled where folding heads into the batch needs each one repeated.",
-        "weights",
-        "Repeat each length num_heads times (repeat_interleave, numpy.repeat); do not tile.",
-        {"allowed": _lens_tiled},
+        after("allowed", _lens_tiled, _has_lens),
+        stage="weights",
+        fix="Repeat each length num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         seen_in="line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
     ),
-    _bug(
+    _row(
         "lens-per-query-read-per-item",
         "Lengths (B, Lq) are read as (B,): every query gets that of query 0.",
-        "weights",
-        LENS_FIX,
-        _lens(lambda s, lens: lens[:, 0] if lens.ndim == 2 and lens.shape[1] else lens),
+        _lens(lambda lens: lens[:, 0] if lens.ndim == 2 and lens.shape[1] else lens),
+        stage="weights",
     ),
-    _bug(
+    _row(
         "lens-per-query-longest",
         "Lengths (B, Lq) are read as (B,): every query gets the longest of its item.",
-        "weights",
-        LENS_FIX,
-        _lens(lambda s, lens: lens.max(axis=1, initial=0) if lens.ndim == 2 else lens),
+        _lens(lambda lens: lens.max(axis=1, initial=0) if lens.ndim == 2 else lens),
+        stage="weights",
     ),
-    _bug(
+    _row(
         "lens-on-queries",
         "Lengths exclude queries as well as keys.",
-        "weights",
-        LENS_FIX,
-        {"allowed": _lens_on_queries},
+        after("allowed", _lens_on_queries, lambda s: _has_lens(s) and s.inputs.mask.valid_lens.ndim == 1),
+        stage="weights",
     ),
 )
 
@@ -157,88 +114,63 @@ LENGTHS = (
 # allowed ------------------------------------------------------------------------------------------
 
 
-def _allowed(change: Callable[[State, NDArray], NDArray | None]) -> Mapping[str, Step]:
-    """Another `allowed`, given at rank 4."""
-
-    def other(state: State, mask: AttentionMask) -> AttentionMask:
-        if mask.allowed is None:
-            return mask
-        given = np.asarray(mask.allowed)
-        return replace(mask, allowed=change(state, given.reshape((1,) * (4 - given.ndim) + given.shape)))
-
-    return _other_mask(other)
+def _allowed(change: Callable[[State, NDArray], NDArray | None]) -> Steps:
+    """`change(state, allowed)` in place of `allowed`, which is given at rank 4."""
+    return other_mask(allowed=lambda s, given: change(s, given.reshape((1,) * (4 - given.ndim) + given.shape)))
 
 
 def _allowed_tiled(state: State, given: NDArray) -> NDArray:
-    if given.shape[0] == 1 or given.shape[1] > 1:
-        return given
-    batch, heads = state.sizes.batch, state.config.num_heads
-    return given[np.arange(batch * heads).reshape(batch, heads) % max(batch, 1), 0]
+    return given if given.shape[0] == 1 or given.shape[1] > 1 else given[_item_of_head(state), 0]
 
 
-def _mask_transposed(state: State) -> NDArray:
-    return transposed(forward.allowed(state), forward.allowed(state))
-
+_mask = Table("weights", "Exclude the keys that the mask does not allow.")
+_row = Table("weights", "allowed broadcasts to (B, H, Lq, Lk); True means that the query may attend to the key.")
 
 ALLOWED = (
-    _bug(
+    _mask(
         "mask-inverted",
         "The mask is read the wrong way round: it excludes what it should let through.",
-        "weights",
-        "True means that the query may attend to the key, in the whole mask.",
-        {"allowed": lambda s: ~forward.allowed(s)},
+        after("allowed", lambda s, right: ~right),
+        fix="True means that the query may attend to the key, in the whole mask.",
         seen_in="rasbt/LLMs-from-scratch#1061",
     ),
-    _bug(
-        "mask-ignored",
-        "The whole mask is ignored.",
-        "weights",
-        "Exclude the keys that the mask does not allow.",
-        {"allowed": lambda s: np.ones_like(forward.allowed(s))},
-    ),
-    _bug(
+    _mask("mask-ignored", "The whole mask is ignored.", after("allowed", lambda s, right: np.ones_like(right))),
+    _mask(
         "mask-transposed",
         "The mask's rows and columns are exchanged.",
-        "keys",
-        "The mask is (B, H, Lq, Lk): queries first.",
-        {"allowed": _mask_transposed},
+        after("allowed", lambda s, right: transposed(right, right)),
+        stage="keys",
+        fix="The mask is (B, H, Lq, Lk): queries first.",
     ),
-    _bug(
+    _row(
         "allowed-inverted",
         "allowed is read as the keys to exclude, as torch.nn.MultiheadAttention does.",
-        "keys",
-        ALLOWED_FIX,
         _allowed(lambda s, given: ~given),
+        stage="keys",
     ),
-    _bug("allowed-ignored", "allowed is ignored.", "keys", ALLOWED_FIX, _allowed(lambda s, given: None)),
-    _bug(
+    _row("allowed-ignored", "allowed is ignored.", _allowed(lambda s, given: None), stage="keys"),
+    _row(
         "allowed-of-first-head",
         "Every head gets the mask of head 0.",
-        "weights",
-        ALLOWED_FIX,
-        {"allowed": lambda s: np.broadcast_to(forward.allowed(s)[:, :1], forward.allowed(s).shape)},
+        after("allowed", lambda s, right: np.broadcast_to(right[:, :1], right.shape)),
     ),
-    _bug(
+    _row(
         "allowed-of-first-item",
         "Every batch item gets the allowed keys of item 0.",
-        "weights",
-        ALLOWED_FIX,
         _allowed(lambda s, given: given[:1]),
     ),
-    _bug(
+    _row(
         "allowed-tiled",
         "allowed (B, 1, Lq, Lk) is tiled where folding heads into the batch needs each item repeated.",
-        "weights",
-        "Repeat each item num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         _allowed(_allowed_tiled),
+        fix="Repeat each item num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         seen_in="ArrowLuo/CLIP4Clip#22",
     ),
-    _bug(
+    _row(
         "bias-infinity-ignored",
         "-inf in the additive bias does not exclude the key.",
-        "weights",
-        "Exclude a key where the bias is -inf, as allowed = False does.",
-        _other_mask(lambda s, mask: replace(mask, bias=None)),
+        other_mask(bias=lambda s, bias: None),
+        fix="Exclude a key where the bias is -inf, as allowed = False does.",
     ),
 )
 
@@ -247,56 +179,51 @@ ALLOWED = (
 
 
 def _any_source(state: State) -> NDArray:
-    """OR in place of AND."""
+    """OR in place of AND; a bias without -inf is no source."""
     mask = state.inputs.mask
-    nothing = AttentionMask()
-    sources = [
-        replace(nothing, **{name: getattr(mask, name)})
-        for name in ("valid_lens", "allowed", "bias")
-        if getattr(mask, name) is not None
-    ]
+    given = [name for name in ("valid_lens", "allowed", "bias") if getattr(mask, name) is not None]
+    sources = [AttentionMask(**{name: getattr(mask, name)}) for name in given]
     if mask.has_positions:
-        sources.append(replace(mask, valid_lens=None, allowed=None, bias=None))
-    if mask.bias is not None and not np.isneginf(mask.bias).any():
-        sources = [source for source in sources if source.bias is None]
+        positions = {"causal": mask.causal, "query_offset": mask.query_offset, "window": mask.window}
+        sources.append(AttentionMask(**positions))
+    sources = [source for source in sources if source.bias is None or np.isneginf(source.bias).any()]
     if not sources:
         return forward.allowed(state)
-    return np.logical_or.reduce([allowed_keys(source, state.sizes, state.config.num_heads) for source in sources])
+    return np.logical_or.reduce([keys_of(state, source) for source in sources])
 
 
-def _has_padding(mask: AttentionMask) -> bool:
-    return mask.valid_lens is not None or mask.allowed is not None
+def _has_padding(state: State) -> bool:
+    return _has_lens(state) or state.inputs.mask.allowed is not None
 
+
+def _is_causal(state: State) -> bool:
+    return state.inputs.mask.causal
+
+
+_row = Table("weights", "Combine all sources of the mask with AND.")
 
 SEVERAL = (
-    _bug(
+    _row(
         "sources-combined-with-or",
         "A key that one source of the mask allows is let in, whatever the others say.",
-        "weights",
-        AND_FIX,
         {"allowed": _any_source},
     ),
-    _bug(
+    _row(
         "causal-dropped-with-padding",
         "causal is dropped where lengths or allowed are given too.",
-        "weights",
-        AND_FIX,
-        _other_mask(lambda s, mask: replace(mask, causal=False) if _has_padding(mask) else mask),
+        other_mask(_has_padding, causal=lambda s, causal: False),
         seen_in="keras-team/keras#23038",
     ),
-    _bug(
+    _row(
         "padding-dropped-with-causal",
         "Lengths are dropped where causal is given too.",
-        "keys",
-        AND_FIX,
-        _other_mask(lambda s, mask: replace(mask, valid_lens=None) if mask.causal else mask),
+        other_mask(_is_causal, valid_lens=lambda s, lens: None),
+        stage="keys",
     ),
-    _bug(
+    _row(
         "window-dropped-with-causal",
         "The window is dropped where causal is given too.",
-        "weights",
-        AND_FIX,
-        _other_mask(lambda s, mask: replace(mask, window=None) if mask.causal else mask),
+        other_mask(_is_causal, window=lambda s, window: None),
     ),
 )
 

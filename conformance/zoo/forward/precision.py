@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug
+from conformance.zoo.forward.scores import is_product
+from conformance.zoo.forward.softmax import has_key, highest_of
+from conformance.zoo.rows import Steps, Table, after
 from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
-from mha_core.reference import forward
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
-
-SOFTMAX_FIX = "Run the softmax in at least float32, and never in less than the input's precision."
-PRODUCT_FIX = "Multiply in the input's own precision: switch off the accelerator's reduced-precision products."
 
 TF32_DROPPED_BITS = 13
 """TF32 keeps 10 of float32's 23 mantissa bits."""
@@ -35,114 +33,95 @@ def to_tf32(array: NDArray) -> NDArray:
     return np.where(finite, nearest.view(np.float32), array).astype(np.float64)
 
 
-def _narrow(array: NDArray, form: str) -> NDArray:
-    return to_tf32(array) if form == "tf32" else round_to(array, form).astype(np.float64)
+Narrow = Callable[[NDArray], NDArray]
 
 
-def _softmax_in(dtype: str) -> Step:
+def _bfloat16(array: NDArray) -> NDArray:
+    return round_to(array, "bfloat16").astype(np.float64)
+
+
+def _softmax_in(dtype: str) -> Steps:
     """Scores, exponentials, their sum and the quotient, each rounded."""
 
+    def narrow(array: NDArray) -> NDArray:
+        return round_to(array, dtype).astype(np.float64)
+
     def weights(state: State) -> NDArray:
-        has_key = state["allowed"].any(axis=-1, keepdims=True)
-        scores = np.where(state["allowed"], _narrow(state["scores"], dtype), -np.inf)
-        highest = np.where(has_key, scores.max(axis=-1, keepdims=True, initial=-np.inf), 0.0)
-        exponentials = _narrow(np.exp(_narrow(scores - highest, dtype)), dtype)
-        total = np.where(has_key, _narrow(exponentials.sum(axis=-1, keepdims=True), dtype), 1.0)
-        return np.where(state["allowed"], _narrow(exponentials / total, dtype), 0.0)
+        scores = np.where(state["allowed"], narrow(state["scores"]), -np.inf)
+        highest = np.where(has_key(state), highest_of(scores), 0.0)
+        exponentials = narrow(np.exp(narrow(scores - highest)))
+        total = np.where(has_key(state), narrow(exponentials.sum(axis=-1, keepdims=True)), 1.0)
+        return np.where(state["allowed"], narrow(exponentials / total), 0.0)
 
-    return weights
-
-
-def _kept_weights_in(dtype: str) -> Step:
-    return lambda state: _narrow(forward.kept_weights(state), dtype)
+    return {"weights": weights}
 
 
-def _projected_in(projection: str, form: str) -> Mapping[str, Step]:
-    """The projection with the factors of the product rounded to `form`."""
-    given, made = PROJECTED[projection]
+def _projected_in(name: str, narrow: Narrow) -> Step:
+    """The projection with the factors of the product rounded."""
+    given, _ = PROJECTED[name]
 
     def step(state: State) -> NDArray:
-        product = _narrow(state[given], form) @ _narrow(state.parameters[f"{projection}.weight"], form).T
-        return product + state.parameters.get(f"{projection}.bias", 0.0)
+        product = narrow(state[given]) @ narrow(state.parameters[f"{name}.weight"]).T
+        return product + state.parameters.get(f"{name}.bias", 0.0)
 
-    return {made: step}
+    return step
 
 
-def _unscaled_in(form: str) -> Step:
+def _scores_in(narrow: Narrow) -> Steps:
     """A dot product, with its factors rounded."""
 
-    def unscaled(state: State) -> NDArray:
-        if state.config.score == "additive":
-            return forward.unscaled(state)
-        keys = repeat_kv_heads(_narrow(state["keys"], form), state.config.num_heads)
-        return _narrow(state["queries"], form) @ keys.swapaxes(-1, -2)
+    def unscaled(state: State, right: NDArray) -> NDArray:
+        keys = repeat_kv_heads(narrow(state["keys"]), state.config.num_heads)
+        return narrow(state["queries"]) @ keys.swapaxes(-1, -2)
 
-    return unscaled
+    return after("unscaled", unscaled, is_product)
 
 
-def _heads_in(form: str) -> Step:
-    def heads(state: State) -> NDArray:
-        return _narrow(state["kept_weights"], form) @ _narrow(state.heads_of("values"), form)
+def _products_in(narrow: Narrow) -> Steps:
+    return {
+        **{made: _projected_in(name, narrow) for name, (_, made) in PROJECTED.items()},
+        **_scores_in(narrow),
+        "heads": lambda s: narrow(s["kept_weights"]) @ narrow(s.heads_of("values")),
+    }
 
-    return heads
 
-
-def _products_in(form: str) -> Mapping[str, Step]:
-    projections = {made: step for name in PROJECTED for made, step in _projected_in(name, form).items()}
-    return {**projections, "unscaled": _unscaled_in(form), "heads": _heads_in(form)}
-
+_softmax = Table("weights", "Run the softmax in at least float32, and never in less than the input's precision.")
+_product = Table(
+    "queries", "Multiply in the input's own precision: switch off the accelerator's reduced-precision products."
+)
 
 BUGS = (
-    Bug(
+    _softmax(
         "softmax-in-float32",
         "The softmax runs in float32 also where the inputs are float64.",
-        "weights",
-        SOFTMAX_FIX,
-        forward={"weights": _softmax_in("float32")},
+        _softmax_in("float32"),
         seen_in="huggingface/transformers#48459",
     ),
-    Bug(
+    _softmax(
         "softmax-in-bfloat16",
         "The softmax runs in bfloat16.",
-        "weights",
-        SOFTMAX_FIX,
-        forward={"weights": _softmax_in("bfloat16")},
+        _softmax_in("bfloat16"),
         seen_in="huggingface/transformers#18057",
     ),
-    Bug(
-        "softmax-in-float16",
-        "The softmax runs in float16.",
-        "weights",
-        SOFTMAX_FIX,
-        forward={"weights": _softmax_in("float16")},
-    ),
-    Bug(
+    _softmax("softmax-in-float16", "The softmax runs in float16.", _softmax_in("float16")),
+    _softmax(
         "weights-in-bfloat16",
         "Weights are rounded to bfloat16 before they meet the values.",
-        "heads",
-        "Multiply weights and values in the input's precision.",
-        forward={"kept_weights": _kept_weights_in("bfloat16")},
+        after("kept_weights", lambda s, right: _bfloat16(right)),
+        stage="heads",
+        fix="Multiply weights and values in the input's precision.",
     ),
-    Bug(
+    _product(
         "scores-in-bfloat16",
         "The product of queries and keys is formed in bfloat16.",
-        "scores",
-        PRODUCT_FIX,
-        forward={"unscaled": _unscaled_in("bfloat16")},
+        _scores_in(_bfloat16),
+        stage="scores",
     ),
-    Bug(
-        "products-in-bfloat16",
-        "Every matrix product is formed in bfloat16.",
-        "queries",
-        PRODUCT_FIX,
-        forward=_products_in("bfloat16"),
-    ),
-    Bug(
+    _product("products-in-bfloat16", "Every matrix product is formed in bfloat16.", _products_in(_bfloat16)),
+    _product(
         "products-in-tf32",
         "Every matrix product is formed in TF32.",
-        "queries",
-        PRODUCT_FIX,
-        forward=_products_in("tf32"),
+        _products_in(to_tf32),
         seen_in="pytorch/pytorch#67384",
     ),
 )

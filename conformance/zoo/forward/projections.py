@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core.reference import forward
+from conformance.zoo.rows import Change, Steps, Table, after, require
 from mha_core.reference.forward import PROJECTED, project
-from mha_core.reference.state import State, Step
+from mha_core.reference.state import State
 
 STAGE_OF = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "output"}
 PACKED = ("q_proj", "k_proj", "v_proj")
-WEIGHT_FIX = "A weight is (out, in): compute x @ weight.T."
-INPUT_FIX = "Project queries from the query input, keys from the key input, values from the value input."
-PADDING_FIX = "Replace padded rows of the key and value inputs by 0 before the projection; 0 * NaN is NaN."
+PLURAL = {"weight": "weights", "bias": "biases"}
 
 
-Parameter = Callable[[State, NDArray], NDArray | float]
-
-
-def projected_with(
-    projection: str, *, weight: Parameter | None = None, bias: Parameter | None = None
-) -> dict[str, Step]:
+def projection(name: str, *, weight: Change | None = None, bias: Change | None = None) -> Steps:
     """The projection with the weight `weight(state, right one)`, the bias `bias(state, right one, else 0)`, or both."""
-    given, made = PROJECTED[projection]
+    given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:
-        w: Any = state.parameters[f"{projection}.weight"]
-        b: Any = state.parameters.get(f"{projection}.bias", 0.0)
+        w: Any = state.parameters[f"{name}.weight"]
+        b: Any = state.parameters.get(f"{name}.bias", 0.0)
         w, b = w if weight is None else weight(state, w), b if bias is None else bias(state, b)
         projected: NDArray = state[given] @ w.T + b
         return projected
@@ -39,22 +31,17 @@ def projected_with(
     return {made: step}
 
 
-def _of_all(parts: Iterable[Mapping[str, Step]]) -> dict[str, Step]:
-    """The steps of several projections together."""
-    return {name: step for steps in parts for name, step in steps.items()}
-
-
 def _same_shape(what: str, a: NDArray, b: NDArray) -> None:
-    if a.shape != b.shape:
-        raise DoesNotApply(f"{what} can be exchanged unnoticed only where their shapes are equal: {a.shape}, {b.shape}")
+    message = f"{what} can be exchanged unnoticed only where their shapes are equal: {a.shape}, {b.shape}"
+    require(a.shape == b.shape, message)
 
 
-# Weights ------------------------------------------------------------------------------------------
+# Weights and biases -------------------------------------------------------------------------------
 
 
 def _transposed(state: State, weight: NDArray) -> NDArray:
-    if weight.shape[0] != weight.shape[1]:
-        raise DoesNotApply(f"a weight can be transposed unnoticed only where it is square, not {weight.shape}")
+    square = weight.shape[0] == weight.shape[1]
+    require(square, f"a weight can be transposed unnoticed only where it is square, not {weight.shape}")
     return weight.T
 
 
@@ -62,19 +49,26 @@ def _read_as_in_out(state: State, weight: NDArray) -> NDArray:
     return weight.reshape(weight.shape[::-1]).T
 
 
-def _weight_of(projection: str) -> Callable[[State, NDArray], NDArray]:
-    def change(state: State, weight: NDArray) -> NDArray:
-        other = state.parameters[f"{projection}.weight"]
-        _same_shape("weights", weight, other)
-        return other
+def _exchanged(a: str, b: str, kind: str) -> Steps:
+    """The weights of two projections exchanged, or the biases, if both have one."""
 
-    return change
+    def of(other: str) -> Change:
+        def change(state: State, right: Any) -> Any:
+            found = state.parameters.get(f"{other}.{kind}")
+            if found is None or not np.ndim(right):
+                return right
+            _same_shape(PLURAL[kind], right, found)
+            return found
+
+        return change
+
+    return {**projection(a, **{kind: of(b)}), **projection(b, **{kind: of(a)})}
 
 
-def _packed(order: Callable[[NDArray, int], NDArray]) -> Mapping[str, Step]:
+def _packed(order: Callable[[NDArray, int], NDArray]) -> Steps:
     """Queries, keys and values from one packed weight (3 * H * d, D), taken apart by `order(packed, H)`."""
 
-    def part(position: int, projection: str) -> Mapping[str, Step]:
+    def part(position: int, name: str) -> Steps:
         def weight(state: State, right: NDArray) -> NDArray:
             weights = [state.parameters[f"{name}.weight"] for name in PACKED]
             for other in weights[1:]:
@@ -86,9 +80,9 @@ def _packed(order: Callable[[NDArray, int], NDArray]) -> Mapping[str, Step]:
             biases = [np.broadcast_to(state.parameters.get(f"{name}.bias", 0.0), (width,)) for name in PACKED]
             return order(np.concatenate(biases)[:, None], state.config.num_heads)[position][:, 0]
 
-        return projected_with(projection, weight=weight, bias=bias)
+        return projection(name, weight=weight, bias=bias)
 
-    return _of_all(part(position, projection) for position, projection in enumerate(PACKED))
+    return {made: step for position, name in enumerate(PACKED) for made, step in part(position, name).items()}
 
 
 def _per_head(packed: NDArray, num_heads: int) -> NDArray:
@@ -100,111 +94,78 @@ def _per_channel(packed: NDArray, num_heads: int) -> NDArray:
     return packed.reshape(-1, 3, packed.shape[-1]).swapaxes(0, 1)
 
 
+_weight = Table("queries", "A weight is (out, in): compute x @ weight.T.")
+_third = Table("queries", "Take the packed weight apart into thirds first, then into heads.")
+_bias = Table("output", "Add out_proj.bias once.")
+
 WEIGHTS = (
     *(
-        Bug(
+        _weight(
             f"{name.replace('_', '-')}-weight-transposed",
             f"The weight of {name} is transposed.",
-            stage,
-            WEIGHT_FIX,
-            forward=projected_with(name, weight=_transposed),
+            projection(name, weight=_transposed),
+            stage=stage,
             seen_in="keras-team/keras#18488",
         )
         for name, stage in STAGE_OF.items()
     ),
-    Bug(
+    _weight(
         "weights-read-as-in-out",
         "The memory of every (out, in) weight is read as (in, out): reshaped where a transposition is due.",
-        "queries",
-        WEIGHT_FIX,
-        forward=_of_all(projected_with(name, weight=_read_as_in_out) for name in PROJECTED),
+        *(projection(name, weight=_read_as_in_out) for name in PROJECTED),
     ),
-    Bug(
+    _weight(
         "q-k-weights-exchanged",
         "The weights of queries and keys are exchanged.",
-        "queries",
-        "Load q_proj.weight into the query projection and k_proj.weight into the key projection.",
-        forward={
-            **projected_with("q_proj", weight=_weight_of("k_proj")),
-            **projected_with("k_proj", weight=_weight_of("q_proj")),
-        },
+        _exchanged("q_proj", "k_proj", "weight"),
+        fix="Load q_proj.weight into the query projection and k_proj.weight into the key projection.",
     ),
-    Bug(
+    _weight(
         "k-v-weights-exchanged",
         "The weights of keys and values are exchanged.",
-        "keys",
-        "Load k_proj.weight into the key projection and v_proj.weight into the value projection.",
-        forward={
-            **projected_with("k_proj", weight=_weight_of("v_proj")),
-            **projected_with("v_proj", weight=_weight_of("k_proj")),
-        },
+        _exchanged("k_proj", "v_proj", "weight"),
+        stage="keys",
+        fix="Load k_proj.weight into the key projection and v_proj.weight into the value projection.",
     ),
-    Bug(
+    _third(
         "packed-read-per-head",
         "A packed weight [q; k; v] is read as [q, k, v] of head 0, then of head 1, and so on.",
-        "queries",
-        "Take the packed weight apart into thirds first, then into heads.",
-        forward=_packed(_per_head),
+        _packed(_per_head),
         seen_in="vllm-project/vllm#53114",
     ),
-    Bug(
+    _third(
         "packed-read-per-channel",
         "A packed weight [q; k; v] is read as q, k, v of channel 0, then of channel 1, and so on.",
-        "queries",
-        "Take the packed weight apart into thirds first, then into heads.",
-        forward=_packed(_per_channel),
+        _packed(_per_channel),
     ),
 )
 
-
-# Biases -------------------------------------------------------------------------------------------
-
-
-def _bias_of(projection: str) -> Parameter:
-    def change(state: State, bias: NDArray) -> NDArray:
-        other = state.parameters.get(f"{projection}.bias")
-        if other is None or not np.ndim(bias):
-            return bias  # one of the two has none
-        _same_shape("biases", bias, other)
-        return other
-
-    return change
-
-
 BIASES = (
     *(
-        Bug(
+        Table(stage, f"Add {name}.bias after the product.")(
             f"{name.replace('_', '-')}-bias-missing",
             f"The bias of {name} is not added.",
-            stage,
-            f"Add {name}.bias after the product.",
-            forward=projected_with(name, bias=lambda s, bias: 0.0),
+            projection(name, bias=lambda s, bias: 0.0),
         )
         for name, stage in STAGE_OF.items()
     ),
-    Bug(
+    _bias(
         "output-bias-twice",
         "The bias of out_proj is added twice.",
-        "output",
-        "Add out_proj.bias once.",
-        forward=projected_with("out_proj", bias=lambda s, bias: 2.0 * bias),
+        projection("out_proj", bias=lambda s, bias: 2.0 * bias),
     ),
-    Bug(
+    _bias(
         "output-bias-per-head",
         "The bias of out_proj is added once per head.",
-        "output",
-        "Add out_proj.bias once, after the heads are summed.",
-        forward=projected_with("out_proj", bias=lambda s, bias: s.config.num_heads * bias),
+        projection("out_proj", bias=lambda s, bias: s.config.num_heads * bias),
+        fix="Add out_proj.bias once, after the heads are summed.",
     ),
-    Bug(
+    _bias(
         "q-k-biases-exchanged",
         "The biases of queries and keys are exchanged.",
-        "queries",
-        "Load q_proj.bias into the query projection and k_proj.bias into the key projection.",
-        forward={
-            **projected_with("q_proj", bias=_bias_of("k_proj")),
-            **projected_with("k_proj", bias=_bias_of("q_proj")),
-        },
+        _exchanged("q_proj", "k_proj", "bias"),
+        stage="queries",
+        fix="Load q_proj.bias into the query projection and k_proj.bias into the key projection.",
     ),
 )
 
@@ -212,97 +173,88 @@ BIASES = (
 # Inputs -------------------------------------------------------------------------------------------
 
 
-def _from(projection: str, read: Callable[[State], NDArray]) -> Mapping[str, Step]:
+def _from(name: str, read: Callable[[State], NDArray]) -> Steps:
     """The projection of another input."""
-    given, made = PROJECTED[projection]
+    given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:
         x = read(state)
         _same_shape("inputs", state[given], x)
-        return project(state, projection, x)
+        return project(state, name, x)
 
     return {made: step}
 
 
 def _unprojected(state: State) -> NDArray:
     merged: NDArray = state["merged"]
-    if merged.shape[-1] != state.config.output_dim:
-        raise DoesNotApply("heads can be returned unprojected unnoticed only where H * dv = Do")
+    possible = merged.shape[-1] == state.config.output_dim
+    require(possible, "heads can be returned unprojected unnoticed only where H * dv = Do")
     return merged
 
 
-def _with_residual(state: State) -> NDArray:
-    if state.config.query_dim != state.config.output_dim:
-        raise DoesNotApply("the queries can be added to the output only where Dq = Do")
-    return forward.output(state) + state.inputs.queries
+def _with_residual(state: State, output: NDArray) -> NDArray:
+    possible = state.config.query_dim == state.config.output_dim
+    require(possible, "the queries can be added to the output only where Dq = Do")
+    return output + state.inputs.queries
 
+
+_input = Table("keys", "Project queries from the query input, keys from the key input, values from the value input.")
+_padding = Table("keys", "Replace padded rows of the key and value inputs by 0 before the projection; 0 * NaN is NaN.")
+_output = Table("output", "Apply out_proj to the concatenated heads.")
 
 INPUTS = (
-    Bug(
+    _input(
         "keys-from-queries",
         "Keys are projected from the query input.",
-        "keys",
-        INPUT_FIX,
-        forward=_from("k_proj", lambda s: s.inputs.queries),
+        _from("k_proj", lambda s: s.inputs.queries),
     ),
-    Bug(
+    _input(
         "queries-from-keys",
         "Queries are projected from the key input.",
-        "queries",
-        INPUT_FIX,
-        forward=_from("q_proj", lambda s: s.inputs.keys),
+        _from("q_proj", lambda s: s.inputs.keys),
+        stage="queries",
     ),
-    Bug(
+    _input(
         "values-from-keys",
         "Values are projected from the key input.",
-        "values",
-        INPUT_FIX,
-        forward=_from("v_proj", lambda s: s["key_inputs"]),
+        _from("v_proj", lambda s: s["key_inputs"]),
+        stage="values",
     ),
-    Bug(
+    _input(
         "keys-from-values",
         "Keys are projected from the value input.",
-        "keys",
-        INPUT_FIX,
-        forward=_from("k_proj", lambda s: s["value_inputs"]),
+        _from("k_proj", lambda s: s["value_inputs"]),
     ),
-    Bug(
+    _input(
         "keys-and-values-exchanged",
         "The key and the value input are exchanged.",
-        "keys",
-        INPUT_FIX,
-        forward={**_from("k_proj", lambda s: s["value_inputs"]), **_from("v_proj", lambda s: s["key_inputs"])},
+        _from("k_proj", lambda s: s["value_inputs"]),
+        _from("v_proj", lambda s: s["key_inputs"]),
     ),
-    Bug(
+    _output(
         "output-unprojected",
         "The concatenated heads are returned without the output projection.",
-        "output",
-        "Apply out_proj to the concatenated heads.",
-        forward={"output": _unprojected},
+        {"output": _unprojected},
     ),
-    Bug(
+    _output(
         "output-with-residual",
         "The query input is added to the output.",
-        "output",
-        "Leave the residual connection to the caller.",
-        forward={"output": _with_residual},
+        after("output", _with_residual),
+        fix="Leave the residual connection to the caller.",
     ),
 )
 
 PADDING = (
-    Bug(
+    _padding(
         "padding-not-zeroed",
         "Padded keys and values are projected as they are: a NaN there reaches the output as 0 * NaN.",
-        "keys",
-        PADDING_FIX,
-        forward={"key_inputs": lambda s: s.inputs.keys, "value_inputs": lambda s: s.inputs.values},
+        {"key_inputs": lambda s: s.inputs.keys, "value_inputs": lambda s: s.inputs.values},
     ),
-    Bug(
+    _padding(
         "padding-of-values-not-zeroed",
         "Padded values are projected as they are: a NaN there reaches the output as 0 * NaN.",
-        "values",
-        PADDING_FIX,
-        forward={"value_inputs": lambda s: s.inputs.values},
+        {"value_inputs": lambda s: s.inputs.values},
+        stage="values",
     ),
 )
 

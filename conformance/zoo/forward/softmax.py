@@ -7,146 +7,122 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug
-from mha_core.reference import forward
+from conformance.zoo.rows import Steps, Table, after
 from mha_core.reference.forward import softmax
-from mha_core.reference.state import State, Step
+from mha_core.reference.state import State
 
-AXIS_FIX = "Take the softmax over the keys, the last axis of (B, H, Lq, Lk)."
-EXCLUDE_FIX = (
-    "Exclude keys exactly: -inf before the softmax, or 0 after the exponential and before the sum; never a finite fill."
-)
-EMPTY_FIX = "Give a row without an allowed key the weights 0."
-MAXIMUM_FIX = "Subtract from each row the maximum of its own allowed scores."
-DENOMINATOR_FIX = "Divide the exponentials by their own sum, and nothing else."
+Rule = Callable[[State], NDArray]
 
 
-def _plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
+def plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
     """Softmax over the given axes; NaN where all scores are -inf, as plain implementations give."""
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
 
-def _open_scores(state: State, fill: float = -np.inf) -> NDArray:
+def open_scores(state: State, fill: float = -np.inf) -> NDArray:
     return np.where(state["allowed"], state["scores"], fill)
 
 
-def _has_key(state: State) -> NDArray:
+def highest_of(scores: NDArray) -> NDArray:
+    """The maximum of each row, -inf in a row without a key."""
+    return scores.max(axis=-1, keepdims=True, initial=-np.inf)
+
+
+def has_key(state: State) -> NDArray:
     """(B, H, Lq, 1): whether the row has an allowed key."""
     return state["allowed"].any(axis=-1, keepdims=True)
 
 
-def _only_allowed(state: State, weights: NDArray) -> NDArray:
-    return np.where(state["allowed"], weights, 0.0)
+def _weights(rule: Rule) -> Steps:
+    """`rule(state)` in place of the weights."""
+    return {"weights": rule}
 
 
-def _bug(id: str, sentence: str, fix: str, step: Step, seen_in: str = "", *, stage: str = "weights") -> Bug:
-    return Bug(id, sentence, stage, fix, forward={"weights": step}, seen_in=seen_in)
+def _allowed_weights(rule: Rule) -> Steps:
+    """`rule(state)` in place of the weights, and 0 where a key is excluded."""
+    return {"weights": lambda s: np.where(s["allowed"], rule(s), 0.0)}
 
 
 # The axis -----------------------------------------------------------------------------------------
 
 
-def _over(axis: int | tuple[int, ...]) -> Step:
-    return lambda state: _only_allowed(state, _plain_softmax(_open_scores(state), axis))
+def _over(axis: int | tuple[int, ...]) -> Steps:
+    return _allowed_weights(lambda s: plain_softmax(open_scores(s), axis))
 
+
+_row = Table("weights", "Take the softmax over the keys, the last axis of (B, H, Lq, Lk).")
 
 AXIS = (
-    _bug("softmax-over-queries", "The softmax runs over the queries.", AXIS_FIX, _over(-2), "PetrochukM/PyTorch-NLP#2"),
-    _bug("softmax-over-heads", "The softmax runs over the heads.", AXIS_FIX, _over(1)),
-    _bug("softmax-over-batch", "The softmax runs over the batch.", AXIS_FIX, _over(0)),
-    _bug("softmax-over-both", "The softmax runs over queries and keys together.", AXIS_FIX, _over((-2, -1))),
+    _row("softmax-over-queries", "The softmax runs over the queries.", _over(-2), seen_in="PetrochukM/PyTorch-NLP#2"),
+    _row("softmax-over-heads", "The softmax runs over the heads.", _over(1)),
+    _row("softmax-over-batch", "The softmax runs over the batch.", _over(0)),
+    _row("softmax-over-both", "The softmax runs over queries and keys together.", _over((-2, -1))),
 )
 
 
 # Exclusion ----------------------------------------------------------------------------------------
 
 
-def _filled(fill: float, *, repaired: bool) -> Step:
-    """`fill` in place of excluded scores; `repaired`: and 0 in rows without a key."""
-
-    def weights(state: State) -> NDArray:
-        found = _plain_softmax(_open_scores(state, fill))
-        return np.where(_has_key(state), found, 0.0) if repaired else found
-
-    return weights
+def _filled(fill: float) -> Steps:
+    """`fill` in place of excluded scores."""
+    return _weights(lambda s: plain_softmax(open_scores(s, fill)))
 
 
-def _added(fill: float) -> Step:
-    return lambda state: _plain_softmax(state["scores"] + np.where(state["allowed"], 0.0, fill))
+def _filled_and_repaired(fill: float) -> Steps:
+    """`fill` in place of excluded scores, and 0 in rows without a key."""
+    return _weights(lambda s: np.where(has_key(s), plain_softmax(open_scores(s, fill)), 0.0))
 
 
-def _after_softmax(state: State) -> NDArray:
-    return _only_allowed(state, _plain_softmax(state["scores"]))
-
-
-def _after_softmax_renormalised(state: State) -> NDArray:
-    kept = _after_softmax(state)
+def _renormalised(state: State) -> NDArray:
+    kept = np.where(state["allowed"], plain_softmax(state["scores"]), 0.0)
     return kept / (kept.sum(axis=-1, keepdims=True) + 1e-9)
 
 
-def _times_infinity(state: State) -> NDArray:
-    """Scores + (1 - mask) * -inf: 0 * inf is NaN."""
-    return state["scores"] + (1.0 - state["allowed"]) * -np.inf
-
+_row = Table(
+    "weights",
+    "Exclude keys exactly: -inf before the softmax, or 0 after the exponential and before the sum; "
+    "never a finite fill.",
+)
+_empty = Table("weights", "Give a row without an allowed key the weights 0.")
 
 EXCLUSION = (
-    _bug(
+    _row(
         "fill-zero",
         "Excluded scores become 0, as by multiplying with the mask; 0 is a score like any other.",
-        EXCLUDE_FIX,
-        _filled(0.0, repaired=False),
+        _filled(0.0),
     ),
-    _bug(
-        "fill-one-billionth",
-        "Excluded scores become -1e-9 where -1e9 was meant.",
-        EXCLUDE_FIX,
-        _filled(-1e-9, repaired=False),
-    ),
-    _bug(
-        "fill-1e6",
-        "Excluded scores become -1e6, which real scores can go below.",
-        EXCLUDE_FIX,
-        _filled(-1e6, repaired=True),
-    ),
-    _bug(
-        "fill-1e9",
-        "Excluded scores become -1e9, which real scores can go below.",
-        EXCLUDE_FIX,
-        _filled(-1e9, repaired=True),
-    ),
-    _bug(
+    _row("fill-one-billionth", "Excluded scores become -1e-9 where -1e9 was meant.", _filled(-1e-9)),
+    _row("fill-1e6", "Excluded scores become -1e6, which real scores can go below.", _filled_and_repaired(-1e6)),
+    _row("fill-1e9", "Excluded scores become -1e9, which real scores can go below.", _filled_and_repaired(-1e9)),
+    _empty(
         "fill-lowest",
         "Excluded scores become the dtype's lowest number, so a row without a key averages all values.",
-        EMPTY_FIX,
-        _filled(float(np.finfo(np.float32).min), repaired=False),
-        "d2l-ai/d2l-en#2423",
+        _filled(float(np.finfo(np.float32).min)),
+        seen_in="d2l-ai/d2l-en#2423",
     ),
-    _bug(
+    _row(
         "fill-added",
         "-1e4 is added to excluded scores, as in BERT: a row without a key attends as if there were no mask.",
-        EXCLUDE_FIX,
-        _added(-1e4),
-        "google-research/bert modeling.py",
+        _weights(lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, -1e4))),
+        seen_in="google-research/bert modeling.py",
     ),
-    Bug(
+    _row(
         "mask-times-infinity",
         "The mask is (1 - mask) * -inf, which is NaN where a key is allowed.",
-        "scores",
-        "Choose with where(allowed, scores, -inf); do not multiply by infinity.",
-        forward={"scores": lambda state: forward.scores(state) + (1.0 - state["allowed"]) * -np.inf},
+        after("scores", lambda s, right: right + (1.0 - s["allowed"]) * -np.inf),
+        stage="scores",
+        fix="Choose with where(allowed, scores, -inf); do not multiply by infinity.",
     ),
-    _bug(
+    _row(
         "mask-after-softmax",
         "The mask is applied after the softmax, so the rest no longer sums to 1.",
-        EXCLUDE_FIX,
-        _after_softmax,
+        _allowed_weights(lambda s: plain_softmax(s["scores"])),
     ),
-    _bug(
+    _row(
         "mask-after-softmax-renormalised",
         "The mask is applied after the softmax, and the rest divided by its sum plus 1e-9.",
-        EXCLUDE_FIX,
-        _after_softmax_renormalised,
+        _weights(_renormalised),
     ),
 )
 
@@ -154,48 +130,37 @@ EXCLUSION = (
 # Rows without a key -------------------------------------------------------------------------------
 
 
-def _in_empty_rows(replacement: Callable[[State], NDArray | float]) -> Step:
-    return lambda state: np.where(_has_key(state), forward.weights(state), replacement(state))
+def _in_empty_rows(replacement: Callable[[State], NDArray | float]) -> Steps:
+    return after("weights", lambda s, right: np.where(has_key(s), right, replacement(s)))
 
 
-def _nan_by_bias(state: State) -> NDArray:
+def _nan_by_bias(state: State, right: NDArray) -> NDArray:
     """NaN in rows that -inf in the bias empties by itself."""
-    bias = state.inputs.mask.bias
-    if bias is None or not state.sizes.key_len:
-        return forward.weights(state)
-    emptied = np.isneginf(np.broadcast_to(bias, state["scores"].shape)).all(axis=-1, keepdims=True)
-    return np.where(emptied, np.nan, forward.weights(state))
-
-
-def _first_key(state: State) -> NDArray:
-    return (np.arange(state.sizes.key_len) == 0).astype(np.float64)
+    bias = np.broadcast_to(state.inputs.mask.bias, right.shape)
+    return np.where(np.isneginf(bias).all(axis=-1, keepdims=True), np.nan, right)
 
 
 EMPTY_ROWS = (
-    _bug(
+    _empty(
         "empty-row-nan",
         "A row without an allowed key is NaN.",
-        EMPTY_FIX,
         _in_empty_rows(lambda s: np.nan),
-        "pytorch/pytorch#41508",
+        seen_in="pytorch/pytorch#41508",
     ),
-    _bug(
+    _empty(
         "bias-infinity-nan",
         "A row of -inf in the additive bias is NaN: -inf - -inf.",
-        EMPTY_FIX,
-        _nan_by_bias,
+        after("weights", _nan_by_bias, lambda s: s.inputs.mask.bias is not None and s.sizes.key_len > 0),
     ),
-    _bug(
+    _empty(
         "empty-row-attends-all",
         "A row without an allowed key attends to all keys by their scores.",
-        EMPTY_FIX,
-        _in_empty_rows(lambda s: _plain_softmax(s["scores"])),
+        _in_empty_rows(lambda s: plain_softmax(s["scores"])),
     ),
-    _bug(
+    _empty(
         "empty-row-attends-first",
         "A row without an allowed key attends to key 0.",
-        EMPTY_FIX,
-        _in_empty_rows(_first_key),
+        _in_empty_rows(lambda s: (np.arange(s.sizes.key_len) == 0).astype(np.float64)),
     ),
 )
 
@@ -203,124 +168,91 @@ EMPTY_ROWS = (
 # The maximum and the sum --------------------------------------------------------------------------
 
 
-def _shifted_by(highest: Callable[[State, NDArray], NDArray | float]) -> Step:
-    """exp(score - highest(state, scores)) / sum, 0 in rows without a key."""
+def _shifted_by(highest: Callable[[State], NDArray | float]) -> Steps:
+    """exp(score - highest(state)) / sum, 0 in rows without a key."""
 
     def weights(state: State) -> NDArray:
-        exponentials = np.exp(_open_scores(state) - highest(state, _open_scores(state)))
-        total = np.where(_has_key(state), exponentials.sum(axis=-1, keepdims=True), 1.0)
-        return _only_allowed(state, exponentials / total)
+        exponentials = np.exp(open_scores(state) - highest(state))
+        return exponentials / np.where(has_key(state), exponentials.sum(axis=-1, keepdims=True), 1.0)
 
-    return weights
-
-
-def _clamped(state: State, scores: NDArray) -> NDArray:
-    return scores.max(axis=-1, keepdims=True, initial=0.0)
+    return _allowed_weights(weights)
 
 
-def _of_excluded_too(state: State, scores: NDArray) -> NDArray:
-    return state["scores"].max(axis=-1, keepdims=True, initial=-np.inf)
-
-
-def _of_tensor(state: State, scores: NDArray) -> NDArray:
-    return scores.max(initial=-np.inf)
-
-
-def _over_total(total: Callable[[NDArray], NDArray]) -> Step:
-    """Stable exponentials divided by `total(their sum)`."""
+def _plus(number: float) -> Steps:
+    """Stable exponentials, divided by their sum plus a number."""
 
     def weights(state: State) -> NDArray:
-        scores = _open_scores(state)
-        highest = np.where(_has_key(state), scores.max(axis=-1, keepdims=True, initial=-np.inf), 0.0)
-        exponentials = np.exp(scores - highest)
-        return _only_allowed(state, exponentials / total(exponentials.sum(axis=-1, keepdims=True)))
+        scores = open_scores(state)
+        exponentials = np.exp(scores - np.where(has_key(state), highest_of(scores), 0.0))
+        return exponentials / (exponentials.sum(axis=-1, keepdims=True) + number)
 
-    return weights
-
-
-def _on_scores(change: Callable[[NDArray], NDArray]) -> Step:
-    """The definition's softmax of other scores."""
-    return lambda state: softmax(change(state["scores"]), state["allowed"])
+    return _allowed_weights(weights)
 
 
-def _twice(state: State) -> NDArray:
-    return softmax(forward.weights(state), state["allowed"])
-
+_maximum = Table("weights", "Subtract from each row the maximum of its own allowed scores.")
+_row = Table("weights", "Divide the exponentials by their own sum, and nothing else.")
 
 NORMALISATION = (
-    _bug(
+    _maximum(
         "maximum-of-tensor",
         "The maximum is taken over the whole tensor: quieter rows underflow to 0 / 0.",
-        MAXIMUM_FIX,
-        _shifted_by(_of_tensor),
-        "deeplearning4j/deeplearning4j-examples#730",
+        _shifted_by(lambda s: open_scores(s).max(initial=-np.inf)),
+        seen_in="deeplearning4j/deeplearning4j-examples#730",
     ),
-    _bug(
-        "maximum-missing",
-        "No maximum is subtracted: the exponential overflows.",
-        MAXIMUM_FIX,
-        _shifted_by(lambda s, scores: 0.0),
-    ),
-    _bug(
+    _maximum("maximum-missing", "No maximum is subtracted: the exponential overflows.", _shifted_by(lambda s: 0.0)),
+    _maximum(
         "maximum-clamped",
         "The maximum is at least 0: rows of very negative scores underflow.",
-        MAXIMUM_FIX,
-        _shifted_by(_clamped),
+        _shifted_by(lambda s: open_scores(s).max(axis=-1, keepdims=True, initial=0.0)),
     ),
-    _bug(
+    _maximum(
         "maximum-of-excluded",
         "The maximum covers excluded scores: a large one makes the row underflow.",
-        MAXIMUM_FIX,
-        _shifted_by(_of_excluded_too),
+        _shifted_by(lambda s: highest_of(s["scores"])),
     ),
-    _bug(
-        "denominator-plus-one",
-        "1 is added to the sum of exponentials.",
-        DENOMINATOR_FIX,
-        _over_total(lambda total: total + 1.0),
-    ),
-    _bug(
-        "denominator-epsilon",
-        "1e-6 is added to the sum of exponentials.",
-        DENOMINATOR_FIX,
-        _over_total(lambda total: total + 1e-6),
-    ),
-    _bug(
+    _row("denominator-plus-one", "1 is added to the sum of exponentials.", _plus(1.0)),
+    _row("denominator-epsilon", "1e-6 is added to the sum of exponentials.", _plus(1e-6)),
+    _row(
         "softmax-base-two",
         "Powers of 2 stand where powers of e belong: log2(e) is missing.",
-        "Use exp, or exp2 of scores times log2(e).",
-        _on_scores(lambda x: x * np.log(2.0)),
+        _weights(lambda s: softmax(s["scores"] * np.log(2.0), s["allowed"])),
+        fix="Use exp, or exp2 of scores times log2(e).",
     ),
-    _bug("softmax-twice", "The softmax is applied twice.", "Apply the softmax once.", _twice),
-    _bug(
+    _row(
+        "softmax-twice",
+        "The softmax is applied twice.",
+        after("weights", lambda s, right: softmax(right, s["allowed"])),
+        fix="Apply the softmax once.",
+    ),
+    _row(
         "softmax-of-clamped",
         "Scores are clamped to [-50, 50] before the exponential.",
-        "Subtract the row's maximum; do not clamp.",
-        _on_scores(lambda x: np.clip(x, -50.0, 50.0)),
+        _weights(lambda s: softmax(np.clip(s["scores"], -50.0, 50.0), s["allowed"])),
+        fix="Subtract the row's maximum; do not clamp.",
     ),
-    _bug(
+    _row(
         "softmax-missing",
         "Scores are used as weights, without a softmax.",
-        "Apply the softmax to the scores.",
-        lambda s: _only_allowed(s, s["scores"]),
+        _allowed_weights(lambda s: s["scores"]),
+        fix="Apply the softmax to the scores.",
     ),
-    _bug(
+    _row(
         "softmax-log",
         "The logarithm of the softmax is used.",
-        "Use softmax, not log_softmax.",
-        lambda s: _only_allowed(s, np.log(forward.weights(s))),
+        after("weights", lambda s, right: np.where(s["allowed"], np.log(right), 0.0)),
+        fix="Use softmax, not log_softmax.",
     ),
-    _bug(
+    _row(
         "softmax-sigmoid",
         "A sigmoid stands where the softmax belongs.",
-        "Normalise over the keys with a softmax.",
-        lambda s: _only_allowed(s, 1.0 / (1.0 + np.exp(-s["scores"]))),
+        _allowed_weights(lambda s: 1.0 / (1.0 + np.exp(-s["scores"]))),
+        fix="Normalise over the keys with a softmax.",
     ),
-    _bug(
+    _row(
         "nan-hidden",
         "NaN weights are replaced by 0.",
-        "Let NaN through; guard rows without a key by the mask, not by their value.",
-        lambda s: np.nan_to_num(forward.weights(s)),
+        after("weights", lambda s, right: np.nan_to_num(right)),
+        fix="Let NaN through; guard rows without a key by the mask, not by their value.",
     ),
 )
 

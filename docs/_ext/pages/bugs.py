@@ -6,16 +6,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from _ext.common import Computed, escaped, linked
+from _ext.common import escaped, linked
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
-
-    from conformance.zoo.bug import Bug
 
 
 def by_fix(stage: str) -> dict[str, list[Bug]]:
@@ -40,24 +33,13 @@ def line_of(bug: Bug) -> str:
     return f"- `{bug.id}`: {escaped(bug.sentence)}{seen}{equal}"
 
 
-class Bugs(Computed):
-    """The directive."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """A block to open, since there are up to 89; those that were seen in public code stand before it."""
-        groups = by_fix(self.arguments[0])
-        bugs = [bug for group in groups.values() for bug in group]
-        public = [line_of(bug) for bug in bugs if bug.seen_in]
-        lines = ["Seen in public code:", "", *public, ""] if public else []
-        lines += [f":::{{dropdown}} All {len(bugs)} mistakes that `mha bugs` knows here, and what to change", ""]
-        for fix, group in groups.items():
-            lines += [f"{escaped(fix)}", "", *map(line_of, group), ""]
-        return "\n".join([*lines, ":::"])
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("bugs", Bugs)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown(stage: str) -> str:
+    """A block to open, since there are up to 89; those that were seen in public code stand before it."""
+    groups = by_fix(stage)
+    bugs = [bug for group in groups.values() for bug in group]
+    public = [line_of(bug) for bug in bugs if bug.seen_in]
+    lines = ["Seen in public code:", "", *public, ""] if public else []
+    lines += [f":::{{dropdown}} All {len(bugs)} mistakes that `mha bugs` knows here, and what to change", ""]
+    for fix, group in groups.items():
+        lines += [f"{escaped(fix)}", "", *map(line_of, group), ""]
+    return "\n".join([*lines, ":::"])

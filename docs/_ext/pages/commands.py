@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
-from _ext.common import Computed, escaped
+from _ext.common import escaped
 from mha.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
 
 
 def listed(group: click.Group, path: str) -> Iterator[tuple[str, click.Command, click.Context]]:
@@ -41,15 +35,6 @@ def described(name: str, command: click.Command, context: click.Context) -> list
     return lines
 
 
-class Commands(Computed):
-    """The directive."""
-
-    def markdown(self) -> str:
-        """All commands, in the order of `mha --help`."""
-        return "\n".join(line for entry in listed(main, "mha") for line in described(*entry))
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("commands", Commands)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown() -> str:
+    """All commands, in the order of `mha --help`."""
+    return "\n".join(line for entry in listed(main, "mha") for line in described(*entry))

@@ -5,40 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _ext.common import Computed, escaped
+from _ext.common import escaped, table
 from mha.heads.importance import MEASURES
-from mha.heads.page.page import plots_of, tables_of, timings_of
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
+from mha.heads.page.page import plots_of
+from mha.heads.tables import curve_tables, speed_tables
 
 RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
 
 
-class Heads(Computed):
-    """The part that its argument names: measures, plots, curves, kept, speed or texts."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        self.env.note_dependency(str(RESULT))
-        report = json.loads(RESULT.read_text("utf-8"))
-        return PARTS[self.arguments[0]](report)
-
-
 def measures(report: dict[str, Any]) -> str:
     """Every measure, and what it is."""
-    return table(["measure", "what it is"], [(f"`{name}`", MEASURES[name].about) for name in report["importance"]])
+    return of_heads(["measure", "what it is"], [(f"`{name}`", MEASURES[name].about) for name in report["importance"]])
 
 
 def plots(report: dict[str, Any]) -> str:
     """Every plot, as SVG with the colours of the site."""
-    total = sum(layer["heads"] for layer in report["layers"])
     figures = [
         f'<figure class="heads-plot"><figcaption>{plot["title"]}</figcaption>\n{plot["svg"]}</figure>'
-        for plot in plots_of(report, total)
+        for plot in plots_of(report)
     ]
     return "\n".join(["````{raw} html", *figures, "````"])
 
@@ -46,9 +32,9 @@ def plots(report: dict[str, Any]) -> str:
 def curves(report: dict[str, Any]) -> str:
     """Fidelity and neighbours: measures by heads removed."""
     parts = []
-    for one in tables_of(report["curves"]):
-        rows = [(f"`{name}`" if name in MEASURES else name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + table(["heads removed", *map(str, one["columns"])], rows))
+    for one in curve_tables(report):
+        rows = [(f"`{name}`", *cells) for name, cells in one.rows]
+        parts.append(f"{one.title}:\n\n" + of_heads(["heads removed", *one.columns], rows))
     return "\n\n".join(parts)
 
 
@@ -56,15 +42,15 @@ def kept(report: dict[str, Any]) -> str:
     """What was cut from which layer, and the proof."""
     pruned = report["pruned"]
     rows = [(f"`{name}`", str(len(heads)), ", ".join(map(str, heads))) for name, heads in pruned["kept"].items()]
-    return table(["layer", "heads left", "which"], rows) + f"\n\n{escaped(pruned['verdict'])}"
+    return of_heads(["layer", "heads left", "which"], rows) + f"\n\n{escaped(pruned['verdict'])}"
 
 
 def speed(report: dict[str, Any]) -> str:
     """Times of layers and of the model."""
     parts = []
-    for one in timings_of(report["speed"]):
-        rows = [(name, *cells) for name, cells in one["rows"]]
-        parts.append(f"{one['title']}:\n\n" + table(["(batch, tokens)", *one["columns"]], rows))
+    for one in speed_tables(report):
+        rows = [(name, *cells) for name, cells in one.rows]
+        parts.append(f"{one.title}:\n\n" + of_heads([one.corner, *one.columns], rows))
     about = report["speed"]
     return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
 
@@ -74,14 +60,9 @@ def texts(report: dict[str, Any]) -> str:
     return escaped(f"{report['texts']}.")
 
 
-WORDS = ("what it is", "which")
-"""Columns of words, which stand at the left."""
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, numbers at the right."""
-    lines = [names, [":--", *(":--" if name in WORDS else "--:" for name in names[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def of_heads(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns hold numbers, but for the first and those of words."""
+    return table(names, rows, numbers=[name for name in names[1:] if name not in ("what it is", "which")])
 
 
 PARTS = {
@@ -94,6 +75,6 @@ PARTS = {
 }
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("heads", Heads)
-    return {"parallel_read_safe": True}
+def markdown(part: str) -> str:
+    """The part of this name: measures, plots, curves, kept, speed or texts."""
+    return PARTS[part](json.loads(RESULT.read_text("utf-8")))

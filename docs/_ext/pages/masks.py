@@ -7,14 +7,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from _data import masks as measuring
-from _ext.common import FRAMEWORKS, Computed
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
+from _ext.common import FRAMEWORKS, table
 
 HEADERS = (
     "layer",
@@ -41,33 +36,13 @@ WORDS = {
 """What was measured -> what it means; anything else stops the build."""
 
 
-def table() -> str:
-    """The truth table."""
+def markdown() -> str:
+    """The truth table, ours first."""
     found = json.loads((measuring.HERE / "masks.json").read_text("utf-8"))["masks"]
-    lines = [f"| {' | '.join(HEADERS)} |", "|---" * len(HEADERS) + "|"]
     ours = {name for name in found if name in FRAMEWORKS}
     if len({json.dumps(found[name]) for name in ours}) != 1:
         raise ValueError(f"the backends differ in what a mask means: {found}")
-    for name, (layer, argument, _, _) in measuring.SUBJECTS.items():
-        if name not in ours:
-            lines.append(row(layer, argument, found[name]))
-    return "\n".join([*lines[:2], row("all four `backends`", "`allowed`, `bias`", found["torch"]), *lines[2:]])
-
-
-def row(layer: str, argument: str, found: dict[str, str]) -> str:
-    """One layer."""
-    return f"| {layer} | {argument} | {' | '.join(words[found[kind]] for kind, words in WORDS.items())} |"
-
-
-class Masks(Computed):
-    """The directive."""
-
-    def markdown(self) -> str:
-        """The table."""
-        return table()
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("masks", Masks)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    others = [(subject[:2], found[name]) for name, subject in measuring.SUBJECTS.items() if name not in ours]
+    layers = [(("all four `backends`", "`allowed`, `bias`"), found["torch"]), *others]
+    meant = [[*names, *(words[said[kind]] for kind, words in WORDS.items())] for names, said in layers]
+    return table(HEADERS, meant)

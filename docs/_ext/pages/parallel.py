@@ -8,23 +8,15 @@ Which columns are shown is chosen by checkboxes and a style sheet; nothing here 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING
 
-from docutils import nodes
-
-from _ext.common import DIALECTS, Computed
+from _ext.common import DIALECTS
 from _ext.mathml import to_mathml
 from _ext.plain.maps import picture
 from _ext.plain.marks import to_html
 from _ext.plain.rows import LAYER, Step, steps
 from _ext.plain.toy import DTYPES, Ran, check_shapes, difference, run_all
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
 
 WORDS: dict[str, tuple[str, str]] = {
     LAYER: ("The layer. True in the mask means: may attend; True in padding: nobody may.", ""),
@@ -135,17 +127,6 @@ def _numbers(row: Step, runs: Mapping[str, Ran]) -> str:
     return f'{shape}{picture(array, row.name)}<span class="difference">{said}</span>'
 
 
-class Parallel(Computed):
-    """The directive."""
-
-    def run(self) -> list[nodes.Node]:
-        """The page as it is."""
-        self.env.note_reread()
-        return [nodes.raw("", page(steps(), run_all()), format="html")]
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("parallel", Parallel)
-    app.add_css_file("parallel.css")
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown() -> str:
+    """The page as it is."""
+    return f"`````{{raw}} html\n{page(steps(), run_all())}\n`````"

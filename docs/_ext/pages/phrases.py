@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from _ext.common import DIALECTS, FRAMEWORKS, Computed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
+from _ext.common import DIALECTS, FRAMEWORKS, table
 
 ROOT = Path(__file__).parents[3]
 
@@ -191,12 +185,12 @@ def unexplained() -> list[str]:
 
 def section(phrase: Phrase) -> list[str]:
     """Heading, note, and one line for each dialect: how the plain edition says it, else the backend."""
-    lines = [f"## {phrase.title}", "", phrase.note, "", "| | as it is written | where |", "|---|---|---|"]
+    rows = []
     for dialect, label in DIALECTS.items():
         mine = [use for use in uses(dialect) if use.name in phrase.calls]
         shown = {use.name: use for use in reversed(mine)}  # the plain edition comes first, and wins
-        lines += [f"| {label} | {code(use.text)} | {short(use.place)} |" for use in reversed(shown.values())]
-    return [*lines, ""]
+        rows += [[label, code(use.text), short(use.place)] for use in reversed(shown.values())]
+    return [f"## {phrase.title}", "", phrase.note, "", table(["", "as it is written", "where"], rows), ""]
 
 
 def short(place: str) -> str:
@@ -213,15 +207,6 @@ def code(text: str) -> str:
     return f"`{text.replace('|', chr(92) + '|')}`"
 
 
-class Phrases(Computed):
-    """The directive."""
-
-    def markdown(self) -> str:
-        """Every phrase."""
-        return "\n".join(line for phrase in PHRASES for line in section(phrase))
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("phrases", Phrases)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown() -> str:
+    """Every phrase."""
+    return "\n".join(line for phrase in PHRASES for line in section(phrase))

@@ -1,4 +1,4 @@
-"""`probes`: every probe of the experiments, with what it isolates and its formula.
+"""`probes`: every probe of the diagnosis, with what it isolates and its formula.
 
 ```{probes}
 ```
@@ -6,54 +6,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from _ext.common import Computed, escaped
-from conformance.discovery import members
-from conformance.measure import probes as folder
+from _ext.common import escaped
+from conformance.measure.probe import Probe
+from conformance.measure.probes import calls, gradients, masks, scores, values
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
-
-    from conformance.measure.probe import Probe
-
-
-def topics() -> list[ModuleType]:
-    """The modules that have probes, in the order in which these run.
-
-    >>> topics()[0].PROBES[0].id != ""
-    True
-    """
-    modules = (topic for part in members(folder, folders=True) for topic in members(part))
-    return [topic for topic in modules if topic.PROBES]
+TOPICS: dict[str, Sequence[Probe]] = {
+    "Values": values.PROBES,
+    "Masks, with equal scores": masks.PROBES,
+    "Scores, softmax, and what stands around them": scores.PROBES,
+    "Masks, with scores that differ": masks.WITH_SCORES,
+    "What calls may have besides": calls.PROBES,
+    "Gradients": gradients.PROBES,
+}
+"""Heading -> probes, in the order in which they run."""
 
 
-def lines_of(topic: ModuleType) -> Iterator[str]:
+def lines_of(title: str, probes: Sequence[Probe]) -> Iterator[str]:
     """A heading, and a paragraph and a formula for each probe."""
-    title = str(topic.__doc__).splitlines()[0].rstrip(".")
-    yield from (f"### {escaped(title)}", "")
-    for probe in topic.PROBES:
-        yield from (f"`{probe.id}`{_compared(probe)}: {escaped(probe.says)}", "")
+    yield from (f"### {title}", "")
+    for probe in probes:
+        compared = " (gradients)" if probe.gradients else ""
+        yield from (f"`{probe.id}`{compared}: {escaped(probe.says)}", "")
         yield from ("```{math}", probe.formula, "```", "")
 
 
-def _compared(probe: Probe) -> str:
-    return " (gradients)" if probe.gradients else ""
+def markdown() -> str:
+    """All probes in their order.
 
-
-class Probes(Computed):
-    """The directive."""
-
-    def markdown(self) -> str:
-        """All probes in their order."""
-        return "\n".join(line for topic in topics() for line in lines_of(topic))
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("probes", Probes)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    >>> markdown().splitlines()[0]
+    '### Values'
+    """
+    return "\n".join(line for title, probes in TOPICS.items() for line in lines_of(title, probes))

@@ -10,21 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from _ext.common import Computed, escaped
+from _ext import common
+from _ext.common import escaped
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines
 from conformance.zoo.registry import all_bugs
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
-
-    from mha_core.weights import Weights
+from mha_core.weights import Weights
 
 CONFIG = AttentionConfig(embed_dim=100, num_heads=5)
 SHAPES = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
@@ -111,12 +106,10 @@ def table() -> str:
         ("every number, random inputs, without `valid_lens`", result.by_random_unmasked),
         ("every number, random inputs", result.by_random),
     )
-    lines = ["| what is compared in this call | mistakes found | missed |", "|---|---|---|"]
     total = set(result.all)
-    for name, ids in rows:
-        hits = len(total & set(ids))
-        lines.append(f"| {name} | {hits} of {len(total)} | {len(total) - hits} |")
-    return "\n".join(lines)
+    found_by = {name: len(total & set(ids)) for name, ids in rows}
+    cells = [(name, f"{hits} of {len(total)}", str(len(total) - hits)) for name, hits in found_by.items()]
+    return common.table(["what is compared in this call", "mistakes found", "missed"], cells)
 
 
 def missed() -> str:
@@ -129,17 +122,6 @@ def missed() -> str:
     )
 
 
-class Proof(Computed):
-    """The directive."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """One of the two."""
-        return {"table": table, "missed": missed}[self.arguments[0]]()
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("proof", Proof)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown(part: str) -> str:
+    """One of the two."""
+    return {"table": table, "missed": missed}[part]()

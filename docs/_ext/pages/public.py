@@ -17,15 +17,12 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
-from _ext.common import FRAMEWORKS, Computed
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
+from _ext.common import FRAMEWORKS, tabs
 
 ROOT = Path(__file__).parents[3]
 CALLS = ("forward", "call", "__call__")
@@ -120,35 +117,13 @@ def doc(node: Documented) -> str:
     return text
 
 
-class Public(Computed):
-    """The directive `public`."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """One entry for each public name."""
-        return f"````{{eval-rst}}\n{members_of(self.arguments[0])}\n````"
+def public(package: str) -> str:
+    """One entry for each public name."""
+    return f"````{{eval-rst}}\n{members_of(package)}\n````"
 
 
-class Layers(Computed):
-    """The directive `layers`."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """A tab for each backend."""
-        tabs = [
-            f":::{{tab-item}} {label}\n:sync: {name}\n"
-            f"````{{eval-rst}}\n{described(f'backends.{name}', self.arguments[0])}\n````\n:::"
-            for name, label in FRAMEWORKS.items()
-        ]
-        return "\n".join(["::::{tab-set}", *tabs, "::::"])
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directives, and how docstrings are read."""
-    app.setup_extension("sphinx.ext.autodoc")
-    app.connect("autodoc-process-docstring", google_style)
-    app.add_directive("public", Public)
-    app.add_directive("layers", Layers)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def layers(name: str) -> str:
+    """A tab for each backend."""
+    return tabs(
+        {backend: f"````{{eval-rst}}\n{described(f'backends.{backend}', name)}\n````" for backend in FRAMEWORKS}
+    )

@@ -13,17 +13,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _ext.common import Computed, escaped, short
+from _ext.common import escaped, short
+from conformance.deviations.entry import Deviation
 from conformance.deviations.known import load
 from mha_core.reference.rules import RULES
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
-
-    from conformance.deviations.entry import Deviation
 
 SEEN = Path(__file__).parents[2] / "_data" / "seen.json"
 RULE_OF = {rule.plain: rule for rule in RULES.values()}
@@ -91,29 +86,17 @@ def card(group: list[Deviation], seen: dict[str, Any]) -> list[str]:
     ]
 
 
-class Traps(Computed):
-    """The directive."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """A heading for each rule that layers of the framework do not follow, and its cards."""
-        probe = json.loads(SEEN.read_text("utf-8"))
-        if self.arguments[0] == "releases":
-            return f"Last probe: {', '.join(f'{name} {release}' for name, release in probe['releases'].items())}."
-        seen = probe["seen"]
-        lines: list[str] = []
-        before = ""
-        for group in groups_of(self.arguments[0]):
-            rule = RULE_OF[group[0].definition]
-            if rule.id != before:
-                before = rule.id
-                lines += [f"### {rule.id.replace('-', ' ').capitalize()}", ""]
-            lines += card(group, seen)
-        return "\n".join(lines)
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("traps", Traps)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def markdown(framework: str) -> str:
+    """A heading for each rule that layers of the framework do not follow, and its cards."""
+    probe = json.loads(SEEN.read_text("utf-8"))
+    if framework == "releases":
+        return f"Last probe: {', '.join(f'{name} {release}' for name, release in probe['releases'].items())}."
+    lines: list[str] = []
+    before = ""
+    for group in groups_of(framework):
+        rule = RULE_OF[group[0].definition]
+        if rule.id != before:
+            before = rule.id
+            lines += [f"### {rule.id.replace('-', ' ').capitalize()}", ""]
+        lines += card(group, probe["seen"])
+    return "\n".join(lines)

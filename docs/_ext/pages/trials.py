@@ -9,14 +9,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from _data import trials as kept
-from _ext.common import Computed
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-    from sphinx.util.typing import ExtensionMetadata
+from _ext import common
 
 GROUPS = {
     "singles": "layers with one fault",
@@ -39,36 +35,20 @@ def table(of: str) -> str:
     report = json.loads(kept.KEPT.read_text("utf-8"))
     groups = report["groups"]
     rows = {GROUPS[name]: found for name, found in groups.items()} if of == "groups" else groups[of]["kinds"]
-    heading = "| | tried | " + " | ".join(SHARES.values()) + " | median | worst |"
-    lines = [heading, "|---|" + "---:|" * (len(SHARES) + 3)]
+    columns = ["tried", *SHARES.values(), "median", "worst"]
     how = "with experiments" if report["experiments"] else "without experiments, by the zoo alone"
     how = f"Tried {how}; what is drawn at random is of the seeds {', '.join(map(str, report['seeds']))}."
-    return "\n".join([*lines, *(_row(label, found) for label, found in rows.items()), "", how])
+    cells = [_row(label, found) for label, found in rows.items()]
+    return f"{common.table(['', *columns], cells, numbers=columns)}\n\n{how}"
 
 
-def _row(label: str, found: dict[str, Any]) -> str:
+def _row(label: str, found: dict[str, Any]) -> list[str]:
     """One line; shares of what was tried.
 
     >>> counts = {"tried": 8, "differs": 8, "stage": 4, "described": 3, "wrong": 0, "median": 1.25, "worst": 9.0}
     >>> _row("mask", counts)
-    '| mask | 8 | 100.0 % | 50.0 % | 37.5 % | 0.0 % | 1.2 s | 9.0 s |'
+    ['mask', '8', '100.0 %', '50.0 %', '37.5 %', '0.0 %', '1.2 s', '9.0 s']
     """
     shares = [f"{100.0 * found[name] / found['tried']:.1f} %" for name in SHARES]
     times = [f"{found[name]:.1f} s" for name in ("median", "worst")]
-    return f"| {' | '.join([label, str(found['tried']), *shares, *times])} |"
-
-
-class Trials(Computed):
-    """The directive."""
-
-    required_arguments = 1
-
-    def markdown(self) -> str:
-        """The table."""
-        return table(self.arguments[0])
-
-
-def setup(app: Sphinx) -> ExtensionMetadata:
-    """Register the directive."""
-    app.add_directive("trials", Trials)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return [label, str(found["tried"]), *shares, *times]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from mha.bench.settings import Direction, array_bytes
+from mha.bench.settings import Direction
 from mha.bench.workload import Answer, Workload
 from mha_core.errors import BackendError
 from mha_core.files.declared import declared
@@ -107,9 +107,12 @@ class Contestant:
 
     def need(self, task: Task) -> int:
         """Bytes of memory that a call takes at most, roughly: its arrays of all scores, and some of the other sizes."""
+        setting = task.workload.setting
         held = self.scores.both if task.differentiates else self.scores.forward
-        sizes = array_bytes(task.workload.setting, task.dtype)
-        return held * sizes.scores + OTHERS * sizes.rows + SMALL_ONES
+        scores = setting.batch * setting.num_heads * setting.length * setting.key_len
+        rows = setting.batch * (setting.length + setting.key_len) * setting.embed_dim
+        size = 8 if task.dtype == "float64" else 4  # scores of a shorter dtype are held in float32 somewhere
+        return size * (held * scores + OTHERS * rows) + SMALL_ONES
 
 
 class Framework(Protocol):
@@ -156,19 +159,13 @@ def load(name: str) -> Framework:
         raise BackendError(f"backend {name!r} needs the package {error.name!r}, which is not installed.") from error
 
 
-def refuse(**special: Any) -> None:
-    """Raise CannotRun for the first keyword whose value is true; underscores in its name stand for spaces."""
-    for words, holds in special.items():
-        if holds:
-            raise CannotRun(f"it has no {words.replace('_', ' ')}")
-
-
 def unable(workload: Workload, *, past: bool = False, grouped: bool = False, causal: bool = True) -> None:
     """Raise CannotRun where a workload needs a feature that the contestant lacks; the keywords name those it has."""
-    setting = workload.setting
-    heads, kv_heads, _ = workload.heads
-    refuse(
-        keys_and_values_of_earlier_steps=setting.past > 0 and not past,
-        grouped_heads=heads != kv_heads and not grouped,
-        causal_mask=setting.causal and not causal,
-    )
+    lacking = {
+        "keys and values of earlier steps": workload.setting.past > 0 and not past,
+        "grouped heads": workload.is_grouped and not grouped,
+        "causal mask": workload.setting.causal and not causal,
+    }
+    for feature, is_needed in lacking.items():
+        if is_needed:
+            raise CannotRun(f"it has no {feature}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from backends.jax.backend import JaxBackend
 from backends.jax.native.convert import to_d2l, to_linen, to_nnx
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_numpy
@@ -29,11 +29,8 @@ def set_threads(count: int) -> str:
     return f"XLA's threads, one for each of the process's {count} processors"
 
 
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("jax", "jaxlib", "flax")}
-
-
-devices, dtypes = framework.devices, framework.dtypes
+BACKEND = JaxBackend()
+versions, devices, dtypes = BACKEND.versions, BACKEND.devices, BACKEND.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
@@ -48,30 +45,38 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 
 def _ours(task: Task) -> Prepared:
     workload = task.workload
-    with _scope(task):
-        layer, variables = from_weights(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
-    static: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
-    told = {"past_keys": workload.past_keys, "past_values": workload.past_values, "valid_lens": workload.valid_lens}
-
-    def forward(params: Any, x: Array, told: Told) -> Any:
-        return layer.apply({"params": params}, x, x, x, **told, **static)
-
-    return _prepared(variables["params"], forward, task, told)
+    return _applied(from_weights, task, workload.given(_same, _same), workload.positions)
 
 
 # Peers ---------------------------------------------------------------------------------------------------
 
 
 def _linen(task: Task) -> Prepared:
-    workload = task.workload
-    unable(workload)
+    unable(task.workload)
+    return _applied(to_linen, task, {"mask": _mask(task)}, {"deterministic": True})
+
+
+def _d2l(task: Task) -> Prepared:
+    unable(task.workload, causal=False)
+    lens = task.workload.valid_lens
+    return _applied(to_d2l, task, {"valid_lens": lens}, {"valid_lens": None}, lambda found: found[0])
+
+
+def _applied(
+    make: Callable[..., Any],
+    task: Task,
+    told: Told,
+    static: Mapping[str, Any],
+    output_of: Callable[[Any], Any] = lambda found: found,
+) -> Prepared:
+    """A module of flax.linen, which `make` makes of config and weights."""
     with _scope(task):
-        layer, variables = to_linen(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
+        layer, variables = make(task.workload.config, task.workload.weights, dtype=JAX_DTYPES[task.dtype])
 
     def forward(params: Any, x: Array, told: Told) -> Any:
-        return layer.apply({"params": params}, x, x, x, deterministic=True, **told)
+        return output_of(layer.apply({"params": params}, x, x, x, **{**static, **told}))
 
-    return _prepared(variables["params"], forward, task, {"mask": _mask(task)})
+    return _prepared(variables["params"], forward, task, told)
 
 
 def _nnx(task: Task) -> Prepared:
@@ -89,7 +94,6 @@ def _nnx(task: Task) -> Prepared:
 
 def _dot_product_attention(task: Task) -> Prepared:
     workload = task.workload
-    heads, kv_heads, _ = workload.heads
     with _scope(task):
         params = {name: _array(array.T, task) for name, array in workload.weights.items()}
 
@@ -98,8 +102,8 @@ def _dot_product_attention(task: Task) -> Prepared:
 
     def forward(params: Any, x: Array, told: Told) -> Array:
         queries, keys, values = (
-            project(params, name, x).reshape(*x.shape[:2], count, -1)
-            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+            project(params, name, x).reshape(*x.shape[:2], heads, -1)  # (B, L, H or G, d)
+            for name, heads in workload.heads_of.items()
         )
         if "past_keys" in told:
             keys = jnp.concatenate([told["past_keys"], keys], axis=1)
@@ -110,25 +114,8 @@ def _dot_product_attention(task: Task) -> Prepared:
         )
         return project(params, "out_proj", summed.reshape(*x.shape[:2], -1))
 
-    past = {
-        name: array.swapaxes(1, 2)  # (B, Lp, G, d)
-        for name, array in (("past_keys", workload.past_keys), ("past_values", workload.past_values))
-        if array is not None
-    }
-    return _prepared(params, forward, task, {**past, "valid_lens": workload.valid_lens})
-
-
-def _d2l(task: Task) -> Prepared:
-    workload = task.workload
-    unable(workload, causal=False)
-    with _scope(task):
-        layer, variables = to_d2l(workload.config, workload.weights, dtype=JAX_DTYPES[task.dtype])
-
-    def forward(params: Any, x: Array, told: Told) -> Any:
-        found: Any = layer.apply({"params": params}, x, x, x, told.get("valid_lens"))
-        return found[0]
-
-    return _prepared(variables["params"], forward, task, {"valid_lens": workload.valid_lens})
+    told = workload.given(lambda array: array.swapaxes(1, 2), _same)  # the past as (B, Lp, G, d)
+    return _prepared(params, forward, task, told)
 
 
 CONTESTANTS = (
@@ -173,6 +160,10 @@ def _prepared(params: Any, forward: Forward, task: Task, told: Mapping[str, Any]
         # The device's own counter can't be reset, so XLA's plan of the program tells.
         extra_memory=None if task.device == "cpu" else planned,
     )
+
+
+def _same(array: Any) -> Any:
+    return array
 
 
 def _scope(task: Task) -> Any:

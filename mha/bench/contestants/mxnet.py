@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from backends.mxnet.backend import MXNetBackend
 from backends.mxnet.native.cells import LARGE, legacy
 from backends.mxnet.native.convert import to_native
 from backends.mxnet.ops import framework
-from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
+from backends.mxnet.ops.framework import mx, to_array, to_numpy
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.weights import from_weights
 from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
@@ -24,15 +25,8 @@ def set_threads(count: int) -> str:
     return f"OMP_NUM_THREADS={count}"
 
 
-def versions() -> dict[str, str]:
-    return {"mxnet": mx.__version__}
-
-
-devices = framework.devices
-
-
-def dtypes(device: str) -> tuple[str, ...]:
-    return MXNET_DTYPES
+BACKEND = MXNetBackend()
+versions, devices, dtypes = BACKEND.versions, BACKEND.devices, BACKEND.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
@@ -56,12 +50,10 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 def _ours(task: Task) -> Prepared:
     workload, ctx = task.workload, framework.context_of(task.device)
     layer = from_weights(workload.config, workload.weights, dtype=task.dtype, ctx=ctx)
-    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
-    if workload.valid_lens is not None:
-        masks["valid_lens"] = mx.np.array(workload.valid_lens, dtype="int64", ctx=ctx)
-    if workload.setting.past:
-        masks |= {name: to_array(getattr(workload, name), task.dtype, ctx) for name in ("past_keys", "past_values")}
-    return _prepared(lambda x: layer(x, x, x, **masks), task, mx.util.use_np)
+    given = workload.given(
+        lambda array: to_array(array, task.dtype, ctx), lambda lens: mx.np.array(lens, dtype="int64", ctx=ctx)
+    )
+    return _prepared(lambda x: layer(x, x, x, **given, **workload.positions), task, mx.util.use_np)
 
 
 # Peers ---------------------------------------------------------------------------------------------------
@@ -72,32 +64,24 @@ def _selfatt(task: Task) -> Prepared:
     unable(task.workload)
     block = _native(task, "mxnet-selfatt")
     lengths, bias = _masks(task)
-
-    def forward(x: Any) -> Any:
-        output = block(x, lengths, bias)
-        block.shown = {}  # it would keep them beyond its call
-        return output
-
-    return _prepared(forward, task, legacy, time_major=True)
+    return _prepared(lambda x: block(x, lengths, bias), task, legacy, block, time_major=True)
 
 
 @legacy
 def _encdec(task: Task) -> Prepared:
     workload = task.workload
     unable(workload, past=True)
-    if workload.past_keys is None or workload.past_values is None:
+    if not workload.past:
         raise CannotRun("without a past, the operators for self-attention are the ones to take")
     block = _native(task, "mxnet-encdec")
-    past = np.stack([workload.past_keys, workload.past_values], axis=3)  # (B, H, Lp, 2, d)
+    past = np.stack(workload.past, axis=3)  # (B, H, Lp, 2, d)
     past = past.transpose(2, 0, 1, 3, 4).reshape(workload.setting.past, workload.setting.batch, -1)
     cache = _legacy_array(past, task)
 
     def forward(x: Any) -> Any:
-        output = block.attend(block.ff_q(x), mx.nd.concat(cache, block.ff_kv(x), dim=0), None, None)
-        block.shown = {}
-        return output
+        return block.attend(block.ff_q(x), mx.nd.concat(cache, block.ff_kv(x), dim=0), None, None)
 
-    return _prepared(forward, task, legacy, time_major=True)
+    return _prepared(forward, task, legacy, block, time_major=True)
 
 
 @mx.util.use_np
@@ -107,13 +91,7 @@ def _d2l(task: Task) -> Prepared:
     block = _native(task, "d2l-mxnet")
     ctx = framework.context_of(task.device)
     lens = None if workload.valid_lens is None else to_array(workload.valid_lens, task.dtype, ctx)
-
-    def forward(x: Any) -> Any:
-        output = block(x, x, x, lens)
-        block.shown = {}
-        return output
-
-    return _prepared(forward, task, mx.util.use_np)
+    return _prepared(lambda x: block(x, x, x, lens), task, mx.util.use_np, block)
 
 
 @mx.util.use_np
@@ -121,7 +99,7 @@ def _batch_dot(task: Task) -> Prepared:
     """d2l.ai's formulation with a past or with grouped heads, for which its layer has no arguments."""
     workload = task.workload
     setting, (heads, kv_heads, width) = workload.setting, workload.heads
-    if not setting.past and heads == kv_heads:
+    if not workload.past and not workload.is_grouped:
         raise CannotRun("without a past and grouped heads it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
@@ -131,13 +109,13 @@ def _batch_dot(task: Task) -> Prepared:
         for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):
             parameter.initialize(init=mx.init.Zero(), ctx=ctx)
             parameter.set_data(to_array(workload.weights[f"{name}.{part}"], task.dtype, ctx))
-    past = [
-        to_array(array, task.dtype, ctx) for array in (workload.past_keys, workload.past_values) if array is not None
-    ]
+    past = [to_array(array, task.dtype, ctx) for array in workload.past]
 
     def forward(x: Any) -> Any:
-        queries = split_heads(layers["q_proj"](x), heads)
-        keys, values = (split_heads(layers[name](x), kv_heads) for name in ("k_proj", "v_proj"))
+        queries, keys, values = (
+            split_heads(layers[name](x), heads)  # (B, H or G, L, d)
+            for name, heads in workload.heads_of.items()
+        )
         if past:
             keys = mx.np.concatenate([past[0], keys], axis=2)
             values = mx.np.concatenate([past[1], values], axis=2)
@@ -163,8 +141,11 @@ CONTESTANTS = (
 # What they share -----------------------------------------------------------------------------------------
 
 
-def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = False) -> Prepared:
-    """Prepare a forward function: makes x in the contestant's layout; gradients of parameters are kept in these."""
+def _prepared(forward: Forward, task: Task, semantics: Any, block: Any = None, *, time_major: bool = False) -> Prepared:
+    """Prepare a forward function: makes x in the contestant's layout; gradients of parameters are kept in these.
+
+    `block` is what keeps its stages in `shown`, which is emptied: the gradients need no more than the tape has.
+    """
 
     def array(numbers: Any) -> Any:
         ordered = numbers.swapaxes(0, 1) if time_major else numbers
@@ -174,16 +155,22 @@ def _prepared(forward: Forward, task: Task, semantics: Any, time_major: bool = F
     if task.differentiates:
         x.attach_grad()
 
+    def output_of(x: Any) -> Any:
+        output = forward(x)
+        if block is not None:
+            block.shown = {}
+        return output
+
     @semantics
     def call() -> list[Any]:
         if task.differentiates:
             with mx.autograd.record():
-                output = forward(x)
+                output = output_of(x)
             output.backward(cotangent)
             found = [output.detach(), x.grad]
         else:
             with mx.autograd.pause():
-                found = [forward(x)]
+                found = [output_of(x)]
         mx.nd.waitall()
         return found
 

@@ -9,22 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from backends.tf.backend import TensorFlowBackend
 from backends.tf.native.convert import to_native
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import from_weights
-from mha.bench.contestants.contestant import (
-    NONE_HELD,
-    CannotRun,
-    Contestant,
-    Kind,
-    Prepared,
-    Scores,
-    Task,
-    unable,
-)
+from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Kind, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
-from mha_core.config import PROJECTIONS
 
 Forward = Callable[[tf.Tensor], tf.Tensor]
 
@@ -46,15 +37,8 @@ def set_threads(count: int) -> str:
     return f"tf.config.threading: intra_op {count}, inter_op {count}"
 
 
-def versions() -> dict[str, str]:
-    return {"tensorflow": tf.__version__, "keras": keras.__version__}
-
-
-devices = framework.devices
-
-
-def dtypes(device: str) -> tuple[str, ...]:
-    return tuple(TF_DTYPES)
+BACKEND = TensorFlowBackend()
+versions, devices, dtypes = BACKEND.versions, BACKEND.devices, BACKEND.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
@@ -76,32 +60,19 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 def _ours(task: Task, wrap: Wrap) -> Prepared:
     workload = task.workload
     layer = from_weights(workload.config, workload.weights, dtype=task.dtype)
-    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
-    if workload.valid_lens is not None:
-        masks["valid_lens"] = tf.constant(workload.valid_lens)
-    if workload.setting.past:
-        masks |= {"past_keys": _tensor(workload.past_keys, task), "past_values": _tensor(workload.past_values, task)}
-    return _prepared(layer.weights, lambda x: layer(x, x, x, **masks, training=task.differentiates), task, wrap)
+    given = {**workload.given(lambda array: _tensor(array, task), tf.constant), **workload.positions}
+    given["training"] = task.differentiates
+    return _prepared(layer.weights, lambda x: layer(x, x, x, **given), task, wrap)
 
 
 # Peers ---------------------------------------------------------------------------------------------------
 
 
-def _multi_head_attention(task: Task, wrap: Wrap) -> Prepared:
-    unable(task.workload)
-    return _keras_layer(task, wrap, "keras")
-
-
-def _group_query_attention(task: Task, wrap: Wrap) -> Prepared:
-    unable(task.workload, grouped=True)
-    heads, kv_heads, _ = task.workload.heads
-    if heads == kv_heads:
-        raise CannotRun("without grouped heads it is keras.layers.MultiHeadAttention")
-    return _keras_layer(task, wrap, "keras-gqa")
-
-
 def _keras_layer(task: Task, wrap: Wrap, layout: str) -> Prepared:
     workload = task.workload
+    unable(workload, grouped=layout == "keras-gqa")
+    if layout == "keras-gqa" and not workload.is_grouped:
+        raise CannotRun("without grouped heads it is keras.layers.MultiHeadAttention")
     layer = to_native(workload.config, workload.weights, layout, dtype=task.dtype)
     options: dict[str, Any] = {"use_causal_mask": workload.setting.causal, "training": task.differentiates}
     if workload.valid_lens is not None:
@@ -109,15 +80,15 @@ def _keras_layer(task: Task, wrap: Wrap, layout: str) -> Prepared:
     return _prepared(layer.weights, lambda x: layer(query=x, value=x, key=x, **options), task, wrap)
 
 
+_multi_head_attention = partial(_keras_layer, layout="keras")
+_group_query_attention = partial(_keras_layer, layout="keras-gqa")
+
+
 def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
     workload = task.workload
-    setting, (heads, kv_heads, _) = workload.setting, workload.heads
+    setting = workload.setting
     variables = {name: tf.Variable(_tensor(array.T, task)) for name, array in workload.weights.items()}
-    past = [
-        _tensor(array.swapaxes(1, 2), task)  # (B, Lp, G, d)
-        for array in (workload.past_keys, workload.past_values)
-        if array is not None
-    ]
+    past = [_tensor(array.swapaxes(1, 2), task) for array in workload.past]  # (B, Lp, G, d)
     mask = None if workload.valid_lens is None else _allowed(task)[:, None, None]  # (B, 1, 1, Lk)
 
     def project(name: str, x: tf.Tensor) -> tf.Tensor:
@@ -126,7 +97,7 @@ def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
     def forward(x: tf.Tensor) -> tf.Tensor:
         queries, keys, values = (
             tf.reshape(project(name, x), (setting.batch, setting.length, count, -1))
-            for name, count in zip(PROJECTIONS, (heads, kv_heads, kv_heads), strict=False)
+            for name, count in workload.heads_of.items()
         )
         if past:
             keys, values = tf.concat([past[0], keys], axis=1), tf.concat([past[1], values], axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from backends.torch.backend import TorchBackend
 from backends.torch.native.convert import to_native
 from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
@@ -18,7 +20,6 @@ from backends.torch.weights import from_weights
 from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
-from mha_core.dtypes import DTYPES
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -28,15 +29,8 @@ def set_threads(count: int) -> str:
     return f"torch.set_num_threads({count})"
 
 
-def versions() -> dict[str, str]:
-    return {"torch": torch.__version__}
-
-
-devices = framework.devices
-
-
-def dtypes(device: str) -> tuple[str, ...]:
-    return DTYPES
+BACKEND = TorchBackend()
+versions, devices, dtypes = BACKEND.versions, BACKEND.devices, BACKEND.dtypes
 
 
 def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
@@ -57,12 +51,9 @@ def product(size: int, dtype: str, device: str) -> Callable[[], Any]:
 def _ours(task: Task) -> Prepared:
     workload, place = task.workload, _place(task)
     layer = from_weights(workload.config, workload.weights, **place).train(task.differentiates)
-    masks: dict[str, Any] = {"causal": True, "query_offset": workload.setting.past} if workload.setting.causal else {}
-    if workload.valid_lens is not None:
-        masks["valid_lens"] = torch.tensor(workload.valid_lens, device=place["device"])
-    if workload.setting.past:
-        masks |= {"past_keys": _tensor(workload.past_keys, task), "past_values": _tensor(workload.past_values, task)}
-    return _prepared(layer, lambda x: layer(x, x, x, **masks), task)
+    lens: Any = partial(torch.tensor, device=place["device"])
+    given = workload.given(lambda array: _tensor(array, task), lens)
+    return _prepared(layer, lambda x: layer(x, x, x, **given, **workload.positions), task)
 
 
 # Peers ---------------------------------------------------------------------------------------------------
@@ -86,7 +77,7 @@ def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
 
 
 def _scaled_dot_product(task: Task) -> Prepared:
-    past = [_tensor(array, task) for array in (task.workload.past_keys, task.workload.past_values) if array is not None]
+    past = [_tensor(array, task) for array in task.workload.past]
 
     def after_past(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if not past:
@@ -99,12 +90,12 @@ def _scaled_dot_product(task: Task) -> Prepared:
 def _cache_in_place(task: Task) -> Prepared:
     """Linear layers and the operator, with a cache into which new keys and values are written in place."""
     workload = task.workload
-    if workload.past_keys is None or workload.past_values is None:
+    if not workload.past:
         raise CannotRun("without a past there is no cache")
     if task.differentiates:
         raise CannotRun("what is written in place has no gradients")
     room = [(0, 0), (0, 0), (0, workload.setting.length), (0, 0)]
-    caches = [_tensor(np.pad(array, room), task) for array in (workload.past_keys, workload.past_values)]
+    caches = [_tensor(np.pad(array, room), task) for array in workload.past]
 
     def after_past(*new: Tensor) -> tuple[Tensor, Tensor]:
         for cache, part in zip(caches, new, strict=True):
@@ -117,7 +108,6 @@ def _cache_in_place(task: Task) -> Prepared:
 def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Prepared:
     """Four Linear layers around the operator, which is given all keys and values by `after_past`."""
     workload = task.workload
-    heads, kv_heads, _ = workload.heads
     layers: Any = nn.ModuleDict()
     for name in PROJECTIONS:
         rows, columns = workload.weights[f"{name}.weight"].shape
@@ -128,12 +118,12 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
 
     def forward(x: Tensor) -> Tensor:
         queries, keys, values = (
-            split_heads(layers[name](x), count)
-            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+            split_heads(layers[name](x), heads)  # (B, H or G, L, d)
+            for name, heads in workload.heads_of.items()
         )
         keys, values = after_past(keys, values)
         summed = F.scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=workload.setting.causal, enable_gqa=heads != kv_heads
+            queries, keys, values, mask, is_causal=workload.setting.causal, enable_gqa=workload.is_grouped
         )
         return layers["out_proj"](merge_heads(summed))
 

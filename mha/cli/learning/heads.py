@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, says, warn
+from mha.cli import options
+from mha.cli.apart import Apart
+from mha.cli.common import consoles, finish, says, warn, write_asked
+from mha.cli.options import argument, option
 
 if TYPE_CHECKING:
     from mha.heads.subject import Subject
     from mha.heads.texts import Texts
 
 
-@dataclass(frozen=True)
-class HeadsOptions:
-    """The arguments and options of the command."""
+class HeadsOptions(Apart):
+    """The argument and options of `mha heads`."""
 
-    model: str
-    texts_path: Path | None
-    measures: tuple[str, ...]
-    documents: int | None
-    prune: int | None
-    out: Path | None
-    backend_names: tuple[str, ...]
-    speed: bool
-    json_path: Path | None
-    html_path: Path | None
-    workers: int | None
-    pythons: tuple[str, ...]
+    model: str = argument(default="minilm")
+    texts_path: Path | None = options.any_path("--texts", help="A file of texts, one a line.")
+    documents: int | None = option(
+        "--documents", type=int, help="Packaged documents of each half, at most 150.  [default: 25]"
+    )
+    measures: tuple[str, ...] = options.several(
+        "--measure",
+        "-m",
+        help="gradient, leave-one-out or all (repeatable); the first decides.  [default: gradient]",
+    )
+    prune: int | None = option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
+    out: Path | None = options.output_file("--out", help="With --prune: write the cut layers, as safetensors.")
+    backend_names: tuple[str, ...] = options.backends("Prove and time in this backend alone (repeatable).")
+    speed: bool = options.flag("--speed", "Time the layer in each framework and the whole model, without heads.")
+    json_path: Path | None = options.json_file()
+    html_path: Path | None = options.output_file("--html", help="Also write it as one page.")
 
 
-@click.command()
-@click.argument("model", default="minilm")
-@click.option("--texts", "texts_path", type=click.Path(path_type=Path), help="A file of texts, one a line.")
-@click.option("--documents", type=int, help="Packaged documents of each half, at most 150.  [default: 25]")
-@click.option(
-    "--measure",
-    "-m",
-    "measures",
-    multiple=True,
-    help="gradient, leave-one-out or all (repeatable); the first decides.  [default: gradient]",
-)
-@click.option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
-@click.option("--out", type=OutputFile(), help="With --prune: write the cut layers, as safetensors.")
-@click.option(
-    "--backend", "-b", "backend_names", multiple=True, help="Prove and time in this backend alone (repeatable)."
-)
-@click.option("--speed", is_flag=True, help="Time the layer in each framework and the whole model, without heads.")
-@click.option("--json", "json_path", type=OutputFile(), help="Also write everything to this file.")
-@click.option("--html", "html_path", type=OutputFile(), help="Also write it as one page.")
-@worker_options
-@as_one(HeadsOptions)
+@options.command(HeadsOptions)
 def heads(asked: HeadsOptions) -> None:
     """Say which attention heads of MODEL matter, and what is left of it without the others.
 
@@ -66,59 +47,46 @@ def heads(asked: HeadsOptions) -> None:
 
     Exit status: 0 done, 1 a cut layer gives something else than a masked one, 2 could not run.
     """
-    from rich.console import Console
-
     from mha.heads.importance import DEFAULT, MEASURES, measure_of
     from mha.heads.page.page import write_page
     from mha.heads.report import print_report
     from mha.heads.run import Cut, measure_heads
     from mha.port.encoder import NotInstalled
-    from mha_core import BackendError, SpecError
-    from mha_core.files.writing import write_json
+    from mha_core import SpecError
 
-    console, errors = Console(), Console(stderr=True)
-    live = not Path(asked.model).is_file()
+    console, errors = consoles()
     names = [name for name in asked.measures or (DEFAULT,) if name != "all"]
     names += list(MEASURES) if "all" in asked.measures else []
-    apart = Apart(asked.workers, asked.pythons)
     broken: list[str] = []
-    try:
-        for name in names:
-            measure_of(name)
-        if asked.out is not None and asked.prune is None:
-            raise SpecError("--out needs --prune N: nothing is cut without it")
-        if asked.html_path is not None and find_spec("matplotlib") is None:
-            raise NotInstalled(
-                "--html needs the package 'matplotlib'. Install it with: pip install 'mha-parity[heads]'"
-            )
-        with apart.kept(), errors.status("loading") as status:
-            subject, texts = _subject(asked, live=live)
-            cut = None
-            if asked.prune is not None:
-                backends, absent, broken = apart.backends(asked.backend_names, apart.settings())
-                missing = tuple(line.split("'")[1] for line in absent)
-                cut = Cut(asked.prune, tuple(backends), missing, asked.out)
-            timed_in = asked.backend_names if asked.speed else None
-            report = measure_heads(subject, texts, names, cut, timed_in, says(status))
-    except (SpecError, BackendError, NotInstalled) as error:
-        raise CouldNotRun(str(error)) from error
+    for name in names:
+        measure_of(name)
+    if asked.out is not None and asked.prune is None:
+        raise SpecError("--out needs --prune N: nothing is cut without it")
+    if asked.html_path is not None and find_spec("matplotlib") is None:
+        raise NotInstalled("--html needs the package 'matplotlib'. Install it with: pip install 'mha-parity[heads]'")
+    with asked.kept(), errors.status("loading") as status:
+        subject, texts = _subject(asked, live=not Path(asked.model).is_file())
+        cut = None
+        if asked.prune is not None:
+            backends, absent, broken = asked.backends(asked.backend_names, asked.settings())
+            missing = tuple(line.split("'")[1] for line in absent)
+            cut = Cut(asked.prune, tuple(backends), missing, asked.out)
+        timed_in = asked.backend_names if asked.speed else None
+        report = measure_heads(subject, texts, names, cut, timed_in, says(status))
     warn(errors, broken)
-    print_report(console, report)
-    if asked.json_path is not None:
-        write_json(asked.json_path, report.to_dict())
+    pruned = report["pruned"]
+    print_report(console, report, asked.out if pruned and pruned["equal"] else None)
+    write_asked(asked.json_path, lambda: report)
     if asked.html_path is not None:
-        write_page(asked.html_path, report.to_dict())
-    pruned = report.pruned
-    if pruned is None:
-        sys.exit(EQUAL)
-    failed = broken or any(proof.failed for proof in pruned.proofs)
-    ran = any(not proof.failed for proof in pruned.proofs)
-    sys.exit(DIFFERENT if ran and not pruned.equal else COULD_NOT_RUN if failed else EQUAL)
+        write_page(asked.html_path, report)
+    failed = [bool(proof["failed"]) for proof in pruned["proofs"]] if pruned else []
+    different = bool(pruned) and not all(failed) and not pruned["equal"]
+    finish(different, bool(pruned) and (broken or any(failed)))
 
 
 def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
     """What is measured, and the texts; what can't be used is refused before the model is loaded."""
-    from mha.heads.prune import check_count
+    from mha.heads.prune import check_count, check_names
     from mha.heads.subject import of_encoder, of_recording
     from mha.heads.texts import DOCUMENTS, file_texts, lee_texts
     from mha.port.encoder import find_model, load_encoder
@@ -138,8 +106,5 @@ def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]
         subject = of_encoder(load_encoder(asked.model), texts.measured)
     if asked.prune is not None:
         check_count(subject, asked.prune)
+        check_names(subject)
     return subject, texts
-
-
-if __name__ == "__main__":
-    heads()

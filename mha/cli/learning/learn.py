@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, progress
+from mha.cli.common import CouldNotRun, consoles, finish, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
     from rich.text import Text
 
@@ -32,7 +30,11 @@ FOLDER = click.option(
     help="Where the exercises are; the current folder by default.",
 )
 TIME_LIMIT = click.option(
-    "--time-limit", type=click.FloatRange(0.1, 1e6), default=10.0, show_default=True, help="Seconds for one exercise."
+    "--time-limit",
+    type=click.FloatRange(0.1, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds for one exercise.",
 )
 FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
 
@@ -60,11 +62,10 @@ def learn() -> None:
 def start(folder: Path, frameworks: tuple[str, ...]) -> None:
     """Write the exercises into FOLDER. Files that are there stay as they are."""
     from mha.learn.folder import start as write
-    from mha_core import SpecError
 
     try:
         written, kept = write(folder, frameworks or ("numpy",))
-    except (SpecError, OSError) as error:
+    except OSError as error:
         raise CouldNotRun(str(error)) from error
     also = f"; {len(kept)} were there, and stay as they are" if kept else ""
     click.echo(f"{len(written)} exercises written to {folder}{also}.")
@@ -75,7 +76,6 @@ def start(folder: Path, frameworks: tuple[str, ...]) -> None:
 @FRAMEWORK
 def listing(framework: str) -> None:
     """List the exercises."""
-    from rich.console import Console
     from rich.table import Table
 
     from mha.learn.exercises import TRACKS, all_exercises
@@ -87,7 +87,7 @@ def listing(framework: str) -> None:
             if exercise.track == track:
                 table.add_row("", exercise.name, exercise.task)
         table.add_section()
-    Console().print(table)
+    consoles()[0].print(table)
 
 
 @learn.command()
@@ -97,37 +97,26 @@ def listing(framework: str) -> None:
 @TIME_LIMIT
 def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> None:
     """Judge the exercise NAME, or all whose files are in the folder."""
-    from rich.console import Console
-
     from mha.learn.exercises import exercise
     from mha.learn.folder import in_folder, there
-    from mha_core import SpecError
 
-    try:
-        chosen = [in_folder(exercise(name), folder)] if name else there(folder)
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
-    console = Console()
+    chosen = [in_folder(exercise(name), folder)] if name else there(folder)
+    console, errors = consoles()
     try:
         seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
-        verdicts = _judged(console, chosen, folder, time_limit)
+        verdicts = _judged(console, errors, chosen, folder, time_limit)
         if watch:
             verdicts = _watch(console, verdicts, seen, folder, time_limit)
     finally:
         _end()
-    sys.exit(exit_of(verdicts))
-
-
-def exit_of(verdicts: Sequence[Verdict]) -> int:
-    """1 if something is wrong or to be written, else 2 if something gave no answer, else 0."""
     statuses = {verdict.status for verdict in verdicts}
-    return DIFFERENT if statuses & {"wrong", "to do"} else EQUAL if statuses <= {"right"} else COULD_NOT_RUN
+    finish(statuses & {"wrong", "to do"}, statuses - {"right"})
 
 
-def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> list[Verdict]:
+def _judged(
+    console: Console, errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float
+) -> list[Verdict]:
     """Judge and print: one in full, several in a line each."""
-    from rich.console import Console
-
     from mha.learn.judge import judge, judge_all
 
     if len(chosen) == 1:
@@ -135,7 +124,7 @@ def _judged(console: Console, chosen: Sequence[Exercise], folder: Path, time_lim
         _print(console, verdict)
         return [verdict]
     verdicts = []
-    with progress(Console(stderr=True), len(chosen), _name_of) as advance:
+    with progress(errors, len(chosen), _name_of) as advance:
         for verdict in judge_all(chosen, folder, time_limit=time_limit):
             verdicts.append(verdict)
             advance(verdict)
@@ -225,15 +214,12 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
     from mha.learn.folder import in_folder
     from mha.learn.hints import DEEPEST
     from mha.learn.hints import hint as said
-    from mha_core import SpecError
 
+    one = exercise(name)
     try:
-        one = exercise(name)
         if level < DEEPEST:
             in_folder(one, folder)
         click.echo(said(one, folder, level, framework, time_limit=time_limit))
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
     finally:
         _end()
     if level < DEEPEST:
@@ -247,12 +233,8 @@ def show(name: str, framework: str) -> None:
     """Print the real function of the exercise NAME: the answer."""
     from mha.learn.exercises import exercise
     from mha.learn.hints import real
-    from mha_core import SpecError
 
-    try:
-        click.echo(real(exercise(name), framework))
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
+    click.echo(real(exercise(name), framework))
 
 
 def _end() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, says, warn
+from mha.cli import options
+from mha.cli.apart import Apart
+from mha.cli.common import CouldNotRun, consoles, finish, say, says, warn
+from mha.cli.options import argument, option
 
 if TYPE_CHECKING:
     from mha.recordings.recording import Recording
@@ -24,23 +22,25 @@ if TYPE_CHECKING:
 TEXTS = ("The cat sleeps on the warm windowsill because it likes the sun.",)
 
 
-@dataclass(frozen=True)
-class ViewOptions:
-    """The arguments and options of `mha view`."""
+class ViewOptions(Apart):
+    """The argument and options of `mha view`."""
 
-    what: str
-    texts: tuple[str, ...]
-    tokens: Path | None
-    backend_names: tuple[str, ...]
-    compare: Path | None
-    layers: tuple[str, ...]
-    heads: tuple[int, ...]
-    dtype: str | None
-    leave: tuple[str, ...]
-    importance: Path | None
-    html: Path
-    workers: int | None
-    pythons: tuple[str, ...]
+    what: str = argument(metavar="MODEL|RECORDING")
+    texts: tuple[str, ...] = options.several("--text", help=f"What a MODEL reads (repeatable). Default: {TEXTS[0]}")
+    tokens: Path | None = options.any_path("--tokens", help="Names of the keys: one a line, or JSON.")
+    backend_names: tuple[str, ...] = options.backends("Compute with this backend (repeatable, two).")
+    compare: Path | None = options.any_path("--compare", help="Another recording of the same calls.")
+    layers: tuple[str, ...] = options.several(
+        "--layers", help="Only these: names or positions; wildcards work (repeatable)."
+    )
+    heads: tuple[int, ...] = option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
+    dtype: str | None = option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
+    leave: tuple[str, ...] = options.several(
+        "--leave",
+        help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
+    )
+    importance: Path | None = options.any_path("--importance", help="What mha heads --json wrote, as one more bar.")
+    html: Path = options.output_file("--html", help="The page.", required=True)
 
     @property
     def has_other(self) -> bool:
@@ -48,24 +48,7 @@ class ViewOptions:
         return bool(self.backend_names) or self.compare is not None
 
 
-@click.command()
-@click.argument("what", metavar="MODEL|RECORDING")
-@click.option("--text", "texts", multiple=True, help=f"What a MODEL reads (repeatable). Default: {TEXTS[0]}")
-@click.option("--tokens", type=click.Path(path_type=Path), help="Names of the keys: one a line, or JSON.")
-@click.option("--backend", "-b", "backend_names", multiple=True, help="Compute with this backend (repeatable, two).")
-@click.option("--compare", type=click.Path(path_type=Path), help="Another recording of the same calls.")
-@click.option("--layers", multiple=True, help="Only these: names or positions; wildcards work (repeatable).")
-@click.option("--heads", multiple=True, type=int, help="Only these heads (repeatable).")
-@click.option("--dtype", "-d", help="float32 or float64: what a MODEL computes in. Default: float32")
-@click.option(
-    "--leave",
-    multiple=True,
-    help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
-)
-@click.option("--importance", type=click.Path(path_type=Path), help="What mha heads --json wrote, as one more bar.")
-@click.option("--html", required=True, type=OutputFile(), help="The page.")
-@worker_options
-@as_one(ViewOptions)
+@options.command(ViewOptions)
 def view(asked: ViewOptions) -> None:
     """Show what every head of recorded attention layers looks at, as one HTML page.
 
@@ -77,46 +60,32 @@ def view(asked: ViewOptions) -> None:
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
     """
-    from rich.console import Console
-
-    from mha.port.encoder import NotInstalled
     from mha.view.data import Sources, see
     from mha.view.page import write_page
     from mha.view.sizes import page_bytes
-    from mha_core import BackendError, SpecError
+    from mha_core import SpecError
 
-    console, errors = Console(), Console(stderr=True)
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    try:
-        if len(set(asked.backend_names)) > 2:
-            raise SpecError(
-                f"--backend: two at most can stand beside each other. Got {', '.join(asked.backend_names)}."
-            )
-        if asked.compare is not None and asked.backend_names:
-            raise SpecError("--compare shows the difference of two recordings, --backend of two frameworks: choose one")
-        apart = Apart(asked.workers, asked.pythons)
-        with apart.kept(), errors.status("loading") as status:
-            recording, parts, labels, about = _asked_for(asked, says(status))
-            compared = _partners(recording, parts, asked.compare)
-            most = page_bytes(parts, has_other=asked.has_other)
-            say(f"{asked.html} will take at most {most / 1e3:,.0f} kB.")
-            backends: list[Backend] = []
-            if asked.backend_names:
-                backends, _, broken = apart.backends(asked.backend_names, apart.settings())
-                if broken:
-                    raise CouldNotRun("\n".join(broken))
-            sources = Sources(tuple(backends), compared)
-            line, size = write_page(asked.html, see(recording, parts, sources, says(status)), about, sources, labels)
-    except (SpecError, BackendError, NotInstalled, FileNotFoundError) as error:
-        raise CouldNotRun(str(error)) from error
+    console, errors = consoles()
+    if len(set(asked.backend_names)) > 2:
+        raise SpecError(f"--backend: two at most can stand beside each other. Got {', '.join(asked.backend_names)}.")
+    if asked.compare is not None and asked.backend_names:
+        raise SpecError("--compare shows the difference of two recordings, --backend of two frameworks: choose one")
+    with asked.kept(), errors.status("loading") as status:
+        recording, parts, labels, about = _asked_for(asked, says(status))
+        compared = _partners(recording, parts, asked.compare)
+        most = page_bytes(parts, has_other=asked.has_other)
+        say(console, f"{asked.html} will take at most {most / 1e3:,.0f} kB.")
+        backends: list[Backend] = []
+        if asked.backend_names:
+            backends, _, broken = asked.backends(asked.backend_names, asked.settings())
+            if broken:
+                raise CouldNotRun("\n".join(broken))
+        sources = Sources(tuple(backends), compared)
+        line, size = write_page(asked.html, see(recording, parts, sources, says(status)), about, sources, labels)
     if recording.coverage is not None and recording.coverage.unseen:
         warn(errors, [recording.coverage.line])
-    say(line.text)
-    say(f"Wrote {asked.html}: {size / 1e3:,.0f} kB.")
-    sys.exit(EQUAL if line.is_good else DIFFERENT)
+    say(console, line.text, f"Wrote {asked.html}: {size / 1e3:,.0f} kB.")
+    finish(not line.is_good)
 
 
 def _asked_for(

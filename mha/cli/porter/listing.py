@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mha_core.layouts import get
@@ -44,23 +42,6 @@ def show(console: Console, seen: Survey) -> None:
     width = max(console.width, BESIDES + max(map(len, prefixes.values()), default=0))
     console.print(table, width=width, crop=False)
     console.print(seen.line(), markup=False, highlight=False, soft_wrap=True)
-
-
-def as_json(seen: Survey) -> str:
-    """The survey as JSON."""
-    return json.dumps({"schema": SCHEMA_VERSION, **seen.to_dict()}, indent=2) + "\n"
-
-
-def write_json(seen: Survey, path: Path) -> None:
-    """Write the survey as JSON to a file, or to standard output if `path` is "-"."""
-    if str(path) == "-":
-        import click
-
-        click.echo(as_json(seen), nl=False)
-    else:
-        from mha_core.files.writing import write_whole
-
-        write_whole(path, as_json(seen).encode())
 
 
 def _heads(layer: FoundLayer) -> str:

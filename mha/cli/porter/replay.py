@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import (
-    CouldNotRun,
-    OutputFile,
-    as_one,
-    backend_subjects,
-    exit_status,
-    of_result,
-    progress,
-    warn,
-)
+from mha.cli import options
+from mha.cli.apart import Apart
+from mha.cli.common import consoles, finish_by, of_result, progress, say, warn, write_asked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conformance.judging.result import Result
-    from conformance.subjects.subject import Subject
     from mha.recordings.recording import Recording
     from mha.recordings.replay import Replay
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """The arguments and options of `mha replay`."""
+class ReplayOptions(Apart):
+    """The argument and options of `mha replay`."""
 
-    file: Path
-    backend_names: tuple[str, ...]
-    specs: tuple[str, ...]
-    patterns: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
-    time_limit: float
-    strict: bool
-    json_path: Path | None
-    unseen: bool
-    workers: int | None
-    pythons: tuple[str, ...]
+    file: Path = options.path_argument()
+    backend_names: tuple[str, ...] = options.backends()
+    specs: tuple[str, ...] = options.subjects()
+    patterns: tuple[str, ...] = options.calls()
+    dtypes: tuple[str, ...] = options.dtypes("that of each call.")
+    devices: tuple[str, ...] = options.devices()
+    time_limit: float = options.time_limit(of="call")
+    strict: bool = options.flag("--strict", "Refuse a recording that left out modules that look like attention.")
+    json_path: Path | None = options.json_file("Also write every result to this file.")
+    unseen: bool = options.unseen()
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
-@click.option("--subject", "-s", "specs", multiple=True, help="Your own layer, package.module:factory (repeatable).")
-@click.option("--case", "-c", "patterns", multiple=True, help="Only calls of this name; wildcards work (repeatable).")
-@click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: that of each call.")
-@click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one call.")
-@click.option("--strict", is_flag=True, help="Refuse a recording that left out modules that look like attention.")
-@click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
-@click.option("--unseen/--no-unseen", default=True, help="Whether to say which bugs these calls would not have shown.")
-@worker_options
-@as_one(ReplayOptions)
+@options.command(ReplayOptions)
 def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
@@ -71,71 +43,60 @@ def replay(asked: ReplayOptions) -> None:
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
-    from rich.console import Console
-
     from conformance.reports import text as report
     from mha.recordings.recording import Recording
     from mha.recordings.replay import replay as run
     from mha.recordings.replay import selected
     from mha.undetectable_bugs.find import undetectable_bugs
-    from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
-    from mha_core.files.writing import write_json
 
-    console, errors = Console(), Console(stderr=True)
-    try:
-        recording = Recording.load(asked.file)
-        if asked.strict:
-            recording.check_coverage()
-        chosen = [check_dtype(dtype) for dtype in asked.dtypes] or list(recording.dtypes)
-        apart = Apart(asked.workers, asked.pythons)
-        subjects, left_out, broken, versions = _subjects(asked, chosen, apart)
-        warn(errors, [*left_out, *broken])
-        patterns = asked.patterns or ("*",)
-        with apart.kept(), progress(errors, len(recording.calls) * (1 + len(subjects)), of_result) as advance:
-            outcome = run(recording, subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
-        missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen else None
-    except (SpecError, BackendError, FileNotFoundError) as error:
-        raise CouldNotRun(str(error)) from error
+    console, errors = consoles()
+    recording = Recording.load(asked.file)
+    if asked.strict:
+        recording.check_coverage()
+    dtypes = [check_dtype(dtype) for dtype in asked.dtypes] or list(recording.dtypes)
+    found = asked.loaded(
+        asked.settings(asked.specs),
+        dtypes,
+        asked.backend_names,
+        asked.specs,
+        devices=asked.devices,
+        time_limit=asked.time_limit,
+    )
+    warn(errors, [*found.left_out, *found.broken])
+    patterns = asked.patterns or ("*",)
+    with (
+        asked.kept(),
+        progress(errors, len(recording.calls) * (1 + len(found.subjects)), of_result) as advance,
+    ):
+        outcome = run(recording, found.subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
+    missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen else None
     _print(console, recording, outcome, asked.file)
     if missed is not None:
-        console.print(missed.text(), markup=False, highlight=False, soft_wrap=True)
-    if asked.json_path is not None:
-        whole = report.to_json([], versions)
-        seen = {"coverage": None if recording.coverage is None else recording.coverage.to_dict()}
-        seen["unseen"] = None if missed is None else missed.to_dict()
-        write_json(asked.json_path, {**whole, "made_with": dict(recording.versions), **seen, **outcome.to_dict()})
-    sys.exit(exit_status(outcome.results, also=outcome.recorded, interrupted=bool(broken)))
-
-
-def _subjects(
-    asked: ReplayOptions, dtypes: list[str], apart: Apart
-) -> tuple[list[Subject], list[str], list[str], dict[str, dict[str, str]]]:
-    """The subjects to run; a line for each that is left out, and for each whose interpreter can't be used; and the
-    versions of the backends.
-    """
-    settings = apart.settings(asked.specs)
-    own, left_out, unusable = apart.own_subjects(asked.specs, dtypes, asked.time_limit, settings)
-    only_own = bool(asked.specs) and not asked.backend_names
-    backends, absent, broken = ([], [], []) if only_own else apart.backends(asked.backend_names, settings)
-    ours, skipped = backend_subjects(backends, dtypes, asked.devices)
-    versions = {backend.name: backend.versions() for backend in backends}
-    return [*ours, *own], [*left_out, *absent, *skipped], [*unusable, *broken], versions
+        say(console, missed.text())
+    write_asked(
+        asked.json_path,
+        lambda: {
+            **report.to_json([], found.versions),
+            "made_with": dict(recording.versions),
+            "coverage": None if recording.coverage is None else recording.coverage.to_dict(),
+            "unseen": None if missed is None else missed.to_dict(),
+            **outcome.to_dict(),
+        },
+    )
+    finish_by(outcome.results, also=outcome.recorded, failed=bool(found.broken))
 
 
 def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:
     """Print what was recorded, the parity table, the distances from the recording, and every failure."""
     from conformance.reports import text as report
 
-    def text(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     kinds = dict.fromkeys(layer.kind for layer in recording.layers)
     calls = "1 call" if len(recording.calls) == 1 else f"{len(recording.calls)} calls"
-    text(f"{calls} of {', '.join(kinds)}, recorded with {recording.made_with}")
+    say(console, f"{calls} of {', '.join(kinds)}, recorded with {recording.made_with}")
     if recording.coverage is not None:
-        text(f"{recording.coverage.line}.")
-    text("")
+        say(console, f"{recording.coverage.line}.")
+    console.print()
     console.print("Worst error / allowed error over all calls; equal means at most 1", style="bold")
     console.print(report.parity_table(outcome.everything))
     if outcome.agreements:
@@ -144,10 +105,8 @@ def _print(console: Console, recording: Recording, outcome: Replay, file: Path) 
     console.print()
     for result in outcome.everything:
         if result.status in ("different", "failed"):
-            text(_failure_text(result, file, recorded=result in outcome.recorded))
-    for line in report.unsupported_lines(outcome.results):
-        text(line)
-    text(report.verdict(outcome.everything))
+            say(console, _failure_text(result, file, recorded=result in outcome.recorded))
+    say(console, *report.unsupported_lines(outcome.results), report.verdict(outcome.everything))
 
 
 def _failure_text(result: Result, file: Path, *, recorded: bool) -> str:

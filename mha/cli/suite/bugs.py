@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, OutputFile, progress
+from mha.cli import options
+from mha.cli.apart import Apart
+from mha.cli.common import CouldNotRun, consoles, finish, progress, say, write_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
     from rich.table import Table
 
@@ -28,66 +25,53 @@ SHOWN = 3
 """How many cases a line names before it counts the rest."""
 
 
-@click.command()
-@click.option("--bug", "-b", "patterns", multiple=True, help="Only bugs of this id; wildcards work (repeatable).")
-@click.option("--kill", "kill_them", is_flag=True, help="Run the suite over them and print which case kills which.")
-@click.option("--case", "-c", "case_patterns", multiple=True, help="With --kill: only these cases (repeatable).")
-@click.option("--json", "json_path", type=OutputFile(), help="With --kill: also write the whole table to this file.")
-@worker_options
-def bugs(
-    patterns: tuple[str, ...],
-    kill_them: bool,
-    case_patterns: tuple[str, ...],
-    json_path: Path | None,
-    workers: int | None,
-    pythons: tuple[str, ...],
-) -> None:
+class BugsOptions(Apart):
+    """The options of `mha bugs`."""
+
+    patterns: tuple[str, ...] = options.several(
+        "--bug", "-b", help="Only bugs of this id; wildcards work (repeatable)."
+    )
+    kill: bool = options.flag("--kill", "Run the suite over them and print which case kills which.")
+    case_patterns: tuple[str, ...] = options.cases("With --kill: only these cases (repeatable).")
+    json_path: Path | None = options.json_file("With --kill: also write the whole table to this file.")
+
+
+@options.command(BugsOptions)
+def bugs(asked: BugsOptions) -> None:
     """List the bugs that the suite must catch; with --kill, catch them.
 
     Exit status: 0, or 1 if a bug survives that is not listed as equivalent, 2 could not run.
     """
-    from rich.console import Console
-
     from conformance.cases import table as cases
     from conformance.zoo import registry
-    from mha_core import SpecError
 
-    if not kill_them and (case_patterns or json_path is not None):
+    if not asked.kill and (asked.case_patterns or asked.json_path is not None):
         raise CouldNotRun("--case and --json belong to --kill")
-    try:
-        selected, selected_cases = registry.select(patterns), cases.select(case_patterns)
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
-    console, errors = Console(), Console(stderr=True)
-    if not kill_them:
+    selected, selected_cases = registry.select(asked.patterns), cases.select(asked.case_patterns)
+    console, errors = consoles()
+    if not asked.kill:
         console.print(_list(selected))
         return
-    table = _killed(errors, selected, selected_cases, Apart(workers, pythons))
+    table = _killed(errors, selected, selected_cases, asked)
     _print(console, table)
-    if json_path is not None:
-        from mha_core.files.writing import write_json
-
-        write_json(json_path, _to_json(table))
-    sys.exit(DIFFERENT if table.not_killed() or table.killed_equivalents() else EQUAL)
+    write_asked(asked.json_path, lambda: _to_json(table))
+    finish(table.not_killed() or table.killed_equivalents())
 
 
-def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], apart: Apart) -> KillTable:
+def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], asked: BugsOptions) -> KillTable:
     """The table, with a progress bar that counts cases."""
     from conformance.zoo.kill import kill
     from conformance.zoo.kill_unit import kill_apart
-    from mha_core import BackendError, SpecError
 
-    try:
-        settings = apart.settings()
-        with apart.executor() as executor, progress(errors, len(cases), _id) as advance:
-            if apart.in_this_process:
-                return kill(selected, cases, progress=advance)
-            return kill_apart(selected, cases, executor, settings, progress=advance)
-    except (SpecError, BackendError) as error:
-        raise CouldNotRun(str(error)) from error
+    settings = asked.settings()
+    with asked.executor() as executor, progress(errors, len(cases), _id) as advance:
+        if asked.in_this_process:
+            return kill(selected, cases, progress=advance)
+        return kill_apart(selected, cases, executor, settings, progress=advance)
 
 
 def _id(case: Case) -> str:
+    """The text of the progress bar after a case."""
     return case.id
 
 
@@ -101,7 +85,7 @@ def _list(selected: Sequence[Bug]) -> Table:
     return table
 
 
-def _print(console: Any, table: KillTable) -> None:
+def _print(console: Console, table: KillTable) -> None:
     from rich.table import Table
 
     by_bug = Table("bug", "shows in", "killed by", "cases", title="Bug by bug", title_justify="left")
@@ -114,7 +98,7 @@ def _print(console: Any, table: KillTable) -> None:
         by_case.add_row(case.id, str(len(table.killed_by(case))), ", ".join(table.alone(case)))
     console.print(by_bug)
     console.print(by_case)
-    console.print(_verdict(table), markup=False, highlight=False, soft_wrap=True)
+    say(console, _verdict(table))
 
 
 def _some(names: Sequence[str]) -> str:

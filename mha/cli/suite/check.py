@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from concurrent.futures import Executor
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import (
-    COULD_NOT_RUN,
-    NO_COMPILE_CACHE,
-    CouldNotRun,
-    OutputFile,
-    as_one,
-    backend_subjects,
-    exit_status,
-    of_result,
-    progress,
-    says,
-    warn,
-)
+from mha.cli import options
+from mha.cli.apart import Apart, Loaded
+from mha.cli.common import CouldNotRun, consoles, finish, finish_by, of_result, say, says, warn, write_asked
+from mha.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,58 +27,57 @@ if TYPE_CHECKING:
     from conformance.judging.result import Result
     from conformance.subjects.subject import Subject
     from conformance.workers.interpreters import Settings
-    from mha_core.backend import Backend
 
 
-@dataclass(frozen=True)
-class CheckOptions:
+def _switch_cache_off(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    from mha_core.files.kept import OFF, SETTING
+
+    if is_given:
+        os.environ[SETTING] = OFF  # for the processes that this one starts, too
+
+
+class CheckOptions(Apart):
     """The options of `mha check`."""
 
-    backend_names: tuple[str, ...]
-    specs: tuple[str, ...]
-    patterns: tuple[str, ...]
-    suite: str | None
-    count: int | None
-    seed: int
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
-    path: str | None
-    time_limit: float
-    table_path: Path | None
-    no_diagnosis: bool
-    json_path: Path | None
-    html_path: Path | None
-    workers: int | None
-    pythons: tuple[str, ...]
+    backend_names: tuple[str, ...] = options.backends()
+    specs: tuple[str, ...] = options.subjects()
+    patterns: tuple[str, ...] = options.cases()
+    suite: str | None = option(
+        "--suite", type=click.Choice(["onnx"]), help="ONNX's own test vectors instead of the table."
+    )
+    count: int | None = option(
+        "--random", type=click.IntRange(min=1), help="Run this many random cases instead of the table."
+    )
+    seed: int = option("--seed", default=0, show_default=True, help="Of the random cases.")
+    dtypes: tuple[str, ...] = options.dtypes()
+    devices: tuple[str, ...] = options.devices()
+    path: str | None = option(
+        "--path",
+        help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.",
+    )
+    time_limit: float = options.time_limit()
+    table_path: Path | None = options.deviations_file("Also a table of known deviations of your own, in TOML.")
+    no_diagnosis: bool = options.flag("--no-diagnosis", "Do not look for the reason why a subject differs.")
+    json_path: Path | None = options.json_file("Also write every result to this file.")
+    html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
 
-    @cached_property
-    def apart(self) -> Apart:
-        return Apart(self.workers, self.pythons)
+    def write(self, whole: dict[str, Any]) -> None:
+        """Write the report to the files that were asked for."""
+        write_asked(self.json_path, lambda: whole)
+        if self.html_path is not None:
+            from conformance.reports.html import write_html
+
+            write_html(self.html_path, whole)
 
 
-@click.command()
-@click.option("--backend", "-b", "backend_names", multiple=True, help="Only this backend (repeatable).")
-@click.option("--subject", "-s", "specs", multiple=True, help="Your own layer, package.module:factory (repeatable).")
-@click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
-@click.option("--suite", type=click.Choice(["onnx"]), help="ONNX's own test vectors instead of the table.")
-@click.option("--random", "count", type=click.IntRange(min=1), help="Run this many random cases instead of the table.")
-@click.option("--seed", default=0, show_default=True, help="Of the random cases.")
-@click.option("--dtype", "-d", "dtypes", multiple=True, help="This dtype (repeatable). Default: float64 and float32.")
-@click.option("--device", "devices", multiple=True, help="Only this device, such as cpu or gpu:0 (repeatable).")
-@click.option("--path", help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a subject may take for one case.")
+@options.command(CheckOptions)
 @click.option(
-    "--deviations",
-    "table_path",
-    type=click.Path(path_type=Path),
-    help="Also a table of known deviations of your own, in TOML.",
+    "--no-compile-cache",
+    is_flag=True,
+    expose_value=False,
+    callback=_switch_cache_off,
+    help="Compile everything anew: neither read nor keep compiled programs (see mha cache).",
 )
-@click.option("--no-diagnosis", is_flag=True, help="Do not look for the reason why a subject differs.")
-@click.option("--json", "json_path", type=OutputFile(), help="Also write every result to this file.")
-@click.option("--html", "html_path", type=OutputFile(), help="Also write a report page to this file.")
-@worker_options
-@NO_COMPILE_CACHE
-@as_one(CheckOptions)
 def check(asked: CheckOptions) -> None:
     """Compare all stages and gradients with the float64 reference, in every case.
 
@@ -97,64 +86,52 @@ def check(asked: CheckOptions) -> None:
 
     Exit status: 0 equal or as listed, 1 different, 2 could not run.
     """
-    from rich.console import Console
-
     from conformance.deviations import known as deviations
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
     from conformance.runner import asked_of
-    from mha_core import BackendError, SpecError
     from mha_core.dtypes import check_dtype
 
-    console, errors = Console(), Console(stderr=True)
+    console, errors = consoles()
     if asked.suite is not None:
         if asked.count is not None or asked.dtypes or asked.devices or asked.table_path is not None:
             raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
         _check_onnx(console, errors, asked)
-    try:
-        cases = _selected_cases(asked.patterns, asked.count, asked.seed)
-        known = deviations.load(asked.table_path)
-        chosen_dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
-        apart = asked.apart
-        settings = apart.settings(asked.specs)
-        own, left_out, broken = apart.own_subjects(asked.specs, chosen_dtypes, asked.time_limit, settings)
-        backends, absent, unusable = _backends(asked, settings)
-        broken += unusable
-        ours, skipped = backend_subjects(backends, chosen_dtypes, asked.devices, asked.path)
-    except (SpecError, BackendError) as error:
-        raise CouldNotRun(str(error)) from error
-    warn(errors, [*left_out, *absent, *broken, *skipped])
-
-    subjects = [*ours, *own]
-    if not subjects:
-        _write(asked, report.to_json([], {}, known, broken))
-        sys.exit(COULD_NOT_RUN)
-    runs = [(case, subject) for subject in subjects for case in asked_of(subject, cases, subjects)]
-    results, interrupted = _judged(errors, runs, apart, settings, known)
-    looked = looked_at(cases, results, subjects)
+    cases = _selected_cases(asked.patterns, asked.count, asked.seed)
+    known = deviations.load(asked.table_path)
+    dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
+    settings = asked.settings(asked.specs)
+    found = asked.loaded(
+        settings,
+        dtypes,
+        asked.backend_names,
+        asked.specs,
+        devices=asked.devices,
+        path=asked.path,
+        time_limit=asked.time_limit,
+    )
+    warn(errors, [*found.left_out, *found.broken])
+    if not found.subjects:
+        asked.write(report.to_json([], {}, known, found.broken))
+        finish(different=False, failed=True)
+    runs = [(case, subject) for subject in found.subjects for case in asked_of(subject, cases, found.subjects)]
+    results, interrupted = _judged(errors, runs, asked, settings, known)
+    looked = looked_at(cases, results, found.subjects)
     report.print_results(console, results, looked)
     if interrupted:
-        errors.print(f"interrupted: {len(results)} of {len(runs)} results are there", style="yellow")
-    versions = {backend.name: backend.versions() for backend in backends}
-    _write(asked, report.to_json(results, versions, known, broken, looked))
+        warn(errors, [f"interrupted: {len(results)} of {len(runs)} results are there"])
+    asked.write(report.to_json(results, found.versions, known, found.broken, looked))
     if not interrupted and not asked.no_diagnosis:
-        _explain(console, errors, own, cases, results, known, settings)
+        _explain(console, errors, found.own, cases, results, known, settings)
         if asked.count is not None:
-            _show_smallest(console, errors, subjects, results, settings)
-    sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
-
-
-def _backends(asked: CheckOptions, settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
-    """The backends that were asked for, as `Apart.backends`; none if only subjects were."""
-    if asked.specs and not asked.backend_names:
-        return [], [], []
-    return asked.apart.backends(asked.backend_names, settings)
+            _show_smallest(console, errors, found.subjects, results, settings)
+    finish_by(results, failed=interrupted or bool(found.broken))
 
 
 def _judged(
     errors: Console,
     runs: Sequence[tuple[Asked, Subject]],
-    apart: Apart,
+    asked: CheckOptions,
     settings: Settings,
     known: Deviations | None,
     *,
@@ -166,22 +143,19 @@ def _judged(
     """
     from conformance.case_unit import run_apart
     from conformance.reports.text import row_line
-    from conformance.runner import until_interrupted
 
     total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
     rows: dict[tuple[str, str, str], list[Result]] = {}
-    with apart.executor() as executor, progress(errors, len(runs), of_result) as advance:
 
-        def seen() -> Iterator[tuple[int, Result]]:
-            for number, result in run_apart(runs, executor, settings, known, whole=whole):
-                advance(result)
-                row = (result.subject, result.dtype, result.device)
-                rows.setdefault(row, []).append(result)
-                if len(total) > 1 and len(rows[row]) == total[row]:
-                    errors.print(row_line(rows[row]), markup=False, highlight=False, soft_wrap=True)
-                yield number, result
+    def judging(executor: Executor) -> Iterator[tuple[int, Result]]:
+        for number, result in run_apart(runs, executor, settings, known, whole=whole):
+            yield number, result  # moves the bar on, before a line is printed above it
+            row = (result.subject, result.dtype, result.device)
+            rows.setdefault(row, []).append(result)
+            if len(total) > 1 and len(rows[row]) == total[row]:
+                say(errors, row_line(rows[row]))
 
-        found, interrupted = until_interrupted(seen())
+    found, interrupted = asked.gathered(errors, len(runs), lambda item: of_result(item[1]), judging)
     return [result for _, result in sorted(found, key=itemgetter(0))], interrupted
 
 
@@ -190,39 +164,23 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
     from conformance.onnx import suite as onnx_suite
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
-    from mha_core import BackendError, SpecError
 
-    apart = asked.apart
-    try:
-        cases = onnx_suite.onnx_cases(asked.patterns)
-        settings = apart.settings(asked.specs)
-        backends, absent, broken = _backends(asked, settings)
-        load = apart.loader(asked.time_limit, settings)
-        runs = onnx_suite.runs(cases, backends, asked.specs, asked.path, load)
-    except (SpecError, BackendError) as error:
-        raise CouldNotRun(str(error)) from error
-    warn(errors, [*absent, *broken])
+    cases = onnx_suite.onnx_cases(asked.patterns)
+    settings = asked.settings(asked.specs)
+    found = Loaded()
+    if asked.backend_names or not asked.specs:
+        found.backends, found.left_out, found.broken = asked.backends(asked.backend_names, settings)
+    load = asked.loader(asked.time_limit, settings)
+    runs = onnx_suite.runs(cases, found.backends, asked.specs, asked.path, load)
+    warn(errors, [*found.left_out, *found.broken])
 
-    judged, interrupted = _judged(errors, runs, apart, settings, None, whole=True)
+    judged, interrupted = _judged(errors, runs, asked, settings, None, whole=True)
     # What ONNX recorded has a row of its own.
     results = [replace(result, recorded={}) for result in judged]
     looked = looked_at([case for case, _ in runs], results, [subject for _, subject in runs])
     report.print_results(console, results, looked)
-    versions = {backend.name: backend.versions() for backend in backends}
-    _write(asked, report.to_json(results, versions, looked_at=looked))
-    sys.exit(exit_status(results, interrupted=interrupted or bool(broken)))
-
-
-def _write(asked: CheckOptions, whole: dict[str, Any]) -> None:
-    """Write the report to the files that were asked for."""
-    from mha_core.files.writing import write_json
-
-    if asked.json_path is not None:
-        write_json(asked.json_path, whole)
-    if asked.html_path is not None:
-        from conformance.reports.html import write_html
-
-        write_html(asked.html_path, whole)
+    asked.write(report.to_json(results, found.versions, looked_at=looked))
+    finish_by(results, failed=interrupted or bool(found.broken))
 
 
 def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Asked]:
@@ -253,20 +211,18 @@ def _explain(
 ) -> None:
     """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs."""
     from conformance.cases.case import Case
+    from conformance.diagnosis.apart import beside_no_subject, diagnosed, explained
 
     ids = tuple(case.id for case in cases if isinstance(case, Case))  # of a sequence its result says what is kept
     done: set[str] = set()
     for subject in subjects:
-        own = [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
-        wrong = {result.case for result in own if result.status == "different" and result.wrong_at_once}
-        if subject.name in done or not wrong & set(ids):
+        wrong = [result for result in _of(subject, results) if result.status == "different" and result.wrong_at_once]
+        if subject.name in done or not {result.case for result in wrong} & set(ids):
             continue
-        from conformance.diagnosis.apart import beside_no_subject, diagnosed, explained
-
         done.add(subject.name)
         with errors.status("") as status:
             text = explained(beside_no_subject, settings, says(status), diagnosed, subject, ids, known)
-        console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"\n{text}")
 
 
 def _show_smallest(
@@ -280,14 +236,14 @@ def _show_smallest(
     from conformance.workers.execute import call
 
     for subject in subjects:
-        wrong = [
-            result
-            for result in results
-            if (result.subject, result.dtype) == (subject.name, subject.dtype) and result.status in FAILING
-        ]
+        wrong = [result for result in _of(subject, results) if result.status in FAILING]
         if not wrong:
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):
             result = call(settings, smallest, wrong[0].case, subject)
-        text = f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}")
+
+
+def _of(subject: Subject, results: list[Result]) -> list[Result]:
+    """The results of one subject in its dtype."""
+    return [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile
+from mha.cli import options
+from mha.cli.common import CouldNotRun, consoles, finish, say, write_asked
+from mha.cli.options import Options, argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from conformance.deviations.entry import Deviation
@@ -27,71 +25,57 @@ ID_WIDTH = 22
 STYLES = {"happens": "green", "gone": "bold red", "failed": "bold red"}
 
 
-@click.command()
-@click.argument("identifier", required=False, metavar="[ID]")
-@click.option("--id", "patterns", multiple=True, help="Only entries of this id; wildcards work (repeatable).")
-@click.option("--subject", "-s", "subjects", multiple=True, help="Only of this layer; wildcards work (repeatable).")
-@click.option("--framework", "-f", "frameworks", multiple=True, help="Only of this framework (repeatable).")
-@click.option("--probe", is_flag=True, help="Look whether each still happens with what is installed.")
-@click.option(
-    "--deviations", "table_path", type=click.Path(path_type=Path), help="Also the entries of a table of your own."
-)
-@click.option("--json", "json_path", type=OutputFile(), help="Also write the entries to this file.")
-def deviations(
-    identifier: str | None,
-    patterns: tuple[str, ...],
-    subjects: tuple[str, ...],
-    frameworks: tuple[str, ...],
-    probe: bool,
-    table_path: Path | None,
-    json_path: Path | None,
-) -> None:
+class DeviationsOptions(Options):
+    """The argument and options of `mha deviations`."""
+
+    identifier: str | None = argument(required=False, metavar="[ID]")
+    patterns: tuple[str, ...] = options.several("--id", help="Only entries of this id; wildcards work (repeatable).")
+    subjects: tuple[str, ...] = options.several(
+        "--subject", "-s", help="Only of this layer; wildcards work (repeatable)."
+    )
+    frameworks: tuple[str, ...] = options.several("--framework", "-f", help="Only of this framework (repeatable).")
+    probe: bool = options.flag("--probe", "Look whether each still happens with what is installed.")
+    table_path: Path | None = options.deviations_file("Also the entries of a table of your own.")
+    json_path: Path | None = options.json_file("Also write the entries to this file.")
+
+
+@options.command(DeviationsOptions)
+def deviations(asked: DeviationsOptions) -> None:
     """List where other people's layers do not follow the definition, and since when; with ID, one in full.
 
     Exit status: 0, or 1 if one no longer happens (--probe), 2 could not run.
     """
-    from rich.console import Console
-
     from conformance.deviations.known import load
-    from mha_core import SpecError
 
-    try:
-        entries = load(table_path).entries
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
-    selected = _selected(entries, (identifier, *patterns) if identifier else patterns, subjects, frameworks)
-    console = Console()
-    if probe:
+    selected = _selected(load(asked.table_path).entries, asked)
+    console, _ = consoles()
+    findings: list[Finding] = []
+    if asked.probe:
         findings = _probe(console, selected)
+    elif asked.identifier and len(selected) == 1:
+        console.print(_full(selected[0]))
     else:
-        findings = []
-        in_full = identifier and len(selected) == 1
-        console.print(_full(selected[0]) if in_full else _table(selected, wide=console.width >= 110))
-    if json_path is not None:
-        from mha_core.files.writing import write_json
-
-        found = [finding.to_dict() for finding in findings] or [entry.to_dict() for entry in selected]
-        write_json(json_path, {"schema": SCHEMA_VERSION, "deviations": found})
+        console.print(_table(selected, wide=console.width >= 110))
+    found = [finding.to_dict() for finding in findings] or [entry.to_dict() for entry in selected]
+    write_asked(asked.json_path, lambda: {"schema": SCHEMA_VERSION, "deviations": found})
     outcomes = {finding.outcome for finding in findings}
-    sys.exit(DIFFERENT if "gone" in outcomes else COULD_NOT_RUN if "failed" in outcomes else EQUAL)
+    finish("gone" in outcomes, "failed" in outcomes)
 
 
-def _selected(
-    entries: Sequence[Deviation],
-    patterns: tuple[str, ...],
-    subjects: tuple[str, ...],
-    frameworks: tuple[str, ...],
-) -> list[Deviation]:
+def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[Deviation]:
     """The entries that match; a filter that matches none at all is an error."""
     from fnmatch import fnmatchcase
 
     filters = {
-        "id": (patterns, lambda entry, text: fnmatchcase(entry.id, text)),
+        "id": (
+            (*filter(None, [asked.identifier]), *asked.patterns),
+            lambda entry, text: fnmatchcase(entry.id, text),
+        ),
         "--subject": (
-            subjects,
+            asked.subjects,
             lambda entry, text: fnmatchcase(entry.subject, text) or fnmatchcase(entry.subject.split(":")[1], text),
         ),
-        "--framework": (frameworks, lambda entry, text: text in entry.frameworks),
+        "--framework": (asked.frameworks, lambda entry, text: text in entry.frameworks),
     }
     selected = list(entries)
     for name, (texts, matches) in filters.items():
@@ -182,7 +166,7 @@ def _probe(console: Console, selected: Sequence[Deviation]) -> list[Finding]:
             findings.append(finding)
             style = STYLES.get(finding.outcome, "yellow")
             console.print(f"[{style}]{finding.outcome}[/]  [bold]{finding.entry.id}[/]", highlight=False)
-            console.print(f"    {finding.seen}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"    {finding.seen}")
     counts = Counter(finding.outcome for finding in findings)
     console.print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "nothing to probe")
     return findings

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mha.cli.apart import Apart, worker_options
-from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, as_one, says
+from mha.cli import options
+from mha.cli.apart import Apart
+from mha.cli.common import consoles, finish, says
+from mha.cli.options import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conformance.diagnosis.diagnose import Diagnosis
     from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
@@ -23,55 +22,50 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class DiagnoseOptions:
-    """The arguments and options of `mha diagnose`."""
+class DiagnoseOptions(Apart):
+    """The argument and options of `mha diagnose`."""
 
-    file: Path | None
-    spec: str | None
-    weights: Path | None
-    compare: bool
-    unseen: bool
-    dtype: str | None
-    patterns: tuple[str, ...]
-    time_limit: float
-    experiments: bool
-    details: bool
-    probes: tuple[str, ...]
-    workers: int | None
-    pythons: tuple[str, ...]
+    file: Path | None = options.path_argument(required=False)
+    spec: str | None = option("--subject", "-s", help="What to diagnose, if not FILE: package.module:factory.")
+    weights: Path | None = options.any_path("--weights", "-w", help="What the layers in FILE were meant to hold.")
+    compare: bool = option(
+        "--compare/--no-compare",
+        default=True,
+        help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
+    )
+    unseen: bool = options.unseen(
+        "Whether to say which bugs the calls in FILE would not have shown, if nothing differs."
+    )
+    dtype: str | None = option(
+        "--dtype",
+        "-d",
+        help="Of a subject. Default: float64, which tells the most, or float32 if it takes no other.",
+    )
+    patterns: tuple[str, ...] = options.cases()
+    time_limit: float = options.time_limit("the subject")
+    experiments: bool = option(
+        "--experiments/--no-experiments",
+        default=True,
+        help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
+    )
+    details: bool = options.flag("--details", "What each probe of the experiments showed.")
+    probes: tuple[str, ...] = options.several(
+        "--probe", "-p", help="Show the numbers of this probe; wildcards work (repeatable)."
+    )
+
+    def check(self) -> None:
+        """Raise UsageError if options do not fit each other."""
+        if (self.file is None) == (self.spec is None):
+            raise click.UsageError("Give either FILE or --subject.")
+        if self.file is not None and (self.probes or self.details):
+            raise click.UsageError("--probe and --details belong to --subject: a recording can't be asked anything.")
+        if self.file is None and self.weights is not None:
+            raise click.UsageError("--weights belongs to FILE.")
+        if self.file is not None and self.dtype is not None:
+            raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--subject", "-s", "spec", help="What to diagnose, if not FILE: package.module:factory.")
-@click.option("--weights", "-w", type=click.Path(path_type=Path), help="What the layers in FILE were meant to hold.")
-@click.option(
-    "--compare/--no-compare",
-    default=True,
-    help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
-)
-@click.option(
-    "--unseen/--no-unseen",
-    default=True,
-    help="Whether to say which bugs the calls in FILE would not have shown, if nothing differs.",
-)
-@click.option(
-    "--dtype", "-d", help="Of a subject. Default: float64, which tells the most, or float32 if it takes no other."
-)
-@click.option("--case", "-c", "patterns", multiple=True, help="Only cases of this id; wildcards work (repeatable).")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that the subject may take for one case.")
-@click.option(
-    "--experiments/--no-experiments",
-    default=True,
-    help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
-)
-@click.option("--details", is_flag=True, help="What each probe of the experiments showed.")
-@click.option(
-    "--probe", "-p", "probes", multiple=True, help="Show the numbers of this probe; wildcards work (repeatable)."
-)
-@worker_options
-@as_one(DiagnoseOptions)
+@options.command(DiagnoseOptions)
 def diagnose(asked: DiagnoseOptions) -> None:
     """Name the stage since which a subject differs, and the bug that explains it.
 
@@ -83,35 +77,21 @@ def diagnose(asked: DiagnoseOptions) -> None:
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
     from conformance.diagnosis.text import describe
-    from mha_core import BackendError, SpecError
 
-    if (asked.file is None) == (asked.spec is None):
-        raise click.UsageError("Give either FILE or --subject.")
-    if asked.file is not None and (asked.probes or asked.details):
-        raise click.UsageError("--probe and --details belong to --subject: a recording can't be asked anything.")
-    if asked.file is None and asked.weights is not None:
-        raise click.UsageError("--weights belongs to FILE.")
-    if asked.file is not None and asked.dtype is not None:
-        raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
-    compared: Comparison | None = None
-    try:
-        if asked.probes:
-            sys.exit(_probed(str(asked.spec), asked))
-        if asked.file is not None:
-            found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
-        else:
-            text, differs = _of_subject(str(asked.spec), asked)
-            click.echo(text)
-            sys.exit(DIFFERENT if differs else EQUAL)
-    except (SpecError, BackendError, FileNotFoundError) as error:
-        raise CouldNotRun(str(error)) from error
+    asked.check()
+    if asked.file is None:
+        text, differs = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
+        click.echo(text)
+        finish(differs)
+    found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     click.echo("\n\n".join(describe(one, details=asked.details) for one in found))
-    if asked.unseen and not any(diagnosis.differs for diagnosis in found):
+    differs = any(diagnosis.differs for diagnosis in found)
+    if asked.unseen and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
-    if parted and not any(diagnosis.differs for diagnosis in found):
+    if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
-    sys.exit(DIFFERENT if parted or any(diagnosis.differs for diagnosis in found) else EQUAL)
+    finish(parted or differs)
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
@@ -137,17 +117,14 @@ def _in_the_first_dtype(
     Raises:
         SpecError: there is no such subject, or it answers in none; what was wrong in the first.
     """
-    from rich.console import Console
-
     from conformance.diagnosis.apart import beside_no_subject
     from conformance.subjects.function import DEFAULT_DTYPES
     from mha_core import SpecError
 
-    apart = Apart(asked.workers, asked.pythons)
     first: SpecError | Found | None = None
-    with apart.kept(), Console(stderr=True).status("") as status:
-        settings = apart.settings((spec,))
-        load = apart.loader(asked.time_limit, settings)
+    with asked.kept(), consoles()[1].status("") as status:
+        settings = asked.settings((spec,))
+        load = asked.loader(asked.time_limit, settings)
         for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
             try:
                 found = beside_no_subject(settings, says(status), ask, load(spec, dtype), *arguments)
@@ -163,23 +140,20 @@ def _in_the_first_dtype(
     return first
 
 
-def _probed(spec: str, asked: DiagnoseOptions) -> int:
-    """Run some probes on a subject and print what they show; the exit status."""
+def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
+    """What some probes show, in words, and whether the subject differs."""
     from conformance.diagnosis.apart import probed
     from conformance.measure.probes import select_probes
 
     select_probes(asked.probes)  # an unknown name ends the command before any work
     text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))
-    click.echo(text)
-    return DIFFERENT if differs else EQUAL
+    return text, differs
 
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
 ) -> tuple[list[Diagnosis], Comparison | None]:
     """One diagnosis for each dtype of the recorded calls; and their comparison with calls of the original, or None."""
-    from rich.console import Console
-
     from mha.recordings.explain import explain, intended
     from mha.recordings.recording import Recording
 
@@ -192,7 +166,7 @@ def _of_file(
             compared = _compared(recording, weights, patterns)
         recording, lines = intended(recording, weights)
         click.echo("\n".join([*lines, ""]))
-    with Console(stderr=True).status("") as status:
+    with consoles()[1].status("") as status:
         return explain(recording, patterns=patterns or ("*",), progress=says(status)), compared
 
 
@@ -208,8 +182,6 @@ def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
-    from rich.console import Console
-
     from mha.cli.porter.compare import show
     from mha.comparison.compare import compare
     from mha.recordings.explain import meant_by
@@ -217,8 +189,8 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
     original = meant_by(weights)
     if isinstance(original, tuple):
         return None
-    console = Console()
-    with Console(stderr=True).status("") as status:
+    console, errors = consoles()
+    with errors.status("") as status:
         found = compare(original, recording, patterns=patterns or ("*",), progress=says(status))
     show(console, found)
     console.print()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import click
-
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, OutputFile, as_one, gone, says
+from mha.cli import options
+from mha.cli.common import CouldNotRun, consoles, finish, say, says, warn, write_asked
+from mha.cli.options import gone
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -23,29 +21,21 @@ if TYPE_CHECKING:
     from mha.matrix.run import Options
 
 
-@dataclass(frozen=True)
-class MatrixOptions:
-    """The options of `mha matrix`."""
+class MatrixOptions(options.Options):
+    """The argument and options of `mha matrix`."""
 
-    file: Path
-    only: tuple[str, ...]
-    again: bool
-    time_limit: float
-    json_path: Path | None
-    markdown_path: Path | None
+    file: Path = options.path_argument()
+    only: tuple[str, ...] = options.several("--set", help="Only the set of this name; wildcards work (repeatable).")
+    again: bool = options.flag("--again", "Measure finished sets again.")
+    time_limit: float = options.time_limit("a layer")
+    json_path: Path | None = options.json_file("Also write the outcome to this file.")
+    markdown_path: Path | None = options.output_file("--markdown", help="Also write it as a page to this file.")
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--set", "only", multiple=True, help="Only the set of this name; wildcards work (repeatable).")
-@click.option("--again", is_flag=True, help="Measure finished sets again.")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds that a layer may take for one case.")
-@click.option("--json", "json_path", type=OutputFile(), help="Also write the outcome to this file.")
-@click.option("--markdown", "markdown_path", type=OutputFile(), help="Also write it as a page to this file.")
+@options.command(MatrixOptions)
 @gone("--installer", "uv makes the environments")
 @gone("--remove", "an environment is always removed; uv keeps what it was made of (`uv cache`)", is_flag=True)
 @gone("--clear", "`mha cache clear` removes what is kept of finished sets", is_flag=True)
-@as_one(MatrixOptions)
 def matrix(asked: MatrixOptions) -> None:
     """Run the suite, and each framework's own layers, in every release that FILE lists; show what changed.
 
@@ -59,62 +49,53 @@ def matrix(asked: MatrixOptions) -> None:
     from mha.matrix.report import make
     from mha.matrix.request import Request, read
     from mha.matrix.run import Options, copy_project, find_uv
-    from mha_core.errors import SpecError
 
-    try:
-        check_time_limit(asked.time_limit)
-        whole = read(asked.file)
-        request = Request(_chosen(whole.sets, asked.only), whole.cases, whole.dtypes)
-        known = deviations.load()
-        page = _page(asked.markdown_path)
-        uv = find_uv()
-        with TemporaryDirectory(prefix="mha-matrix-", ignore_cleanup_errors=True) as folder:
-            copy_project(Path(folder))
-            rows, interrupted = _measured(request, Options(uv, Path(folder), asked.time_limit, asked.again))
-    except SpecError as error:
-        raise CouldNotRun(str(error)) from error
-    sys.exit(_show(asked, make(request, rows, known), page, interrupted))
+    check_time_limit(asked.time_limit)
+    whole = read(asked.file)
+    request = Request(_chosen(whole.sets, asked.only), whole.cases, whole.dtypes)
+    known = deviations.load()
+    page = _page(asked.markdown_path)
+    uv = find_uv()
+    with TemporaryDirectory(prefix="mha-matrix-", ignore_cleanup_errors=True) as folder:
+        copy_project(Path(folder))
+        rows, interrupted = _measured(request, Options(uv, Path(folder), asked.time_limit, asked.again))
+    _show(asked, make(request, rows, known), page, interrupted)
 
 
-def _measured(request: Request, options: Options) -> tuple[list[Row], bool]:
+def _measured(request: Request, how: Options) -> tuple[list[Row], bool]:
     """The rows of all sets, or those up to an interrupt by the user; and whether there was one."""
-    from rich.console import Console
     from rich.markup import escape
 
     from mha.matrix.run import run_set
 
-    errors = Console(stderr=True)
+    _, errors = consoles()
     rows: list[Row] = []
     try:
         for one in request.sets:
             with (
                 errors.status(escape(one.name)) as status,
-                closing(run_set(one, request, options, _say_of(status, one.name))) as found,
+                closing(run_set(one, request, how, _say_of(status, one.name))) as found,
             ):
                 for row in found:
                     rows.append(row)
                     line = f"{row.name}: {row.problem or f'{row.backend} measured'}"
-                    style = "yellow" if row.problem else None
-                    errors.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+                    say(errors, line, style="yellow" if row.problem else None)
     except KeyboardInterrupt:
-        errors.print(f"interrupted: {len(rows)} results are there, and kept", style="yellow")
+        warn(errors, [f"interrupted: {len(rows)} results are there, and kept"])
         return rows, True
     return rows, False
 
 
-def _show(asked: MatrixOptions, report: Report, page: str, interrupted: bool) -> int:
-    """Print and write the report; the exit status."""
-    from rich.console import Console
-
+def _show(asked: MatrixOptions, report: Report, page: str, interrupted: bool) -> NoReturn:
+    """Print and write the report, and end the command."""
     from mha.matrix.report import in_page, markdown, print_report
-    from mha_core.files.writing import write_json, write_whole
+    from mha_core.files.writing import write_whole
 
-    print_report(Console(), report)
-    if asked.json_path is not None:
-        write_json(asked.json_path, report.to_dict())
+    print_report(consoles()[0], report)
+    write_asked(asked.json_path, report.to_dict)
     if asked.markdown_path is not None:
         write_whole(asked.markdown_path, in_page(page, markdown(report, str(asked.file))).encode())
-    return DIFFERENT if report.different else COULD_NOT_RUN if report.incomplete or interrupted else EQUAL
+    finish(report.different, report.incomplete or interrupted)
 
 
 def _page(path: Path | None) -> str:

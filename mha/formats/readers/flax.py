@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, reading
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import shown
 
@@ -48,32 +47,15 @@ class _Broken(ValueError):
     """The file is no msgpack as Flax writes it."""
 
 
-@dataclass(frozen=True)
-class _Array:
-    """An array of the file that is not decoded yet."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    data: bytes
-
-    def load(self) -> NDArray:
-        kind = bfloat16() if self.dtype == "bfloat16" else np.dtype(self.dtype)
-        return np.frombuffer(self.data, kind).reshape(self.shape)
-
-
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """The arrays of the file, which is read as a whole: msgpack has no table of contents."""
     others: dict[str, str] = {}
-    try:
+    with reading(path, "Flax msgpack"):
         content = _unpacked(path.read_bytes())
         if not isinstance(content, dict):
             raise _Broken(f"it holds no dict but {type(content).__name__}")
         found = list(_flat(content, others))
-    except SpecError:
-        raise
-    except Exception as error:  # msgpack's own errors, and RecursionError and MemoryError of a hostile file
-        raise not_whole(path, "Flax msgpack", error) from error
     yield Checkpoint(path, collect(path, found), others=others)
 
 
@@ -137,7 +119,11 @@ def _extension(code: int, data: bytes) -> Any:
         itemsize = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
         if prod(shape) * itemsize != len(numbers):
             raise _Broken(f"an array of {dtype} {tuple(shape)} must have as many bytes. Got {len(numbers)}.")
-    return _Array(tuple(shape), dtype, numbers)
+    return Entry(tuple(shape), dtype, partial(_load, tuple(shape), dtype, numbers))
+
+
+def _load(shape: tuple[int, ...], dtype: str, numbers: bytes) -> NDArray:
+    return np.frombuffer(numbers, bfloat16() if dtype == "bfloat16" else np.dtype(dtype)).reshape(shape)
 
 
 def _flat(content: dict[str, Any], others: dict[str, str]) -> Iterator[tuple[str, Entry]]:
@@ -153,8 +139,8 @@ def _flat(content: dict[str, Any], others: dict[str, str]) -> Iterator[tuple[str
                 yield name, _of_parts(name, value)
             elif isinstance(value, dict):
                 inner.append((f"{name}/", value, depth + 1))
-            elif isinstance(value, _Array):
-                yield name, Entry(value.shape, value.dtype, partial(value.load))
+            elif isinstance(value, Entry):
+                yield name, value
             else:
                 others[name] = type(value).__name__
         waiting += reversed(inner)
@@ -163,7 +149,7 @@ def _flat(content: dict[str, Any], others: dict[str, str]) -> Iterator[tuple[str
 def _of_parts(name: str, value: dict[str, Any]) -> Entry:
     shape, parts = (_listed(value.get(key)) for key in ("shape", "chunks"))
     counts = all(type(axis) is int and axis >= 0 for axis in shape)
-    if not counts or not parts or not all(isinstance(part, _Array) for part in parts):
+    if not counts or not parts or not all(isinstance(part, Entry) for part in parts):
         raise _Broken(f"{shown(name)} must be an array in parts")
     if len({part.dtype for part in parts}) > 1 or sum(prod(part.shape) for part in parts) != prod(shape):
         raise _Broken(f"the parts of {shown(name)} do not make an array of shape {tuple(shape)}")

@@ -14,8 +14,10 @@ from math import prod
 from typing import Any
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 
-from mha.formats.checkpoint import largest_claim
+from mha.formats.checkpoint import Refused, largest_claim
 from mha_core.errors import shown
 
 DEEPEST = 64
@@ -30,10 +32,6 @@ FLOATS = tuple(getattr(h5py.h5t, f"IEEE_F{bits}{order}") for bits in (16, 32, 64
 
 STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
 """How parts of the file that hold names and addresses begin."""
-
-
-class Refused(ValueError):
-    """Something in the file that a file of weights does not need; the message names it."""
 
 
 def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
@@ -72,6 +70,12 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
     if empty and not has_list and file.driver == "sec2" and not any(dataset.chunks for dataset in found.values()):
         _check_nothing_lost(file.filename, places, len(found) + len(groups) - 1)
     return found
+
+
+def numbers_of(dataset: h5py.Dataset) -> NDArray:
+    """The numbers of a dataset, as this machine orders their bytes."""
+    array = np.asarray(dataset[()])
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> Iterator[tuple[str, h5py.Dataset]]:

@@ -22,10 +22,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
-from mha.formats.readers.hdf5 import Refused, datasets
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole, reading
+from mha.formats.readers.hdf5 import datasets, numbers_of
 from mha.formats.readers.zips import check_sum, open_zip
-from mha_core import AttentionConfig, SpecError
+from mha_core import AttentionConfig
 
 WEIGHTS = "model.weights.h5"
 """The member of a .keras archive that holds the weights."""
@@ -42,15 +42,9 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file as a Checkpoint; arrays are read from the disk when they are asked for."""
     form = "Keras model" if path.name.endswith(".keras") else "Keras weights"
     with ExitStack() as stack:
-        try:
+        with reading(path, form):
             file = stack.enter_context(_open(path, stack))
             entries = collect(path, _entries(datasets(file, path.stat().st_size)))
-        except SpecError:
-            raise
-        except Refused as error:
-            raise SpecError(f"{path} is refused: {error}") from error
-        except Exception as error:  # OSError of h5py, BadZipFile, KeyError, and RuntimeError of a damaged tree
-            raise not_whole(path, form, error) from error
         if not entries:
             raise not_whole(path, form, "it holds no variables of layers as Keras 3 keeps them, in groups called vars")
         yield Checkpoint(path, entries)
@@ -156,7 +150,4 @@ def _own_name(name: str, there: Mapping[str, Any]) -> str:
 
 
 def _load(dataset: Any, bf16: bool) -> NDArray:
-    if bf16:
-        return np.asarray(dataset[()]).view(bfloat16())
-    array = np.asarray(dataset[()])
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.asarray(dataset[()]).view(bfloat16()) if bf16 else numbers_of(dataset)

@@ -7,7 +7,7 @@ bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
@@ -15,10 +15,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Checkpoint, Entry, collect, not_whole
-from mha.formats.readers.hdf5 import Refused, datasets
+from mha.formats.checkpoint import Checkpoint, Entry, collect, not_whole, reading
+from mha.formats.readers.hdf5 import datasets, numbers_of
 from mha_core import SpecError
 from mha_core.errors import shown
 
@@ -34,19 +33,9 @@ NUMBERED = ":0"
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file: variables by their path without the ":0"; arrays are read when they are asked for."""
-    try:
-        file = h5py.File(path, "r")
-    except Exception as error:  # OSError of h5py, and others where the tree is damaged
-        raise not_whole(path, FORM, error) from error
-    with file:
-        try:
-            entries = collect(path, _entries(path, file))
-        except SpecError:
-            raise
-        except Refused as error:
-            raise SpecError(f"{path} is refused: {error}") from error
-        except Exception as error:
-            raise not_whole(path, FORM, error) from error
+    with ExitStack() as stack:
+        with reading(path, FORM):
+            entries = collect(path, _entries(path, stack.enter_context(h5py.File(path, "r"))))
         if not entries:
             raise not_whole(path, FORM, "it holds no variables as Keras 2 names them, which end in :0")
         yield Checkpoint(path, entries)
@@ -64,7 +53,7 @@ def _entries(path: Path, file: h5py.File) -> Iterator[tuple[str, Entry]]:
         if name.endswith(NUMBERED) and name.startswith(start):
             dataset = there[name]
             own = name.removeprefix(start).removesuffix(NUMBERED)
-            yield own, Entry(dataset.shape, dataset.dtype.name, partial(_load, dataset))
+            yield own, Entry(dataset.shape, dataset.dtype.name, partial(numbers_of, dataset))
 
 
 def _listed(root: h5py.Group) -> Iterator[str]:
@@ -84,8 +73,3 @@ def _names(attributes: Mapping[str, Any], key: str) -> Iterator[str]:
     for part in parts:
         for name in np.asarray(attributes[part]).ravel():
             yield name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _load(dataset: h5py.Dataset) -> NDArray:
-    array = np.asarray(dataset[()])
-    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, collect, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, collect, not_whole, reading
 from mha.formats.readers.zips import open_zip
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import shown
@@ -23,12 +23,8 @@ from mha_core.errors import shown
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the archive as a Checkpoint; arrays are read when they are asked for."""
     with ExitStack() as stack:
-        try:
+        with reading(path, "npz"):
             archive = stack.enter_context(open_zip(path))
-        except SpecError:
-            raise
-        except Exception as error:  # BadZipFile, NotWhole, struct.error and more
-            raise not_whole(path, "npz", error) from error
         members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
         if not members:
             raise not_whole(path, "npz", "there is no array in the archive")
@@ -49,14 +45,11 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
 
 
 def _entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
-    try:
-        with archive.open(info) as member:
-            version = npy.read_magic(member)
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, _, dtype = read_header(member)
-            start = member.tell()
-    except Exception as error:  # whatever a damaged member brings out
-        raise not_whole(path, "npz", error) from error
+    with reading(path, "npz"), archive.open(info) as member:
+        version = npy.read_magic(member)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        start = member.tell()
     if dtype.hasobject:
         raise SpecError(
             f"{path}: {shown(info.filename)} holds pickled objects, whose reading could run code; it is refused"

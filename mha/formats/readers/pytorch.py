@@ -1,99 +1,79 @@
-"""PyTorch's own files, zipped ones and those before version 1.6, without PyTorch: nothing in them is run.
+"""PyTorch's own files, zipped ones and those before version 1.6, by `torch.load(weights_only=True)`.
 
-A zipped file has the pickle as NAME/data.pkl and each storage as NAME/data/KEY; their checksums are compared when
-they are read. An old one is a row of pickles (a magic number, a version, sizes, the state_dict, the keys of the
-storages) and then the storages, each with its length before it.
+Before PyTorch sees a file, `pickles.texts_in` goes through its pickles.
+
+A zipped file has NAME/data.pkl with a pickle and NAME/data/KEY with each storage. PyTorch reads the pickle
+alone, out of a copy with empty storages. The numbers are read here, when they are asked for, and their
+checksums compared.
+
+An old file is a row of pickles (a magic number, a version, sizes, the state_dict, the keys of the storages),
+then the storages. PyTorch reads it as a whole.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
+import pickle
+import re
+import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
-from mha.formats.readers.state_dict import CodeFound, Other, Tensor, unpickle
-from mha.formats.readers.zips import NotWhole, open_zip, read_member
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, reading
+from mha.formats.readers.pickles import CodeFound, texts_in
+from mha.formats.readers.zips import LOCAL_HEADER, NotWhole, open_zip, read_member
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import shown
 
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-"""The first number in an old file."""
-
-OLD_VERSION = 1001
+SAFE_SINCE = (2, 10)
+"""In earlier versions a file can run code, also with weights_only=True (CVE-2025-32434, CVE-2026-24747)."""
 
 DEEPEST = 64
 """Most dicts that may be nested."""
 
-
-@dataclass
-class Content:
-    """The contents of a file: the object in the pickle, and the storages of its tensors.
-
-    Attributes:
-        tree: nested dicts, with tensors as `mha.formats.readers.state_dict` describes them.
-        length: bytes of the pickle, which can't name more items than that.
-        read: a function from a storage's key to its bytes.
-        little_endian: the order of the bytes of a number.
-    """
-
-    tree: Any
-    length: int
-    read: Callable[[str], bytes]
-    little_endian: bool = True
-    _last: tuple[str, bytes] = field(default=("", b""))
-
-    def storage(self, key: str) -> bytes:
-        """The bytes of a storage; the last one is cached, because tensors that share one follow each other."""
-        if self._last[0] != key or not key:
-            self._last = (key, self.read(key))
-        return self._last[1]
+Bytes = Callable[[torch.Tensor], NDArray[np.uint8]]
+"""The bytes of the storage of one tensor of a file, as this machine orders them."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file: the tensors of a state_dict, or of nested dicts, whose names are then joined by dots."""
+    if torch.__version__ < SAFE_SINCE:
+        raise SpecError(
+            f"{path}: PyTorch {'.'.join(map(str, SAFE_SINCE))} or later must read it, because a file can run "
+            f"code in earlier ones. Got {torch.__version__}: pip install -U torch"
+        )
     with ExitStack() as stack:
-        try:
-            with path.open("rb") as file:
-                is_zip = file.read(4) == b"PK\x03\x04"
-            content = _zipped(stack.enter_context(open_zip(path))) if is_zip else _old(path)
-        except SpecError:
-            raise
-        except CodeFound as error:
-            raise SpecError(
-                f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the file, and "
-                "is refused. Save the model's state_dict() instead."
-            ) from error
-        except Exception as error:  # the pickle module raises anything, by where a file is damaged
-            raise not_whole(path, "PyTorch", error) from error
-        if not isinstance(content.tree, Mapping):
-            raise SpecError(f"{path} must hold a state_dict. Got {_kind(content.tree)}.")
-        try:
-            leaves = _leaves(content)
-        except NotWhole as error:
-            raise not_whole(path, "PyTorch", error) from error
-        tensors = ((name, leaf) for name, leaf in leaves.items() if isinstance(leaf, Tensor))
-        entries = collect(path, ((name, _entry(content, tensor)) for name, tensor in tensors))
-        others = {name: _kind(leaf) for name, leaf in leaves.items() if not isinstance(leaf, Tensor)}
-        yield Checkpoint(path, entries, others=others)
+        with reading(path, "PyTorch"):
+            try:
+                tree, length, read = _zipped(path, stack) if _is_zip(path) else _old(path, stack)
+            except CodeFound as error:
+                raise SpecError(
+                    f"{path} holds {shown(error.name)}, which is no tensor: reading it would run code from the "
+                    "file, and is refused. Save the model's state_dict() instead."
+                ) from error
+            if not isinstance(tree, Mapping):
+                raise SpecError(f"{path} must hold a state_dict. Got {type(tree).__name__}.")
+            leaves = _leaves(tree, length)
+            found = [(name, _entry(leaf, read)) for name, leaf in leaves.items() if _is_plain(leaf)]
+        others = {name: type(leaf).__name__ for name, leaf in leaves.items() if not _is_plain(leaf)}
+        yield Checkpoint(path, collect(path, found), others=others)
 
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
     """Write a state_dict."""
-    import torch
-
     tensors: dict[str, torch.Tensor] = {}
 
     def add(name: str, array: NDArray) -> None:
@@ -109,7 +89,14 @@ def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -
     path.write_bytes(whole.getbuffer())
 
 
-def _zipped(archive: zipfile.ZipFile) -> Content:
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _zipped(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
+    """The object in the file, its tensors on the meta device; the pickle's length; the reader of storages."""
+    archive = stack.enter_context(open_zip(path))
     names = archive.namelist()
     pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1 or any(name.endswith("/constants.pkl") for name in names):
@@ -119,52 +106,92 @@ def _zipped(archive: zipfile.ZipFile) -> Content:
     order = read_member(archive, f"{folder}byteorder") if f"{folder}byteorder" in names else b"little"
     if order not in (b"little", b"big"):
         raise NotWhole(f"its byte order must be little or big. Got {shown(repr(order))}.")
-    tree = unpickle(io.BytesIO(data), len(data))
-    return Content(tree, len(data), lambda key: read_member(archive, f"{folder}data/{key}"), order == b"little")
+    texts_in(io.BytesIO(data))
+    keys = [name.removeprefix(folder) for name in names if name.startswith(f"{folder}data/")]
+    places, copy = _without_numbers(data, keys)
+
+    def read(tensor: torch.Tensor) -> NDArray[np.uint8]:
+        size = tensor.untyped_storage().nbytes()
+        found = read_member(archive, f"{folder}{places[_place(tensor)]}")
+        if len(found) != size:
+            raise NotWhole(f"a storage must have {size} bytes. Got {len(found)}.")
+        numbers = np.frombuffer(found, np.uint8)
+        if order != sys.byteorder.encode():
+            numbers = numbers.reshape(-1, tensor.itemsize)[:, ::-1].reshape(-1)
+        return numbers
+
+    return _loaded(copy, "meta"), len(data), read
 
 
-def _old(path: Path) -> Content:
+def _without_numbers(data: bytes, keys: Iterable[str]) -> tuple[dict[int, str], io.BytesIO]:
+    """An archive for PyTorch with this pickle and empty storages.
+
+    Returns:
+        Where each storage begins in it -> its name; and the archive.
+    """
+    copy = io.BytesIO()
+    with zipfile.ZipFile(copy, "w") as archive:
+        for name, content in {"version": b"3", "data.pkl": data, **dict.fromkeys(keys, b"")}.items():
+            archive.writestr(f"file/{name}", content)
+        members = archive.infolist()
+    starts = (member.header_offset + LOCAL_HEADER.size + len(member.filename.encode()) for member in members)
+    copy.seek(0)
+    return dict(zip(starts, (member.filename.removeprefix("file/") for member in members), strict=True)), copy
+
+
+def _old(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
+    """The same of a file that is a row of pickles; its tensors hold their numbers."""
     size = path.stat().st_size
-    with path.open("rb") as file:
-        if unpickle(file, size) != MAGIC_NUMBER or unpickle(file, size) != OLD_VERSION:
-            raise NotWhole("it does not begin as files of torch.save do")
-        system = unpickle(file, size)
-        start = file.tell()
-        tree = unpickle(file, size)
-        length = file.tell() - start
-        keys = unpickle(file, size)
-        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
-            raise NotWhole("the keys of its storages must be a list of texts, each once")
-        little = isinstance(system, dict) and system.get("little_endian") is True
-        storages = {tensor.storage.key: tensor.storage for tensor in _tensors(tree, length)}
-        places: dict[str, tuple[int, int]] = {}
-        for key in keys:
-            numel = int.from_bytes(file.read(8), "little" if little else "big")
-            if key not in storages or numel != storages[key].numel:
-                raise NotWhole(f"the storage {shown(repr(key))} has {numel} numbers, and its tensors say otherwise")
-            places[key] = (file.tell(), numel * _itemsize(storages[key].dtype))
-            file.seek(places[key][1], 1)
-        if file.tell() != size:
-            raise NotWhole("it is not as long as its storages say")
+    with path.open("rb") as opened:
+        file = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    for _ in range(3):
+        texts_in(file)
+    start = file.tell()
+    texts_in(file)
+    length, keys = file.tell() - start, texts_in(file)
+    storages: list[tuple[torch.UntypedStorage, int]] = []
 
-    def read(key: str) -> bytes:
-        begin, count = places[key]
-        with path.open("rb") as file:
-            file.seek(begin)
-            return file.read(count)
+    def keep(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        storages.append((storage, storage.nbytes()))
+        if storage.nbytes() > size:
+            raise NotWhole(f"a storage claims {storage.nbytes()} bytes, and the file has {size}")
+        return storage.fill_(0)  # what the file does not fill is no memory of this process
 
-    return Content(tree, length, read, little)
+    file.seek(0)
+    tree = _loaded(file, keep)
+    if file.tell() != size or any(storage.nbytes() != claimed for storage, claimed in storages):
+        raise NotWhole("it is not as long as its storages say")
+    if not len(keys) == len(set(keys)) == len(storages):
+        raise NotWhole("it must list the key of each of its storages once")
+
+    def read(tensor: torch.Tensor) -> NDArray[np.uint8]:
+        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+
+    return tree, length, read
 
 
-def _tensors(tree: Any, length: int) -> Iterator[Tensor]:
-    return (leaf for leaf in _all_leaves(tree, length).values() if isinstance(leaf, Tensor))
+def _loaded(source: Any, place: Any) -> Any:
+    """What PyTorch's safe reader makes of a file. NotWhole if it refuses it."""
+    try:
+        return torch.load(source, map_location=place, weights_only=True)
+    except pickle.UnpicklingError as error:  # its text goes on with how to switch the safety off
+        why = re.search(r"WeightsUnpickler error:\s*(.*?)(?:\. |\n|$)", str(error))
+        raise NotWhole(f"PyTorch's safe reader refuses it{': ' + why[1] if why else ''}") from None
 
 
-def _leaves(content: Content) -> dict[str, Any]:
-    return _all_leaves(content.tree, content.length)
+def _place(tensor: torch.Tensor) -> int:
+    """Where the storage of a tensor on the meta device begins in its file; -1 if it has no numbers."""
+    return int(getattr(tensor.untyped_storage(), "_checkpoint_offset", None) or -1)
 
 
-def _all_leaves(tree: Any, length: int) -> dict[str, Any]:
+def _is_plain(leaf: Any) -> bool:
+    """Whether it is a dense tensor with numbers."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_neg():
+        return False
+    return leaf.device.type == "cpu" or _place(leaf) >= 0
+
+
+def _leaves(tree: Any, length: int) -> dict[str, Any]:
     """Everything that is no dict, by its name. NotWhole for dicts nested too deep, or a repeated name."""
     found: dict[str, Any] = {}
     waiting, seen = [("", tree, 0)], 0
@@ -177,10 +204,12 @@ def _all_leaves(tree: Any, length: int) -> dict[str, Any]:
             if seen > length or depth > DEEPEST:
                 raise NotWhole(f"its dicts stand in one another deeper than {DEEPEST}, or more often than it is long")
             if not isinstance(key, str | int):
-                raise NotWhole(f"a name must be a text. Got {_kind(key)}.")
+                raise NotWhole(f"a name must be a text. Got {type(key).__name__}.")
             name = f"{prefix}{key}"
             if name in found:
                 raise NotWhole(f"the name {shown(repr(name))} stands there twice")
+            if isinstance(value, torch.Tensor):
+                value = torch.Tensor.detach(value)  # without attributes of the file's own
             if isinstance(value, dict):
                 inner.append((f"{name}.", value, depth + 1))
             else:
@@ -189,33 +218,20 @@ def _all_leaves(tree: Any, length: int) -> dict[str, Any]:
     return found
 
 
-def _entry(content: Content, tensor: Tensor) -> Entry:
-    return Entry(tensor.shape, tensor.dtype, partial(_load, content, tensor))
+def _entry(tensor: torch.Tensor, read: Bytes) -> Entry:
+    """An array of the file. NotWhole if it claims more numbers than its storage has."""
+    shape, held = tuple(tensor.shape), tensor.untyped_storage().nbytes() // tensor.itemsize
+    if prod(shape) > max(held, 1):
+        raise NotWhole(f"a tensor claims the shape {shape} of a storage of {held} numbers")
+    return Entry(shape, str(tensor.dtype).removeprefix("torch."), partial(_load, tensor, read))
 
 
-def _load(content: Content, tensor: Tensor) -> NDArray:
-    stored = _dtype(tensor.dtype).newbyteorder("<" if content.little_endian else ">")
-    data = content.storage(tensor.storage.key)
-    if len(data) != tensor.storage.numel * _itemsize(tensor.storage.dtype):
-        raise NotWhole(f"a storage must have {tensor.storage.numel} numbers. Got {len(data)} bytes.")
-    numbers = np.frombuffer(data, stored)
-    last = tensor.offset + sum((axis - 1) * step for axis, step in zip(tensor.shape, tensor.strides, strict=True))
-    if prod(tensor.shape) and last >= numbers.size:
+def _load(tensor: torch.Tensor, read: Bytes) -> NDArray:
+    name = str(tensor.dtype).removeprefix("torch.")
+    numbers = read(tensor).view(bfloat16() if name == "bfloat16" else np.dtype(name))
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    last = offset + sum((axis - 1) * step for axis, step in zip(shape, strides, strict=True))
+    if prod(shape) and last >= numbers.size:
         raise NotWhole("a tensor goes beyond its storage")
-    steps = [step * stored.itemsize for step in tensor.strides]
-    view = as_strided(numbers[tensor.offset :], tensor.shape, steps, writeable=False)
-    return np.array(view, _dtype(tensor.dtype), order="C")
-
-
-def _dtype(name: str) -> np.dtype:
-    return bfloat16() if name == "bfloat16" else np.dtype(name)
-
-
-def _itemsize(dtype: str) -> int:
-    """Bytes of one number of a storage."""
-    known = {"bytes": 1, "bfloat16": 2}
-    return known[dtype] if dtype in known else np.dtype(dtype).itemsize
-
-
-def _kind(value: Any) -> str:
-    return value.name if isinstance(value, Other) else type(value).__name__
+    view = as_strided(numbers[offset:], shape, [step * numbers.itemsize for step in strides], writeable=False)
+    return np.array(view, order="C")

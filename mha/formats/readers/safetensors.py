@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, not_whole
+from mha.formats.checkpoint import Add, Checkpoint, Entry, bfloat16, collect, reading
 from mha_core import AttentionConfig
 from mha_core.errors import shown
 from mha_core.files.outside import parse_json_object
@@ -38,11 +38,9 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file as a Checkpoint; arrays are read when they are asked for."""
-    try:
+    with reading(path, "safetensors"):
         # First, since it says best what is wrong with a file that is none.
         file = safe_open(path, framework="numpy")
-    except Exception as error:  # SafetensorError is one of several
-        raise not_whole(path, "safetensors", error) from error
     arrays = _Arrays(path)
     with file:
         header = read_header(path)

@@ -7,7 +7,7 @@ and `Slice.rows` gives them in canonical order, head by head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -73,6 +73,9 @@ KINDS = {
 }
 """How the rows of several projections stand in one array -> in words."""
 
+AXES = {"whole": 0, "blocks": 0, "middle": 1, "inner": 2, "grouped": 0, "per group": 1}
+"""Kind -> which axis counts the projections, where the others are heads and the width of a head."""
+
 
 @dataclass(frozen=True, eq=False)
 class Slice:
@@ -96,12 +99,18 @@ class Slice:
     _rows: dict[tuple[int, str], NDArray | None] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
+    def units(self) -> tuple[int, int, int]:
+        """Of how many equal units the array is made, and the first and the number of those of this projection."""
+        if not self.roles:
+            return self.parts, self.part, 1
+        sizes = [self.group if role == "q" else 1 for role in self.roles]
+        return sum(sizes), sum(sizes[: self.part]), sizes[self.part]
+
+    @cached_property
     def count(self) -> int:
         """How many rows it has."""
-        if not self.roles:
-            return self.source.count // self.parts
-        unit = self.source.count // (self.group + 2)
-        return unit * self.group if self.roles[self.part] == "q" else unit
+        units, _, size = self.units
+        return self.source.count // units * size
 
     @property
     def home(self) -> tuple:
@@ -112,7 +121,7 @@ class Slice:
         """(heads, width) positions of the rows in canonical order; None if the axes of the array forbid it."""
         key = heads, order
         if key not in self._rows:
-            self._rows[key] = self._grouped_rows(heads, order) if self.roles else self._plain_rows(heads, order)
+            self._rows[key] = self._find_rows(heads, order)
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
@@ -122,42 +131,21 @@ class Slice:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
         return found
 
-    def _plain_rows(self, heads: int, order: str) -> NDArray | None:
-        n, count = self.parts, self.source.count
-        width = count // (n * heads)
-        inside = (heads, width) if order == "hd" else (width, heads)
-        sizes, axis = {
-            "whole": (inside, None),
-            "blocks": ((n, *inside), 0),
-            "middle": ((inside[0], n, inside[1]), 1),
-            "inner": ((*inside, n), 2),
-        }[self.kind]
-        if not self._fits(sizes):
+    def _find_rows(self, heads: int, order: str) -> NDArray | None:
+        units, start, size = self.units
+        groups, rest = divmod(heads, size)
+        if rest or self.source.count % (units * groups) or (self.roles and order != "hd"):
             return None
-        everything: NDArray = np.arange(count).reshape(sizes)
-        positions: NDArray = everything if axis is None else np.take(everything, self.part, axis=axis)
-        return positions if order == "hd" else positions.T
-
-    def _grouped_rows(self, heads: int, order: str) -> NDArray | None:
-        groups = heads // self.group if self.roles[self.part] == "q" else heads
-        width = self.source.count // (groups * (self.group + 2))
-        if order != "hd" or self.source.count % (groups * (self.group + 2)):
+        width = self.source.count // (units * groups)
+        sizes = [groups, width] if order == "hd" else [width, groups]
+        axis = AXES[self.kind]
+        sizes.insert(axis, units)
+        # Each axis of the array must end at a boundary of this factorisation of its rows.
+        if not self.source.boundaries <= {prod(sizes[:n]) for n in range(1, len(sizes) + 1)}:
             return None
-        sizes = [self.group if role == "q" else 1 for role in self.roles]
-        start, size = sum(sizes[: self.part]), sizes[self.part]
-        if self.kind == "per group":
-            if not self._fits((groups, self.group + 2, width)):
-                return None
-            positions = np.arange(self.source.count).reshape(groups, self.group + 2, width)
-            return positions[:, start : start + size].reshape(-1, width)
-        if not self._fits(((self.group + 2) * groups,)):
-            return None
-        positions = np.arange(self.source.count).reshape(-1, width)
-        return positions[start * groups : (start + size) * groups]
-
-    def _fits(self, sizes: Sequence[int]) -> bool:
-        """Whether each axis of the array ends at a boundary of this factorisation of its rows."""
-        return self.source.boundaries <= {prod(sizes[:n]) for n in range(1, len(sizes) + 1)}
+        everything: NDArray = np.arange(self.source.count).reshape(sizes)
+        positions = np.take(everything, range(start, start + size), axis=axis)
+        return positions.reshape(heads, width) if order == "hd" else positions.reshape(width, heads).T
 
 
 @dataclass(frozen=True)

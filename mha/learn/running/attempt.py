@@ -10,9 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ KEPT = 2000
 """Most characters that are kept of what a file prints."""
 
 Arrays = tuple[NDArray, ...]
+Made = TypeVar("Made")
 
 
 @sendable
@@ -77,53 +78,55 @@ class NotBegun(Exception):
 
 def attempt(asked: Asked) -> Attempt:
     """Import the file and make all calls, each with copies of its arguments."""
-    answers: list[Arrays] = []
-    with captured() as printed:
-        try:
-            function = found(asked.path, asked.function, asked.parameters)
-            for arguments, shapes in asked.calls:
-                answers.append(answer_of(asked, function, arguments, shapes))
-        except NotBegun:
-            return Attempt(tuple(answers), f"{asked.function} is still to be written", begun=False)
-        except (Unfit, SubjectFailed) as error:
-            return Attempt(tuple(answers), shown(str(error), 300), printed=printed())
-        return Attempt(tuple(answers), printed=printed())
+    answers, said = _made(
+        lambda function, call: answer_of(asked, function, *call),
+        asked.path,
+        asked.function,
+        asked.parameters,
+        asked.calls,
+    )
+    return replace(said, answers=tuple(answers))
 
 
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
     """The numbers that a function gives, and what there is to say of it."""
-    numbers: list[float] = []
-    with captured() as printed:
-        try:
-            function = found(path, name, parameters)
-            for arguments in calls:
-                value = called(function, arguments, path)
-                if not isinstance(value, (int, float, np.number)) or isinstance(value, np.complexfloating):
-                    raise Unfit(f"it must return one number; it returned {type(value).__name__}")
-                numbers.append(float(value))
-        except NotBegun:
-            return numbers, Attempt((), f"{name} is still to be written", begun=False)
-        except Unfit as error:
-            return numbers, Attempt((), shown(str(error), 300), printed=printed())
-        return numbers, Attempt(printed=printed())
+
+    def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+        value = called(function, arguments, path)
+        if not isinstance(value, (int, float, np.number)) or isinstance(value, np.complexfloating):
+            raise Unfit(f"it must return one number; it returned {type(value).__name__}")
+        return float(value)
+
+    return _made(number, path, name, parameters, calls)
 
 
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
     """The arrays that a function gives by name, or under "" if it gives one; and what there is to say of it."""
-    made: list[dict[str, NDArray]] = []
+    return _made(lambda function, call: _by_name(name, function, call, path), path, name, parameters, calls)
+
+
+def _made(
+    make: Callable[[Callable[..., Any], Any], Made],
+    path: str,
+    name: str,
+    parameters: Sequence[str],
+    calls: Sequence[Any],
+) -> tuple[list[Made], Attempt]:
+    """What `make(function, call)` gives for each call, up to the first that fails; and why there is no further one."""
+    made: list[Made] = []
     with captured() as printed:
         try:
             function = found(path, name, parameters)
-            for arguments in calls:
-                made.append(_by_name(name, function, arguments, path))
+            for call in calls:
+                made.append(make(function, call))
         except NotBegun:
-            return made, Attempt((), f"{name} is still to be written", begun=False)
+            return made, Attempt(problem=f"{name} is still to be written", begun=False)
         except (Unfit, SubjectFailed) as error:
-            return made, Attempt((), shown(str(error), 300), printed=printed())
+            return made, Attempt(problem=shown(str(error), 300), printed=printed())
         return made, Attempt(printed=printed())
 
 

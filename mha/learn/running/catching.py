@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,6 @@ class Shown:
         """How many bugs the call shows, and how many there are."""
         bugs = [bug for bug in all_bugs() if not bug.equivalent]
         return sum(map(self.by, bugs)), len(bugs)
-
-
-def without_gradients(problem: Problem) -> Problem:
-    """The call without a cotangent."""
-    return replace(problem, inputs=replace(problem.inputs, cotangent=None))
 
 
 def caught(problem: Problem, bug: str) -> tuple[bool, str]:

@@ -83,8 +83,7 @@ def measured_in(path: str, name: str, answers: tuple[Answer, ...]) -> tuple[Said
             function = found(path, one.function)
         except Unfit:
             return ()
-        names = tuple(returned.name for returned in one.returned)
-        asked = Asked(path, one.function, tuple(a.name for a in one.arguments), names, (), one.dialect)
+        asked = Asked(path, one.function, one.parameters, one.names, (), one.dialect)
         return said_of(one, lambda arguments, shapes: answer_of(asked, function, arguments, shapes), answers)
 
 
@@ -221,20 +220,10 @@ class _Alone(BuggySubject):
 
 def _steps(one: StepExercise, call: Call) -> dict[str, Step] | None:
     """Steps of the pipeline that give what a function returns; None where that is no step's whole result."""
-    whole = object()
-    found: dict[str, Step] = {}
-    for number, returned in enumerate(one.returned):
-        for name in one.covers:
-            if _reads(returned.read, name, whole):
-                found[name] = partial(_result, one, call, name, number)
-    return found if len(found) == len(one.returned) else None
-
-
-def _reads(read: Callable[[Any], Any], name: str, whole: object) -> bool:
-    try:
-        return read({name: whole}) is whole
-    except (KeyError, TypeError):
-        return False
+    sources = [returned.source for returned in one.returned]
+    if not set(sources) <= set(one.covers):
+        return None
+    return {str(name): partial(_result, one, call, str(name), number) for number, name in enumerate(sources)}
 
 
 def _result(one: StepExercise, call: Call, name: str, number: int, state: State) -> NDArray:

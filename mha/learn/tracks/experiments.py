@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from mha.learn.exercise import Argument, HeadsExercise, Interval, NumbersExercise, Returned, StepExercise
+from mha.learn.exercise import HeadsExercise, Interval, NumbersExercise, StepExercise, Value
 from mha.learn.tracks.write import WHY_TINY
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.reference.state import State
@@ -56,8 +56,8 @@ EXERCISES = (
         task=f"{CIRCLE} keys stand on a circle of radius 1 at 0, 36, 72, ... degrees, a query of length 1 at one. "
         "Give the weights of scaled dot-product attention. Which keys does it prefer, and by how much?",
         rules=("scores",),
-        arguments=(Argument("degrees", "float: the direction of the query", _degrees),),
-        returned=(Returned("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
+        arguments=(Value("degrees", "float: the direction of the query", _degrees),),
+        returned=(Value("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
         answer=("mha_core.reference.forward:similarity", "mha_core.reference.forward:softmax"),
@@ -69,7 +69,7 @@ EXERCISES = (
         task="Draw 20,000 pairs of standard normal vectors of width head_dim, or more, and measure the standard "
         "deviation of q.k (scaled=False), and of q.k / sqrt(head_dim) (scaled=True). What is the scale for?",
         rules=("scores",),
-        parameters=("head_dim", "scaled"),
+        arguments=(Value("head_dim", "int"), Value("scaled", "bool")),
         intervals=(
             # The deviation of q.k is sqrt(d); 10 % is ten standard errors of 20,000 pairs where they are largest, at 1.
             *(Interval((width, False), 0.9 * width**0.5, 1.1 * width**0.5) for width in (1, 16, 100)),
@@ -85,12 +85,12 @@ EXERCISES = (
         task="Say how important each head of a trained layer is, from four sentences that it reads. Its heads go in "
         "your order, the least important first, and four sentences that you never saw tell what is left of its output.",
         arguments=(
-            ("queries", "float64 (B, L, D)"),
-            ("keys", "the same: it is self-attention"),
-            ("values", "the same"),
-            ("weights", 'dict: "q_proj.weight" (out, in), "q_proj.bias" (out,), and so k_proj, v_proj, out_proj'),
-            ("allowed", "bool (B, H, L, L): True = may attend"),
-            ("num_heads", "int: H"),
+            Value("queries", "float64 (B, L, D)"),
+            Value("keys", "the same: it is self-attention"),
+            Value("values", "the same"),
+            Value("weights", 'dict: "q_proj.weight" (out, in), "q_proj.bias" (out,), and so k_proj, v_proj, out_proj'),
+            Value("allowed", "bool (B, H, L, L): True = may attend"),
+            Value("num_heads", "int: H"),
         ),
         returns="float64 (H,): the more, the more important",
         answer=("mha.heads.importance:leave_one_out", "mha.heads.importance:_left_out"),
@@ -103,12 +103,12 @@ EXERCISES = (
         "layer gives if the others may attend to nothing. How much faster is it?",
         rules=("head-order",),
         arguments=(
-            (
+            Value(
                 "weights",
                 'dict: "q_proj.weight" (H * d, in), "q_proj.bias" (H * d,), and so the other projections',
             ),
-            ("kept", "list of int: the heads that stay, in ascending order"),
-            ("num_heads", "int: H"),
+            Value("kept", "list of int: the heads that stay, in ascending order"),
+            Value("num_heads", "int: H"),
         ),
         returns="dict of float64 arrays by the same names",
         answer=("mha.heads.prune:cut",),

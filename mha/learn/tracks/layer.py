@@ -19,6 +19,10 @@ _OBJECT = '''class Attention:
         raise NotImplementedError
 
 
+CAPABILITIES = Capabilities("dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS)
+"""What it is asked: beside the plain layer, these features."""
+
+
 class Subject:
     """What the judge asks: prepare(config, weights) gives a function run(inputs) -> output (B, Lq, Do)."""
 
@@ -26,11 +30,7 @@ class Subject:
     dtypes = ("float64",)
 
     def supports(self, config, inputs):
-        if config.score == "additive" or not config.projections or inputs.past_keys is not None:
-            return "additive scores, bare heads or a past"
-        if inputs.dropout_keep is not None or inputs.mask.bias is not None or config.softcap is not None:
-            return "dropout, a bias or a softcap"
-        return None
+        return CAPABILITIES.why_not(config, inputs)
 
     def prepare(self, config, weights):
         layer = Attention(config, weights)

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mha.learn.exercise import NUMPY, Argument, StepExercise
+from mha.learn.exercise import NUMPY, StepExercise, Value
 from mha.learn.tracks import write
+
+SCALED = StepExercise(
+    name="scaled-groups",
+    task="q.k * scale, with grouped heads.",
+    arguments=(*write.GROUPS.arguments, write.SCALE),
+    returned=(Value("scores", "float64 (B, H, Lq, Lk)", "similarity"),),
+    covers=("unscaled", "similarity"),
+    rules=write.GROUPS.rules,
+    cases=write.GROUPS.cases,
+    tiny=write.GROUPS.tiny,
+    answer=write.GROUPS.answer,
+)
 
 
 @dataclass(frozen=True)
 class _Row:
     """What is translated.
 
-    source: the exercise whose judge it shares. function: its name in every backend. of: its arguments, if others.
+    source: the exercise whose judge it shares. in_backend: where it is in a backend, below `backends.NAME`.
     in_numpy: where it is given in NumPy, module:symbol; "" where NumPy's is no function of arrays.
-    in_backend: where it is in a backend, below `backends.NAME`.
+    function: what the learner writes. Default: the name in the backend.
     """
 
     source: str
-    function: str
     in_backend: str
     in_numpy: str = ""
-    of: tuple[Argument, ...] = ()
+    function: str = ""
 
 
-_BY_NAME = {one.name: one for one in write.EXERCISES}
-_SCALE = Argument("scale", "float", lambda state: state.config.softmax_scale)
+_BY_NAME = {one.name: one for one in (*write.EXERCISES, SCALED)}
 
 ROWS = (
-    _Row("split", "split_heads", "ops.heads:split_heads", "mha_core.heads:split_heads"),
-    _Row("merge", "merge_heads", "ops.heads:merge_heads", "mha_core.heads:merge_heads"),
-    _Row(
-        "groups",
-        "dot_score",
-        "ops.attention:dot_score",
-        of=(*_BY_NAME["groups"].arguments, _SCALE),
-    ),
-    _Row("softcap", "cap", "ops.attention:cap"),
-    _Row("softmax", "softmax", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax"),
-    _Row("empty-row", "masked_softmax", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax"),
-    _Row("weighted-sum", "weighted_sum", "ops.attention:weighted_sum"),
+    _Row("split", "ops.heads:split_heads", "mha_core.heads:split_heads"),
+    _Row("merge", "ops.heads:merge_heads", "mha_core.heads:merge_heads"),
+    _Row("scaled-groups", "ops.attention:dot_score"),
+    _Row("softcap", "ops.attention:cap"),
+    _Row("softmax", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax", "softmax"),
+    _Row("empty-row", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax"),
+    _Row("weighted-sum", "ops.attention:weighted_sum"),
 )
 
 
@@ -54,27 +59,16 @@ def into(framework: str) -> tuple[StepExercise, ...]:
 
 def _translation(row: _Row, framework: str) -> StepExercise:
     source = _BY_NAME[row.source]
+    function = row.function or row.in_backend.partition(":")[2]
     other = "jax" if framework == "torch" else "torch"
     given = row.in_numpy if row.in_numpy and framework != NUMPY else f"backends.{other}.{row.in_backend}"
-    scaled = bool(row.of)
-    what = "q.k * scale, with grouped heads." if scaled else source.task
-    return StepExercise(
-        name=f"{row.function.replace('_', '-')}-in-{framework}",
+    return replace(
+        source,
+        name=f"{function.replace('_', '-')}-in-{framework}",
         track="translate",
-        task=f"Translate into {'NumPy' if framework == NUMPY else framework}: {what}",
-        rules=source.rules,
-        answer=source.answer,
+        task=f"Translate into {'NumPy' if framework == NUMPY else framework}: {source.task}",
         answer_in=(row.in_backend,),
         dialect=framework,
-        arguments=row.of or source.arguments,
-        returned=_scaled() if scaled else source.returned,
-        covers=("unscaled", "similarity") if scaled else source.covers,
-        cases=source.cases,
-        tiny=source.tiny,
         given=given,
-        function_name=row.function,
+        function_name=function,
     )
-
-
-def _scaled() -> tuple[write.Returned, ...]:
-    return (write.Returned("scores", "float64 (B, H, Lq, Lk)", write.step("similarity")),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +9,11 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.parts import SQUARE, SQUARE_REASON, fixed, prime_config
-from mha.learn.exercise import Argument, Returned, StepExercise
+from mha.learn.exercise import StepExercise, Value
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.reference.state import State
 
 WHY_TINY = "small enough to be followed by hand"
-
-
-def step(name: str) -> Any:
-    """Reads the result of a step."""
-
-    def read(arrays: Mapping[str, Any]) -> Any:
-        return arrays[name]
-
-    return read
 
 
 def tiny(config: AttentionConfig | None = None, **sizes: Any) -> tuple[Case, ...]:
@@ -60,16 +50,17 @@ def side(number: int) -> Any:
 
 
 TWO_HEADS = AttentionConfig(4, 2, bias=True)
-KEYS = "float64 (B, H, Lk, d)"
-QUERIES = Argument("queries", "float64 (B, H, Lq, d)", step("queries"))
-SCORES = Argument("scores", "float64 (B, H, Lq, Lk)", step("scores"))
-ALLOWED = Argument("allowed", "bool (B, H, Lq, Lk): True = the query may attend to the key", step("allowed"))
-QUERY_LEN = Argument("query_len", "int: Lq", lambda state: state.sizes.query_len)
-KEY_LEN = Argument("key_len", "int: Lk", lambda state: state.sizes.key_len)
-OFFSETS = Argument("offsets", "int64 (B,): query i of item b stands at position offsets[b] + i", offsets)
-MASK = Returned("allowed", "bool, anything that broadcasts to (B, H, Lq, Lk): True = may attend", step("allowed"))
-WEIGHTS = Returned("weights", "float64 (B, H, Lq, Lk)", step("weights"))
-NUM_HEADS = Argument("num_heads", "int: H", lambda state: state.config.num_heads)
+KEY_HEADS = Value("keys", "float64 (B, H, Lk, d)", lambda state: state.heads_of("keys"))
+SCALE = Value("scale", "float", lambda state: state.config.softmax_scale)
+QUERIES = Value("queries", "float64 (B, H, Lq, d)", "queries")
+SCORES = Value("scores", "float64 (B, H, Lq, Lk)", "scores")
+ALLOWED = Value("allowed", "bool (B, H, Lq, Lk): True = the query may attend to the key", "allowed")
+QUERY_LEN = Value("query_len", "int: Lq", lambda state: state.sizes.query_len)
+KEY_LEN = Value("key_len", "int: Lk", lambda state: state.sizes.key_len)
+OFFSETS = Value("offsets", "int64 (B,): query i of item b stands at position offsets[b] + i", offsets)
+MASK = Value("allowed", "bool, anything that broadcasts to (B, H, Lq, Lk): True = may attend", "allowed")
+WEIGHTS = Value("weights", "float64 (B, H, Lq, Lk)", "weights")
+NUM_HEADS = Value("num_heads", "int: H", lambda state: state.config.num_heads)
 
 OVERFLOW = Case(
     "loud",
@@ -94,18 +85,28 @@ LONG = Case(
 NO_EMPTY_ROW = ("prime", "causal", "square-causal", LONG, OVERFLOW)
 """Cases of the softmax in which every query has a key."""
 
+GROUPS = StepExercise(
+    name="groups",
+    task="Grouped heads: query head h is scored against key head h // (H // G). No scale here.",
+    rules=("grouped-heads",),
+    arguments=(QUERIES, Value("keys", "float64 (B, G, Lk, d): G divides H", "keys")),
+    returned=(Value("scores", "float64 (B, H, Lq, Lk)", "unscaled"),),
+    cases=("prime", "grouped-heads", "multi-query", "square-grouped"),
+    tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
+    answer=("mha_core.heads:repeat_kv_heads", "mha_core.reference.forward:unscaled"),
+    answer_in=("ops.heads:repeat_kv_heads", "ops.attention:dot_score"),
+)
+
 EXERCISES = (
     StepExercise(
         name="project",
-        track="write",
         task="Apply a projection: x W^T + b, at every position.",
         arguments=(
-            Argument("x", "float64 (B, L, in)", step("query_inputs")),
-            Argument("weight", "float64 (out, in)", lambda state: state.parameters["q_proj.weight"]),
-            Argument("bias", "float64 (out,), or None", lambda state: state.parameters.get("q_proj.bias")),
+            Value("x", "float64 (B, L, in)", "query_inputs"),
+            Value("weight", "float64 (out, in)", lambda state: state.parameters["q_proj.weight"]),
+            Value("bias", "float64 (out,), or None", lambda state: state.parameters.get("q_proj.bias")),
         ),
-        returned=(Returned("projected", "float64 (B, L, out)", step("q_proj")),),
-        covers=("q_proj",),
+        returned=(Value("projected", "float64 (B, L, out)", "q_proj"),),
         cases=("no-bias", "prime", "ragged-square", "square-self-attention"),
         tiny=tiny(),
         answer=("mha_core.reference.forward:project",),
@@ -113,12 +114,10 @@ EXERCISES = (
     ),
     StepExercise(
         name="split",
-        track="write",
         task="Split channels into heads: channel h*d + i is element i of head h.",
         rules=("head-order",),
-        arguments=(Argument("x", "float64 (B, L, H * d)", step("q_proj")), NUM_HEADS),
-        returned=(Returned("queries", "float64 (B, H, L, d)", step("queries")),),
-        covers=("queries",),
+        arguments=(Value("x", "float64 (B, L, H * d)", "q_proj"), NUM_HEADS),
+        returned=(Value("queries", "float64 (B, H, L, d)", "queries"),),
         cases=("prime", "ragged-square", "one-head", "grouped-heads"),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:split_heads",),
@@ -126,12 +125,10 @@ EXERCISES = (
     ),
     StepExercise(
         name="merge",
-        track="write",
         task="Merge heads into channels: the inverse of splitting.",
         rules=("head-order",),
-        arguments=(Argument("heads", "float64 (B, H, L, d)", step("heads")),),
-        returned=(Returned("merged", "float64 (B, L, H * d)", step("merged")),),
-        covers=("merged",),
+        arguments=(Value("heads", "float64 (B, H, L, d)", "heads"),),
+        returned=(Value("merged", "float64 (B, L, H * d)", "merged"),),
         cases=("prime", "ragged-square", "square-causal", "grouped-heads"),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:merge_heads",),
@@ -139,19 +136,18 @@ EXERCISES = (
     ),
     StepExercise(
         name="scores",
-        track="write",
         task="Score every query against every key: q.k times the scale, which is 1 / sqrt(d) unless one is given.",
         rules=("scores",),
         arguments=(
             QUERIES,
-            Argument("keys", KEYS, lambda state: state.heads_of("keys")),
-            Argument(
+            KEY_HEADS,
+            Value(
                 "scale",
                 "float, or None for 1 / sqrt(d)",
                 lambda s: None if s.config.softmax_scale == s.config.head_dim**-0.5 else s.config.softmax_scale,
             ),
         ),
-        returned=(Returned("scores", "float64 (B, H, Lq, Lk)", step("similarity")),),
+        returned=(Value("scores", "float64 (B, H, Lq, Lk)", "similarity"),),
         covers=("unscaled", "similarity"),
         cases=("prime", "ragged-square", "scale", "square-scale", "causal-more-queries"),
         tiny=tiny(),
@@ -160,15 +156,13 @@ EXERCISES = (
     ),
     StepExercise(
         name="softcap",
-        track="write",
         task="Bound scores smoothly by the softcap c: c * tanh(score / c). Without one (None) they stay as they are.",
         rules=("softcap",),
         arguments=(
-            Argument("scores", "float64 (B, H, Lq, Lk), scaled", step("similarity")),
-            Argument("softcap", "float, or None", lambda state: state.config.softcap),
+            Value("scores", "float64 (B, H, Lq, Lk), scaled", "similarity"),
+            Value("softcap", "float, or None", lambda state: state.config.softcap),
         ),
-        returned=(Returned("capped", "float64 (B, H, Lq, Lk)", step("capped")),),
-        covers=("capped",),
+        returned=(Value("capped", "float64 (B, H, Lq, Lk)", "capped"),),
         cases=("prime", "softcap", "softcap-saturated", "softcap-additive"),
         tiny=tiny(replace(AttentionConfig(2, 1), softcap=0.5)),
         answer=("mha_core.reference.forward:cap",),
@@ -176,30 +170,25 @@ EXERCISES = (
     ),
     StepExercise(
         name="lengths",
-        track="write",
         task="Say which keys lengths allow: key j iff j < its length. Lengths are (B,), or (B, Lq), one a query.",
         rules=("valid-lens",),
         arguments=(
-            Argument("valid_lens", "integers (B,) or (B, Lq)", lambda state: state.inputs.mask.valid_lens),
+            Value("valid_lens", "integers (B,) or (B, Lq)", lambda state: state.inputs.mask.valid_lens),
             QUERY_LEN,
             KEY_LEN,
         ),
         returned=(MASK,),
-        covers=("allowed",),
         cases=("valid-lens", "valid-lens-per-query", "ragged-square", "square-lens-per-query"),
         tiny=tiny(mask=lambda rng, case: AttentionMask(valid_lens=np.arange(1, case.batch + 1))),
-        broadcasts=True,
         answer=("mha_core.call.masks:_within_valid_lens", "mha_core.call.masks:_first_keys"),
         answer_in=("ops.masks:allowed_keys",),
     ),
     StepExercise(
         name="causal",
-        track="write",
         task="Say which keys a causal mask allows: key j iff j <= the position of the query.",
         rules=("causal", "positions"),
         arguments=(QUERY_LEN, KEY_LEN, OFFSETS),
         returned=(MASK,),
-        covers=("allowed",),
         cases=(
             "causal",
             "causal-more-queries",
@@ -209,24 +198,21 @@ EXERCISES = (
             "square-causal",
         ),
         tiny=tiny(mask=fixed(causal=True, query_offset=1)),
-        broadcasts=True,
         answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
         answer_in=("ops.masks:allowed_keys",),
     ),
     StepExercise(
         name="window",
-        track="write",
         task="Say which keys a window allows: position - left <= j <= position + right, and None is unbounded.",
         rules=("window", "positions"),
         arguments=(
             QUERY_LEN,
             KEY_LEN,
             OFFSETS,
-            Argument("left", "int, or None", side(0)),
-            Argument("right", "int, or None", side(1)),
+            Value("left", "int, or None", side(0)),
+            Value("right", "int, or None", side(1)),
         ),
         returned=(MASK,),
-        covers=("allowed",),
         cases=(
             "window",
             "square-window",
@@ -239,18 +225,15 @@ EXERCISES = (
             window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
         ),
         tiny=tiny(mask=fixed(window=(1, 0), query_offset=1)),
-        broadcasts=True,
         answer=("mha_core.call.masks:_within_reach", "mha_core.call.masks:interval"),
         answer_in=("ops.masks:allowed_keys",),
     ),
     StepExercise(
         name="softmax",
-        track="write",
         task="Take the softmax over the allowed keys; every other key has exactly 0. Here each query has a key.",
         rules=("excluded-keys", "lone-key"),
         arguments=(SCORES, ALLOWED),
         returned=(WEIGHTS,),
-        covers=("weights",),
         cases=NO_EMPTY_ROW,
         tiny=tiny(mask=fixed(causal=True)),
         answer=("mha_core.reference.forward:softmax",),
@@ -258,12 +241,10 @@ EXERCISES = (
     ),
     StepExercise(
         name="empty-row",
-        track="write",
         task="Take the softmax over the allowed keys; a query that may attend to no key gets weights of 0.",
         rules=("excluded-keys", "empty-row", "non-finite"),
         arguments=(SCORES, ALLOWED),
         returned=(WEIGHTS,),
-        covers=("weights",),
         cases=(
             "causal-bottom-right-more-queries",
             "ragged-square",
@@ -278,14 +259,12 @@ EXERCISES = (
     ),
     StepExercise(
         name="weighted-sum",
-        track="write",
         task="Sum the values of all keys, each by the weight that the query gives it.",
         arguments=(
-            Argument("weights", "float64 (B, H, Lq, Lk)", step("kept_weights")),
-            Argument("values", "float64 (B, H, Lk, dv)", lambda state: state.heads_of("values")),
+            Value("weights", "float64 (B, H, Lq, Lk)", "kept_weights"),
+            Value("values", "float64 (B, H, Lk, dv)", lambda state: state.heads_of("values")),
         ),
-        returned=(Returned("heads", "float64 (B, H, Lq, dv)", step("heads")),),
-        covers=("heads",),
+        returned=(Value("heads", "float64 (B, H, Lq, dv)", "heads"),),
         cases=("prime", "ragged-square", "square-causal", "causal-more-queries"),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.reference.forward:heads",),
@@ -293,46 +272,31 @@ EXERCISES = (
     ),
     StepExercise(
         name="output",
-        track="write",
         task="From heads to the output: merge them, and apply the output projection, x W^T + b.",
         rules=("head-order",),
         arguments=(
-            Argument("heads", "float64 (B, H, L, dv)", step("heads")),
-            Argument("weight", "float64 (Do, H * dv)", lambda state: state.parameters["out_proj.weight"]),
-            Argument("bias", "float64 (Do,), or None", lambda state: state.parameters.get("out_proj.bias")),
+            Value("heads", "float64 (B, H, L, dv)", "heads"),
+            Value("weight", "float64 (Do, H * dv)", lambda state: state.parameters["out_proj.weight"]),
+            Value("bias", "float64 (Do,), or None", lambda state: state.parameters.get("out_proj.bias")),
         ),
-        returned=(Returned("output", "float64 (B, L, Do)", step("output")),),
+        returned=(Value("output", "float64 (B, L, Do)", "output"),),
         covers=("merged", "output"),
         cases=("no-bias", "prime", "ragged-square", "square-causal", "grouped-heads"),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:merge_heads", "mha_core.reference.forward:project"),
         answer_in=("ops.heads:merge_heads",),
     ),
-    StepExercise(
-        name="groups",
-        track="write",
-        task="Grouped heads: query head h is scored against key head h // (H // G). No scale here.",
-        rules=("grouped-heads",),
-        arguments=(QUERIES, Argument("keys", "float64 (B, G, Lk, d): G divides H", step("keys"))),
-        returned=(Returned("scores", "float64 (B, H, Lq, Lk)", step("unscaled")),),
-        covers=("unscaled",),
-        cases=("prime", "grouped-heads", "multi-query", "square-grouped"),
-        tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
-        answer=("mha_core.heads:repeat_kv_heads", "mha_core.reference.forward:unscaled"),
-        answer_in=("ops.heads:repeat_kv_heads", "ops.attention:dot_score"),
-    ),
+    GROUPS,
     StepExercise(
         name="past",
-        track="write",
         task="Put the keys of a decoding cache before the new ones; rows of the cache that are padding become 0.",
         rules=("past", "padding"),
         arguments=(
-            Argument("past", "float64 (B, G, Lp, d), or None", lambda state: state.inputs.past_keys),
-            Argument("new", "float64 (B, G, Lk - Lp, d)", step("new_keys")),
-            Argument("padding", "bool (B, Lk): keys, past ones first, that no query may attend to", step("padding")),
+            Value("past", "float64 (B, G, Lp, d), or None", lambda state: state.inputs.past_keys),
+            Value("new", "float64 (B, G, Lk - Lp, d)", "new_keys"),
+            Value("padding", "bool (B, Lk): keys, past ones first, that no query may attend to", "padding"),
         ),
-        returned=(Returned("keys", "float64 (B, G, Lk, d)", step("keys")),),
-        covers=("keys",),
+        returned=(Value("keys", "float64 (B, G, Lk, d)", "keys"),),
         cases=("prime", "past", "past-padded", "decoding-step"),
         tiny=tiny(past_len=1),
         answer=("mha_core.reference.forward:after_past",),

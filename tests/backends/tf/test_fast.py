@@ -15,10 +15,10 @@ from backends.tf.fast import blocks
 from conformance.cases.table import select
 from conformance.reports.text import failure_text
 from conformance.runner import run_case
-from conformance.subjects.backend import BackendSubject
 from mha_core.call import blocks as core_blocks
 from mha_core.call.call import Call
 from mha_core.call.masks import AttentionMask
+from tests.backends.drivers import AskedOnce
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
@@ -70,7 +70,7 @@ def small(monkeypatch):
 )
 def test_chunks_blocks_and_loops_are_equal(small, path, size, unrolled):
     small(size, unrolled)
-    subject = BackendSubject(TensorFlowBackend(), "float64", "cpu", path)
+    subject = AskedOnce(TensorFlowBackend(), "float64", "cpu", path)  # test_parity.py asks again
     some = CASES if path == "fast" else ("every-source", "grouped-heads") if path == "fast-xla" else ("every-source",)
     results = [run_case(select((name,))[0], subject) for name in some]
     assert [failure_text(result) for result in results if result.status != "equal"] == []

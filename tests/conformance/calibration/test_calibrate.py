@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformance.calibration.calibrate import Figures, calibrate, judge, parse_case, quantiles, replay
+from conformance.calibration.calibrate import Figures, judge, of_layer, parse_case, quantiles, replay, taking_part
 from conformance.calibration.draws import DRAWS_PER_LAYER, draw_layer
 from conformance.calibration.formulations import FORMULATIONS, formulation
 from conformance.cases.problem import Problem
@@ -21,6 +21,12 @@ from mha_core.backend import load
 from mha_core.dtypes import round_to
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def calibrate(seed, runs, dtype, subjects):
+    """The first runs, one layer after the other, in this process."""
+    layers = (of_layer(seed, number, dtype, taking_part(subjects, number)) for number in count())
+    return islice(((wanted, outcome) for layer in layers for _, wanted, outcome in layer), runs)
 
 
 def every_formulation(dtype):
@@ -38,9 +44,9 @@ def test_correct_formulations_are_not_rejected(dtype):
 
 FEATURES = {
     "softcap": lambda layer: layer.config.softcap is not None,
-    "past": lambda layer: layer.past_len > 0,
+    "past": lambda layer: layer.description.sizes.past_len > 0,
     "without projections": lambda layer: not layer.config.projections,
-    "split": lambda layer: layer.split,
+    "split": lambda layer: layer.description.split,
 }
 
 
@@ -203,7 +209,3 @@ def test_cases_are_named_by_seed_and_index():
     assert parse_case("7-204") == (7, 204)
     with pytest.raises(SpecError, match="replay must be SEED-INDEX"):
         parse_case("7-")
-    with pytest.raises(SpecError, match="runs must be at least 1"):
-        calibrate(0, 0, "float32", every_formulation("float32"))
-    with pytest.raises(SpecError, match="no implementation computes in float16"):
-        calibrate(0, 1, "float16", [])

@@ -102,6 +102,8 @@ def test_every_layer_and_probe_in_the_projects_table_exists():
             module, _, name = where.partition(":")
             tree = ast.parse((ROOT / Path(*module.split("."))).with_suffix(".py").read_text())
             defined = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+            assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+            defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
             assert name in defined, (entry.id, where)
 
 

@@ -1,8 +1,8 @@
 """How well known bugs are recognised in other people's code: `python -m tests.conformance.diagnosis.diagnosis_bench`.
 
-Every bug of `rewritten_bugs` is diagnosed from outputs alone, with stages, and with stages and gradients. Of each the
-answer is: "named", it explains all; "k of n", it explains most cases, and the others are listed; "closest", it is only
-listed; "silent", nothing is listed; "wrong", something else is named.
+Every bug of `bugs_in_other_code` is diagnosed from outputs alone, with stages, and with stages and gradients. What is
+said of it is one word: "named", it explains all; "k of n", it explains most cases, and the others are listed;
+"closest", it is only listed; "silent", nothing is listed; "wrong", something else is named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import Runs, diagnose
 from mha_core import SpecError
-from tests.conformance.diagnosis.rewritten_bugs import BACKWARD, KNOWN, RELATED, UNKNOWN
+from tests.conformance.diagnosis.bugs_in_other_code import BACKWARD, KNOWN, RELATED, UNKNOWN
 
 CASES = [case for case in all_cases() if not case.expensive]
 WAYS = {"outputs": {}, "stages": {"stages": True}, "stages and gradients": {"stages": True, "gradients": True}}

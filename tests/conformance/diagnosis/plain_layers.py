@@ -1,7 +1,7 @@
 """Attention as other people write it: loops over items and heads, each in two dimensions, in several styles.
 
 Nothing of the reference's or the zoo's steps is called: the benchmark of diagnosis puts bugs into these layers
-from their descriptions (`rewritten_bugs.py`), and sees whether they are still known. The styles differ where people
+from their descriptions (`bugs_in_other_code.py`), and sees whether they are still known. The styles differ where people
 differ: what stands in for an excluded score, what an empty row gives, whether padding is zeroed, what NaN becomes.
 """
 

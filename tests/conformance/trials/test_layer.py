@@ -105,10 +105,3 @@ def test_odd_inputs_raise_where_they_are_said_to():
     wanted = expected(next(case for case in CASES if case.key_len == 1), FaultySubject().precision)
     with pytest.raises(SubjectFailed, match="one key"):
         ask(FaultySubject(limits=Limits(odd=("one key",))), wanted.problem)
-
-
-def test_noise_is_new_in_each_call():
-    problem = draw_problem(Dice("noise"))
-    run = FaultySubject(limits=Limits(noise=1e-3)).prepare(problem.config, problem.weights)
-    first, second = run(problem.inputs).output, run(problem.inputs).output
-    assert 0.0 < np.abs(first - second).max() < 0.1 * np.abs(first).max()

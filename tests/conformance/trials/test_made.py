@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from conformance.trials.changes import Factor, Only
-from conformance.trials.equivalent import same_at
+from conformance.trials.equivalent import further_stages
 from conformance.trials.faults import Dice, Fault
 from conformance.trials.judge import fresh_problems
 from conformance.trials.made import all_act, arrays_of, distance, families, make, of_id, shows
@@ -88,7 +88,8 @@ def test_there_are_many_families():
     ],
 )
 def test_where_a_factor_does_the_same(point, stages):
-    assert same_at(point, Factor("0.9", lambda view: 0.9)) == stages
+    fault = Fault("factor", ((point, Factor("0.9", lambda view: 0.9)),))
+    assert fault.stages | further_stages(fault) == stages
 
 
 def test_a_restricted_layer_takes_less_and_still_shows_its_fault():

@@ -17,7 +17,7 @@ from conformance.discovery import members
 from conformance.runner import run_case
 from conformance.zoo import backward
 from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply
-from conformance.zoo.kill import SMALLEST_SET, first_difference, kill, smallest_cover
+from conformance.zoo.kill import first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
 from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError
@@ -25,6 +25,7 @@ from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD
+from tests.conformance.zoo.smallest_set import SMALLEST_SET
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -227,8 +226,3 @@ def test_where_the_system_says_nothing_everyone_is_called(tmp_path, monkeypatch)
     assert (machine.free_memory(), machine.kills()) == (None, None)
     machine.go_first()
     assert machine.fits(10**18, machine.free_memory())
-
-
-def test_a_request_carries_what_was_lost():
-    request = Request("torch", (TINY,), first=3, count=1, only="peer", lost={"other": "was killed"}, place="somewhere")
-    assert Request.from_json(json.dumps(json.loads(request.to_json()))) == request

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mha.bench.contestants.contestant import Task, load, names
-from mha.bench.settings import Setting, setting
+from mha.bench.settings import Setting
 from mha.bench.worker import Request, measure_framework, measure_row
 from mha.bench.workload import make_workload
 from mha_core import BackendError
@@ -59,11 +59,6 @@ def test_time_and_memory_can_be_had_apart(measures):
     (entry,) = measure_row((numpy_contestant("ours", "ours"),), tiny_task(), 1e-6, measures)
     assert (entry.timing is None) == (measures == ("memory",))
     assert (entry.extra_memory is None) or measures == ("memory",)
-
-
-def test_a_request_survives_its_way_to_the_worker():
-    request = Request("torch", (setting("wide"), TINY), ("both",), None, ("cpu",), 0.25, 2)
-    assert Request.from_json(request.to_json()) == request
 
 
 def test_no_contestants_for_an_unknown_framework():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import mha.convert.proof as proof
 from mha.convert.convert import convert
 from mha.convert.verify import VerificationFailed
+from mha.infer import evidence
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, load_weights
 from mha_core.reference import pipeline as reference
@@ -200,7 +200,7 @@ def test_a_large_call_is_judged_piece_by_piece(bias, source, tmp_path, monkeypat
         record(tmp_path / f"{off}.safetensors", ("layers.0.attn", 0), inputs=inputs_of(mask=mask), wrong=off)
         for off in (0.0, 1e-3)
     )
-    monkeypatch.setattr(proof, "AT_ONCE", 200)
+    monkeypatch.setattr(evidence, "AT_ONCE", 200)
     arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0]}
     assert convert(source, **arguments, recorded=right).layers[0].standing.word == "proved"
     with pytest.raises(VerificationFailed):

@@ -94,12 +94,12 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [("a.weights.h5", "h5py", "convert"), ("a.msgpack", "msgpack", "jax")],
+    [("a.weights.h5", "h5py", "convert"), ("a.msgpack", "msgpack", "jax"), ("a.pt", "torch", "torch")],
 )
 def test_a_package_that_is_not_installed_is_named_with_its_extra(name, package, extra, tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
-    for reader in ("keras", "hdf5", "flax"):
+    for reader in ("keras", "hdf5", "flax", "pytorch"):
         monkeypatch.delitem(sys.modules, f"mha.formats.readers.{reader}", raising=False)
     with pytest.raises(SpecError, match=f"need the package '{package}', which is not .*mha-parity.{extra}."):
         read(tmp_path / name)
@@ -130,6 +130,23 @@ def test_a_pickle_with_code_is_refused_and_not_run(how, tmp_path):
     assert "holds io.open, which is no tensor: reading it would run code" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "weights_only" not in str(caught.value), "nobody is advised to switch the safety off"
+
+
+def test_a_pytorch_whose_safe_reader_can_run_code_is_given_no_file(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(SpecError, match=r"PyTorch 2\.10 or later must read it.* Got 2\.9\.1: pip install -U torch"):
+        read(tmp_path / "a.pt")
+
+
+def test_what_a_program_allows_pytorch_is_refused_all_the_same(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2), "x": Malicious(tmp_path / "mark")}, tmp_path / "a.pt")
+    with torch.serialization.safe_globals([open]), pytest.raises(SpecError, match="holds io.open, which is no tensor"):
+        read(tmp_path / "a.pt")
+    assert not (tmp_path / "mark").exists()
 
 
 def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):

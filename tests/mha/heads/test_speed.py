@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -10,14 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from conformance.workers.process import WorkerProcess  # noqa: E402
 from mha.bench.contestants.contestant import load  # noqa: E402
 from mha.heads import run as runs  # noqa: E402
 from mha.heads import speed  # noqa: E402
 from mha.heads.importance import leave_one_out  # noqa: E402
 from mha.heads.page.page import write_page  # noqa: E402
-from mha.heads.report import HeadsReport  # noqa: E402
+from mha.heads.speed import Request, _layer, compared, products  # noqa: E402
 from mha.heads.subject import of_recording  # noqa: E402
-from mha.heads.timing import Request, _layer, compared, products  # noqa: E402
 from mha_core import AttentionConfig, SpecError  # noqa: E402
 from tests.mha.heads.test_prune import recording_of  # noqa: E402
 
@@ -32,7 +34,7 @@ def sample_report():
 
 
 def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
-    request = Request("torch", CONFIG.to_dict(), [4, 2], [(2, 5)], 0.001, 1)
+    request = Request("torch", CONFIG, [4, 2], [(2, 5)], 0.001)
     row = _layer(request, load("torch"), 2, 5)
     assert [entry["name"] for entry in row["entries"]] == ["4", "2"]
     assert [entry["predicted"] for entry in row["entries"]] == [1.0, 2.0]
@@ -41,9 +43,10 @@ def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
 
 
 def test_ratio_is_of_the_first():
-    calls = {"whole": lambda: sum(range(20_000)), "half": lambda: sum(range(200))}
-    whole, half = compared(calls, {"whole": 1.0, "half": 2.0}, 0.01)
+    calls = {0: lambda: sum(range(20_000)), 6: lambda: sum(range(200))}
+    whole, half = compared(calls, {0: 100, 6: 50}, 0.01)
     assert whole["ratio"] == 1.0
+    assert half["predicted"] == 2.0
     assert half["ratio"] > 5.0
     assert half["ratio_lower"] <= half["ratio"] <= half["ratio_upper"]
 
@@ -76,19 +79,28 @@ def test_a_framework_that_does_not_run_is_a_line(monkeypatch):
         speed.measure_speed(subject, leave_one_out(subject))
 
 
-def test_a_process_that_ends_says_so():
-    request = Request("torch", {"embed_dim": 24}, [4], [(1, 2)], 0.001, 1)
-    with pytest.raises(SpecError, match="torch was not timed: its process ended with status 1"):
-        speed._ask(request)
+def test_what_goes_wrong_in_its_process_is_said():
+    request = Request("torch", CONFIG, [4, 2], [(1, 2)], 0.001)
+    assert [entry["name"] for entry in speed._ask(request)["rows"][0]["entries"]] == ["4", "2"]
+    with pytest.raises(SpecError, match="torch was not timed: num_heads must be a positive integer. Got 0."):
+        speed._ask(replace(request, heads=[0]))
+
+
+def test_a_process_that_ends_says_so(monkeypatch):
+    monkeypatch.setattr(speed, "rows_of", partial(eval, "__import__('os')._exit(3)"))
+    monkeypatch.setattr(WorkerProcess, "call", lambda self, function, request: CALL(self, function, {}))
+    with pytest.raises(SpecError, match="torch was not timed: its process ended itself with status 3"):
+        speed._ask(Request("torch", CONFIG, [4]))
+
+
+CALL = WorkerProcess.call
 
 
 def test_sample_has_the_form_of_the_schema():
     schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(sample_report(), schema)
-    empty = HeadsReport(
-        "made up", True, {"layer": 2}, "", {"leave-one-out": leave_one_out(of_recording("r", recording_of(CONFIG)))}
-    )
-    jsonschema.validate(empty.to_dict(), schema)
+    empty = runs.measure_heads(of_recording("r", recording_of(CONFIG)), None, ["leave-one-out"])
+    jsonschema.validate(empty, schema)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])

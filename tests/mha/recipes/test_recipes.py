@@ -43,7 +43,7 @@ def recorded(name, implementation="sdpa", dtype="float32", **changes):
 
 
 def precision_of(site, problem, dtype):
-    return site.recipe.precision(site.module, dtype)
+    return site.precision(dtype)
 
 
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
@@ -178,11 +178,11 @@ def test_text_padded_on_the_left_gives_gpt2_rows_without_a_key():
 def test_a_model_without_a_mask_is_causal_only_where_its_implementation_is():
     for implementation in ("eager", "sdpa"):
         site = attention_layers(model_of("gpt2", implementation))[0]
-        inputs = site.recipe.inputs(site.module, (torch.zeros(2, 5, 15),), {})
+        inputs = site.inputs((torch.zeros(2, 5, 15),), {})
         assert inputs.mask.causal == (implementation == "sdpa")
-        alone = site.recipe.inputs(site.module, (torch.zeros(2, 1, 15),), {})
+        alone = site.inputs((torch.zeros(2, 1, 15),), {})
         assert not alone.mask.causal
-    told = site.recipe.inputs(site.module, (torch.zeros(2, 5, 15),), {"is_causal": False})
+    told = site.inputs((torch.zeros(2, 5, 15),), {"is_causal": False})
     assert not told.mask.causal
 
 
@@ -193,10 +193,10 @@ def test_calls_without_a_translation_are_refused():
     with pytest.raises(SpecError, match="past_key_values holds a cache; call the model with use_cache=False"):
         record([site], lambda: model(torch.zeros(2, 5, dtype=torch.long)))
     with pytest.raises(SpecError, match="GPT2Attention was called with 'position_bias', which has no translation"):
-        site.recipe.inputs(site.module, (states,), {"position_bias": states})
+        site.inputs((states,), {"position_bias": states})
     site.module.train()
     with pytest.raises(SpecError, match=re.escape("is in training mode, where it drops weights; call model.eval()")):
-        site.recipe.inputs(site.module, (states,), {})
+        site.inputs((states,), {})
 
 
 def test_weights_of_another_size_are_refused_and_nothing_is_written():

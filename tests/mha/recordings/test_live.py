@@ -51,8 +51,8 @@ def test_every_probe_of_a_right_layer_finds_it_right():
     found = []
 
     def examine(reading):
-        lab = Asker(LiveSubject(reading), configs=(reading.config,))
-        found.append(measure(lab.subject, lab=lab, zoo=(), probes=select_probes(["mask-*", "masked-*"])))
+        asker = Asker(LiveSubject(reading), configs=(reading.config,))
+        found.append(measure(asker.subject, asker=asker, zoo=(), probes=select_probes(["mask-*", "masked-*"])))
 
     with examining(examine):
         native.from_native(layer(Plain))

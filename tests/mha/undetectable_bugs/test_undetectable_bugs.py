@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cases import table as cases
-from conformance.zoo.kill import SMALLEST_SET
 from conformance.zoo.registry import all_bugs, select
 from mha.cli.porter.compare import compare
 from mha.cli.porter.replay import replay
@@ -24,6 +23,7 @@ from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weigh
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
 from mha_core.weights import check_weights
+from tests.conformance.zoo.smallest_set import SMALLEST_SET
 
 CONFIG = AttentionConfig(12, 4, bias=True, value_head_dim=5)
 

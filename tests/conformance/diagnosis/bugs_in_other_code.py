@@ -16,7 +16,7 @@ from tests.conformance.diagnosis.plain_layers import STYLES, Backward, Layer, Si
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class OtherCode:
     """A plain layer as a subject. `bug` is the id of the zoo's that it has, or a name of its own."""
 
     bug: str
@@ -48,16 +48,16 @@ class Rewritten:
         return run
 
 
-KNOWN: list[Rewritten] = []
-RELATED: list[Rewritten] = []
-UNKNOWN: list[Rewritten] = []
-BACKWARD: list[Rewritten] = []
+KNOWN: list[OtherCode] = []
+RELATED: list[OtherCode] = []
+UNKNOWN: list[OtherCode] = []
+BACKWARD: list[OtherCode] = []
 
 
 def into(subjects, bug, style=None, **changes):
     """Put a layer with these methods and attributes into a list of subjects, in a style of its turn."""
     style = STYLES[len(subjects) % len(STYLES)] if style is None else style
-    subjects.append(Rewritten(bug, type(bug.title().replace("-", "") + style.__name__, (style,), changes)))
+    subjects.append(OtherCode(bug, type(bug.title().replace("-", "") + style.__name__, (style,), changes)))
 
 
 def known(bug, style=None, **changes):
@@ -216,7 +216,7 @@ def _windowless_where_large(layer):
     return _windowless(layer) if layer.Lk > 50 else Layer.order(layer)
 
 
-LARGE = Rewritten("window-ignored", type("Large", (Layer,), {"order": _windowless_where_large}))
+LARGE = OtherCode("window-ignored", type("Large", (Layer,), {"order": _windowless_where_large}))
 """Wrong where there are many keys, as another path for these would be."""
 
 # Softmax and what comes after ----------------------------------------------------------------------------
@@ -267,7 +267,7 @@ known("merge-d-h", Single, merge=lambda self, z: np.dstack(list(z)).reshape(z.sh
 
 def backward(bug, style=None, **changes):
     style = STYLES[len(BACKWARD) % len(STYLES)] if style is None else style
-    BACKWARD.append(Rewritten(bug, style, type("Backward", (Backward,), changes), gradients=True))
+    BACKWARD.append(OtherCode(bug, style, type("Backward", (Backward,), changes), gradients=True))
 
 
 def _averaged_batch(self, found):

@@ -19,9 +19,9 @@ from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
 from mha_core import SpecError
+from tests.conformance.diagnosis.bugs_in_other_code import BACKWARD, KNOWN, UNKNOWN, OtherCode
 from tests.conformance.diagnosis.diagnosis_bench import CASES, answer
 from tests.conformance.diagnosis.plain_layers import STYLES, Layer
-from tests.conformance.diagnosis.rewritten_bugs import BACKWARD, KNOWN, UNKNOWN, Rewritten
 
 diagnosis = importlib.import_module("conformance.diagnosis.diagnose")
 
@@ -31,13 +31,13 @@ SOME = CASES[::3]
 RUNS = Runs()
 
 
-def rewritten(subjects, bug):
+def in_other_code(subjects, bug):
     return next(subject for subject in subjects if subject.bug == bug)
 
 
 def test_the_plain_layer_is_right():
     """So that what differs in the others is what was put into them."""
-    subject = Rewritten("none", Layer, stages=True, gradients=True)
+    subject = OtherCode("none", Layer, stages=True, gradients=True)
     results = {case.id: run_case(case, subject) for case in CASES if case.id not in ("no-items", "no-keys")}
     different = {id for id, result in results.items() if result.status != "equal"}
     assert different == {"nan-in-open-key", "infinity-in-open-value"}  # where weights and gradients hold other NaN
@@ -52,19 +52,19 @@ def test_there_are_enough_in_every_style():
 
 @pytest.mark.parametrize(("bug", "stages"), [("v-proj-bias-missing", False), ("bias-subtracted", True)])
 def test_known_bugs_are_named(bug, stages):
-    word, told = answer(rewritten(KNOWN, bug).showing(stages=stages), RUNS, SOME)
+    word, told = answer(in_other_code(KNOWN, bug).showing(stages=stages), RUNS, SOME)
     assert word in ("named", "k of n"), told
 
 
 @pytest.mark.parametrize("bug", ["weights-detached"])
 def test_known_bugs_of_gradients_are_named(bug):
-    word, told = answer(rewritten(BACKWARD, bug), RUNS, SOME)
+    word, told = answer(in_other_code(BACKWARD, bug), RUNS, SOME)
     assert word in ("named", "k of n"), told
 
 
 @pytest.mark.parametrize("bug", ["output-larger"])
 def test_of_unknown_bugs_nothing_absurd_is_said(bug):
-    found = diagnose(rewritten(UNKNOWN, bug), SOME, runs=RUNS)
+    found = diagnose(in_other_code(UNKNOWN, bug), SOME, runs=RUNS)
     assert found.failing
     assert not found.explanations + found.partly + found.closest
 
@@ -72,7 +72,14 @@ def test_of_unknown_bugs_nothing_absurd_is_said(bug):
 @pytest.mark.parametrize("command", ["check", "diagnose"])
 def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     cases = ["--case", "prime", "--case", "window", "--case", "blocks-long"]
-    arguments = [command, "--subject", "tests.conformance.diagnosis.rewritten_bugs:LARGE", "--dtype", "float64", *cases]
+    arguments = [
+        command,
+        "--subject",
+        "tests.conformance.diagnosis.bugs_in_other_code:LARGE",
+        "--dtype",
+        "float64",
+        *cases,
+    ]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1
     assert "Large (float64) differs in 1 of 3 cases: blocks-long." in done.output
@@ -81,7 +88,7 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
 
 
 def test_check_diagnoses_nothing_if_told_so():
-    subject = "tests.conformance.diagnosis.rewritten_bugs:LARGE"
+    subject = "tests.conformance.diagnosis.bugs_in_other_code:LARGE"
     arguments = ["check", "--subject", subject, "--dtype", "float64", "--case", "blocks-long", "--no-diagnosis"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1

@@ -1,15 +1,46 @@
-"""Chooses the key bias by names: it adds one number to all scores of a row, so the output does not depend on it."""
+"""Biases that the sketch of a search leaves out.
+
+Attention weights add up to 1, so a bias of the values passes through them unchanged: it and the output bias add one
+vector to every row. A key bias adds one number to all scores of a row, so the output does not depend on it: it is
+chosen by names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
+from os.path import commonprefix
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
 
 SHOWN = 6
-"""How many names of arrays that could be one are written out."""
+"""How many names of arrays that could be a key bias are written out."""
+
+
+def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
+    """`found` with each choice of value and output biases, and the vector (Do,) that they add; first without biases."""
+    bare = replace(found, bv=None, bo=None)
+    outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]
+    for bv in (None, *candidates.biases(bare.v)):
+        changed = replace(bare, bv=bv)
+        if not changed.is_readable() or _same(bv, bare.bq):
+            continue
+        from_values = np.zeros(bare.o.source.inputs)
+        if bv is not None:
+            per_head = bv.source.flat[changed.rows("bv")][bare.kv_of()]  # (H, dv)
+            from_values = per_head.reshape(-1) @ bare.o.source.flat[changed.rows("o").reshape(-1)]
+        for bo in (None, *outs):
+            if not _same(bo, bv) and not _same(bo, bare.bq):
+                yield replace(changed, bo=bo), from_values if bo is None else from_values + bo.source.flat
+
+
+def _same(a: Slice | None, b: Slice | None) -> bool:
+    """Whether two biases use the same numbers of an array of which the file has no copy."""
+    return a is not None and b is not None and a.source is b.source and a.part == b.part and len(a.source.names) == 1
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
@@ -47,14 +78,9 @@ def _analogous(weight: str, bias: str, other: str) -> str:
     >>> _analogous("query.weight", "query.bias", "key.weight")
     'key.bias'
     """
-    start = _alike(weight, other)
-    end = _alike(weight[start:][::-1], other[start:][::-1])
+    start = len(commonprefix([weight, other]))  # noqa: RUF071  # of texts that are no paths
+    end = len(commonprefix([weight[start:][::-1], other[start:][::-1]]))  # noqa: RUF071
     mine, theirs = weight[start : len(weight) - end], other[start : len(other) - end]
     if not bias.startswith(weight[:start] + mine):
         return ""
     return weight[:start] + theirs + bias[start + len(mine) :]
-
-
-def _alike(a: str, b: str) -> int:
-    """How many characters two names have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -1,0 +1,130 @@
+"""Rows: a bug as a row of a table, and the operations that a row is made of.
+
+    row = Table("scores", "Add the bias to the scaled scores, as it is.")
+    row("bias-twice", "The additive bias is added twice.", after("scores", lambda s, right: ...))
+
+A row has an id, a sentence and operations; the table gives the stage and the fix, unless the row says others. An
+operation is a mapping from the names of steps to other steps:
+
+    {"weights": function}            another function in place of the step
+    after("scores", change)          the right result of the step, changed
+    times("d_keys", factor)          the right result times a number or an array
+    entries("d_inputs", change)      some of the arrays of a step that gives several by name
+    other_mask(valid_lens=change)    the mask as if the caller had given another source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import AttentionMask
+from mha_core.call.masks import allowed_keys
+from mha_core.reference.backward import BACKWARD
+from mha_core.reference.forward import FORWARD
+from mha_core.reference.state import State, Step
+
+Steps: TypeAlias = Mapping[str, Step]
+Change: TypeAlias = Callable[[State, Any], Any]
+"""(state, the right one) -> the wrong one."""
+Arrays: TypeAlias = dict[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the rows of a table share: the stage at which they show first, and the fix.
+
+    >>> row = Table("heads", "Add each head once.")
+    >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
+    >>> bug.stage, list(bug.forward), list(bug.backward)
+    ('heads', ['heads'], [])
+    """
+
+    stage: str
+    fix: str
+
+    def __call__(
+        self,
+        id: str,
+        sentence: str,
+        *operations: Steps,
+        stage: str = "",
+        fix: str = "",
+        seen_in: str = "",
+        equivalent: str = "",
+    ) -> Bug:
+        """The bug of one row; for the words see `Bug`."""
+        steps = {name: step for operation in operations for name, step in operation.items()}
+        return Bug(
+            id,
+            sentence,
+            stage or self.stage,
+            fix or self.fix,
+            forward={name: step for name, step in steps.items() if name in FORWARD},
+            backward={name: step for name, step in steps.items() if name in BACKWARD},
+            seen_in=seen_in,
+            equivalent=equivalent,
+        )
+
+
+def require(possible: bool, message: str) -> None:
+    """Raise DoesNotApply with this message unless the bug is possible here."""
+    if not possible:
+        raise DoesNotApply(message)
+
+
+def right_step(name: str) -> Step:
+    """The definition's step of this name, forward or backward."""
+    return FORWARD[name] if name in FORWARD else BACKWARD[name]
+
+
+def after(name: str, change: Change, where: Callable[[State], bool] = lambda state: True) -> Steps:
+    """`change(state, right result)` in place of the result, if there is one, in the calls that `where` names."""
+    right = right_step(name)
+
+    def step(state: State) -> Any:
+        result = right(state)
+        return result if result is None or not where(state) else change(state, result)
+
+    return {name: step}
+
+
+def times(name: str, factor: Callable[[State], Any]) -> Steps:
+    """The step's result times `factor(state)`."""
+    return after(name, lambda state, right: right * factor(state))
+
+
+def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
+    """`change(state, right ones)` gives the wrong ones among the arrays of a step; a step that gives none stays."""
+    return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
+
+
+def other_mask(where: Callable[[State], bool] = lambda state: True, **sources: Change) -> Steps:
+    """`allowed` as if the caller had given `source(state, right one)`; padding that it lets in is attended to as it is.
+
+    Args:
+        where: the calls that it affects.
+        sources: field of AttentionMask -> the other one. A source that is not given stays so; the query offset is
+            passed as an array, () or (B,).
+    """
+
+    def allowed(state: State) -> NDArray:
+        mask = state.inputs.mask
+        if where(state):
+            given = {name: getattr(mask, name) for name in sources if getattr(mask, name) is not None}
+            if "query_offset" in given:
+                given["query_offset"] = np.asarray(given["query_offset"])
+            mask = replace(mask, **{name: sources[name](state, source) for name, source in given.items()})
+        return keys_of(state, mask)
+
+    return {"allowed": allowed}
+
+
+def keys_of(state: State, mask: AttentionMask, **changes: Any) -> NDArray:
+    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` are other sources in it."""
+    return allowed_keys(replace(mask, **changes) if changes else mask, state.sizes, state.config.num_heads)

@@ -1,0 +1,20 @@
+"""The fewest cases that kill every bug."""
+
+from __future__ import annotations
+
+SMALLEST_SET = (
+    "every-source",
+    "dropout-off",
+    "dot",
+    "additive",
+    "square-bias-per-head",
+    "square-dropout",
+    "scores-shifted",
+    "nan-in-open-key",
+    "softcap",
+    "heads-given-split",
+    "blocks-of-uneven-lengths",
+    "decoding-step-in-parts",
+    "softcap-windowed",
+)
+"""As `KillTable.smallest_set` found them; a test keeps them enough, and each of them needed."""

@@ -1,0 +1,16 @@
+"""Every module can be imported, also one without an example or a test of its own."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.filterwarnings("ignore")  # what a framework says when it is imported is not ours
+def test_every_module_can_be_imported(module_names):
+    assert len(module_names) > 500
+    for name in module_names:
+        # A contestant needs its framework; what made the data of cases is no part of the package.
+        if not name.startswith(("mha.bench.contestants.", "conformance.cases.data.")):
+            importlib.import_module(name)
