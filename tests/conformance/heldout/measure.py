@@ -134,9 +134,17 @@ def tries(row, hypotheses, inside, runs=None):
         raise SpecError(f"{row.id} did not answer: {left_out}")
     with np.errstate(all="ignore"):
         return tuple(
-            sum(bool(gives(one, (runs.arrays(one, model.bugs) or {}).get("output"), inside)) for one in observations)
-            for model in hypotheses
+            sum(bool(gives(one, output(one, model.bugs, runs), inside)) for one in observations) for model in hypotheses
         )
+
+
+def output(observation, bugs, runs):
+    """What a claim says of a call: the definition's output where its bugs can't be put in, as trials judge it too.
+
+    A layer without projections has no bias that could be missing: it is right if the claim is.
+    """
+    arrays = runs.arrays(observation, bugs)
+    return observation.wanted.trace.output if arrays is None else arrays.get("output")
 
 
 def new_cases(row):
