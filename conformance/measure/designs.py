@@ -52,6 +52,9 @@ CONFIGS: tuple[AttentionConfig, ...] = (
 )
 """Layers to be asked as, the richest first: no two sizes of one are equal unless the layer has no argument for it."""
 
+MANY_HEADS = _all_different(12, 12, 3, 2, (9, 7, 10, 11), embed_dim=13)
+"""A layer of more heads than those: what each head has of its own is read in it."""
+
 BATCH, QUERY_LEN, KEY_LEN = 1, 3, 5
 """Sizes of a problem unless it says others: a batch of one, so that what items do to each other has its own probe."""
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.designs import MANY_HEADS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.roundings import COMMON
 from conformance.measure.places import PLACES, fault
@@ -135,6 +135,12 @@ def _row(config: AttentionConfig) -> Problem:
 
 def _of_rows(asker: Asker) -> Sequence[Problem]:
     return [_row(config) for config in asker.configs]
+
+
+def _of_many_heads(asker: Asker) -> Sequence[Problem]:
+    if asker.fixed_weights is not None:
+        return []
+    return [generic(MANY_HEADS, seed=7, query_len=4, key_len=7, weights=NO_BIASES)]
 
 
 def of_softmax(evidence: Evidence) -> Iterator[Bug]:
@@ -356,6 +362,13 @@ PROBES = (
         _of_rows,
         _rounded_or_other,
         everywhere=True,
+    ),
+    Probe(
+        "softmax-of-many-heads",
+        "12 heads, without biases or mask: what each head has of its own shows in heads that no other layer has.",
+        r"a_{hij} = f_h(s_{hi1}, \ldots, s_{hin})_j \text{ with } f_h = \mathrm{softmax}?",
+        _of_many_heads,
+        up_to_scores,
     ),
     Probe(
         "softmax-moderate",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, changed, generic
+from conformance.measure.designs import EQUAL_SCORES, MANY_HEADS, NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.probe import Probe, Problems, Propose
 from conformance.measure.propose.equal_shapes import biases_where_equal
@@ -73,6 +73,12 @@ def _bias_alone(name: str) -> Problems:
     projection = name.split(".")[0]
     others = {other: factor for other, factor in NO_BIASES.items() if other != name}
     return _one_key(lambda config: others, lambda config: 0.0, only=lambda c: getattr(c.bias, projection))
+
+
+def _of_many_heads(asker: Asker) -> Sequence[Problem]:
+    """One key, in a layer of more heads than the others have: what each head has of its own."""
+    fixed = asker.fixed_weights is not None
+    return [] if fixed else [generic(MANY_HEADS, query_len=2, key_len=1, weights=NO_BIASES)]
 
 
 _whole = _one_key(lambda config: NO_BIASES)
@@ -275,6 +281,13 @@ PROBES = (
         "As before, with a value ten times as large: a bound or a function of the numbers shows.",
         r"o_{bi} = 10\, W_o R W_v x_{b0}",
         _large,
+        _of_values,
+    ),
+    Probe(
+        "one-key-of-many-heads",
+        "One key, 12 heads, no biases: what each head has of its own shows in heads that no other layer has.",
+        r"o_{bi} = W_o W_v x_{b0}",
+        _of_many_heads,
         _of_values,
     ),
     Probe(

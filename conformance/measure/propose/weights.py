@@ -206,8 +206,8 @@ def _of_family(family: Family, samples: Sequence[Weighed]) -> Iterator[Bug]:
 
 
 def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
-    """The families of which each head has a number of its own, the same in every layer."""
-    for family in FAMILIES:
+    """The families of which each head has a number of its own, the same in every layer; one key tells none."""
+    for family in FAMILIES if all(one.scored.scores.shape[-1] > 1 for one in samples) else ():
         numbers: list[float] = []
         for head in range(max(one.scored.scores.shape[1] for one in samples)):
             inside = [_of_head(one, head) for one in samples if head < one.scored.scores.shape[1]]
