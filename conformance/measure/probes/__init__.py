@@ -7,13 +7,15 @@ from functools import cache
 
 from conformance.cases.select import select_by_id
 from conformance.measure.probe import Probe
-from conformance.measure.probes import calls, gradients, masks, scores, values
+from conformance.measure.probes import around, calls, gradients, items, masked, masks, scores, sums, values
 
 
 @cache
 def all_probes() -> tuple[Probe, ...]:
     """Every probe, in the order in which they run."""
-    return (*values.PROBES, *masks.PROBES, *scores.PROBES, *masks.WITH_SCORES, *calls.PROBES, *gradients.PROBES)
+    one_key = (*values.PROBES, *sums.PROBES, *masks.PROBES)
+    with_scores = (*scores.PROBES, *around.PROBES, *items.PROBES, *masked.PROBES)
+    return (*one_key, *with_scores, *calls.PROBES, *masked.EXTREMES, *gradients.PROBES)
 
 
 def select_probes(patterns: Sequence[str], *, alone: bool = False) -> list[Probe]:

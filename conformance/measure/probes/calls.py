@@ -16,8 +16,7 @@ from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.designs import changed, generic
 from conformance.measure.probe import Probe, Problems
-from conformance.measure.probes.masks import EXTREMES
-from conformance.measure.probes.scores import of_several
+from conformance.measure.probes.items import of_several
 from conformance.measure.propose.lengths import of_large, of_lengths, some_of_sweep
 from conformance.measure.propose.steps import of_places
 from mha_core import AttentionConfig, AttentionMask
@@ -233,5 +232,4 @@ PROBES = (
         _pasts(_causal, 3),
         of_places(*OF_KEYS, *OF_VALUES),
     ),
-    *EXTREMES,
 )

@@ -10,7 +10,6 @@ With weights that are all equal on one side, only the other side's projection ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,16 +23,11 @@ from conformance.measure.designs import MANY_HEADS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.roundings import COMMON
 from conformance.measure.places import PLACES, fault
-from conformance.measure.probe import Probe, Problems
-from conformance.measure.propose.equal_shapes import biases_where_equal, where_equal
-from conformance.measure.propose.equivalent_calls import AMONG_ITEMS, AMONG_MASKS, asked_in
-from conformance.measure.propose.scores import of_additive, of_softcap, up_to_scores
-from conformance.measure.propose.steps import Candidate, at_places, of_places, reordered
+from conformance.measure.probe import Probe
+from conformance.measure.propose.scores import up_to_scores
 from conformance.measure.propose.weights import other_weights
 from conformance.zoo.bug import Bug
-from mha_core import AttentionConfig, AttentionMask, reference
-from mha_core.config import ProjectionBias
-from mha_core.errors import SpecError
+from mha_core import AttentionConfig, reference
 
 # Queries and keys ---------------------------------------------------------------------------------------------
 
@@ -184,138 +178,7 @@ def _of_size(config: AttentionConfig, size: float, seed: int) -> Problem:
     return generic(config, queries=problem.inputs.queries * wanted / largest, **how)
 
 
-# Around the scores --------------------------------------------------------------------------------------------
-
-SCALES = (0.31, 1.7, 0.83, -0.55)
-CAPS = (0.8, 1.3, 0.6, 1.7)
-OTHER_CAPS = (2.6, 0.9, 4.1, 1.4)
-HIDDEN_SIZES = (5, 4, 3, 6)
-
-
-@lru_cache(maxsize=256)
-def _call(config: AttentionConfig, query_len: int, key_len: int, without_biases: bool, bias: str) -> Problem:
-    weights = NO_BIASES if without_biases else {}
-    mask = _mask(config, query_len, key_len, bias)
-    return generic(config, query_len=query_len, key_len=key_len, weights=weights, mask=mask)
-
-
-def _mask(config: AttentionConfig, query_len: int, key_len: int, bias: str) -> AttentionMask:
-    shapes = {
-        "whole": (1, config.num_heads, query_len, key_len),
-        "matrix": (query_len, key_len),
-        "heads": (config.num_heads, query_len, key_len),
-        "keys": (1, 1, 1, key_len),
-    }
-    if not bias:
-        return AttentionMask()
-    shape = shapes[bias]
-    numbers = np.random.default_rng(len(shape) + sum(shape)).normal(size=shape)
-    return AttentionMask(bias=np.where(np.abs(numbers) < 0.2, 0.0, numbers))
-
-
-def _with(*calls: dict[str, Any]) -> Problems:
-    """A call of each layer for each of some choices: fields of its config, a mask's bias, lengths."""
-
-    def problems(asker: Asker) -> Sequence[Problem]:
-        return [problem for how in calls for problem in _each(asker, **how)]
-
-    return problems
-
-
-def _each(
-    asker: Asker, *, biased: bool = False, bias: str = "", square: bool = False, long: bool = False, **fields: Any
-) -> Iterator[Problem]:
-    for place, config in enumerate(asker.configs):
-        query_len, key_len = (LONGER if long else LENGTHS)[place % 4]
-        try:
-            changed = replace(config, **{name: choice[place % len(choice)] for name, choice in fields.items()})
-        except SpecError:
-            continue
-        yield _call(changed, key_len if square else query_len, key_len, not biased, bias)
-
-
-BIASES = ("q_proj.bias", "k_proj.bias")
-
-
-def _of_biases(evidence: Evidence) -> Iterator[Candidate]:
-    yield from biases_where_equal()
-    yield from at_places(evidence, evidence.problems, (*BIASES, "q_proj", "k_proj", "queries", "keys"))
-    yield from reordered(BIASES)
-
-
-# Several items ------------------------------------------------------------------------------------------------
-
-SIZES = ((2, 3, 5), (3, 4, 6), (4, 3, 3), (5, 2, 4))
-"""(B, Lq, Lk), the third with Lq = Lk."""
-
-OF_ITEMS = (
-    *("scale", "output", "merged", "heads", "kept_weights", "weights", "values", "v_proj", "scores", "similarity"),
-    *("keys", "k_proj", "queries", "q_proj"),
-)
-
-
-def _several(asker: Asker) -> Sequence[Problem]:
-    configs = [asker.configs[index % len(asker.configs)] for index in range(len(SIZES))] if asker.configs else []
-    return [
-        generic(config, batch=batch, query_len=query_len, key_len=key_len)
-        for config, (batch, query_len, key_len) in zip(configs, SIZES, strict=False)
-    ]
-
-
-def _several_biased(asker: Asker) -> Sequence[Problem]:
-    found = []
-    for config, (batch, query_len, key_len) in zip(asker.configs, SIZES[1:], strict=False):
-        bias = np.random.default_rng(batch).normal(size=(batch, config.num_heads, query_len, key_len))
-        mask = AttentionMask(bias=bias)
-        found.append(generic(config, batch=batch, query_len=query_len, key_len=key_len, mask=mask))
-    return found
-
-
-def of_several(evidence: Evidence) -> Iterator[Candidate]:
-    """What items do to each other; softmaxes over several of them."""
-    some = [problem for problem in evidence.problems if problem.sizes.batch > 1][:4]
-    yield from at_places(evidence, some, OF_ITEMS)
-    yield from other_weights(evidence, ())
-
-
-CIRCUMSTANCES = (*AMONG_ITEMS, *AMONG_MASKS)
-
-
-def _alike(asker: Asker) -> Sequence[Problem]:
-    return asked_in(CIRCUMSTANCES, [generic(config) for config in asker.configs[:3]])
-
-
-# Layers of equal widths ---------------------------------------------------------------------------------------
-
-EQUAL = {
-    bias: (
-        AttentionConfig(15, 3, bias=bias),
-        AttentionConfig(8, 2, bias=bias),
-        AttentionConfig(12, 4, num_kv_heads=2, bias=bias),
-    )
-    for bias in (True, False)
-}
-"""With biases and without; in the last layer W_q and W_o have one shape, W_k and W_v another."""
-
-
-def _equal_widths(lengths: Sequence[tuple[int, int]], *, biased: bool = False) -> Problems:
-    """Layers of equal widths; without biases if the subject takes none; not those of a subject whose sizes are fixed."""
-
-    def problems(asker: Asker) -> Sequence[Problem]:
-        if asker.fixed_weights is not None:
-            return []
-        configs = EQUAL[any(config.bias != ProjectionBias() for config in asker.configs)]
-        return [
-            generic(config, query_len=query_len, key_len=key_len, weights={} if biased else NO_BIASES)
-            for config, (query_len, key_len) in zip(configs, lengths, strict=True)
-        ]
-
-    return problems
-
-
 SCORE = r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)"
-BIASED = r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}"
-CAPPED = r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)"
 
 PROBES = (
     Probe(
@@ -383,130 +246,5 @@ PROBES = (
         r"e^{s_{ij} - m_i} \le 1 \text{ if } m_i = \max_k s_{ik}",
         lambda asker: [_of_size(config, far(asker), 9) for config in asker.configs],
         of_softmax,
-    ),
-    Probe(
-        "projection-biases",
-        "Queries and keys with biases, no mask: that of the keys cancels in a softmax, that of the queries shows.",
-        r"\log a_{ij} - \log a_{ik} = c\, (W_q x_i + b_q)^\top (k_j - k_k)",
-        _with({"biased": True}),
-        _of_biases,
-    ),
-    Probe(
-        "given-scale",
-        "A scale that is given, another one in each layer.",
-        r"s_{ij} = \sigma\, q_i^\top k_j",
-        _with({"scale": SCALES}),
-        of_places("scale", "similarity"),
-        unknown="A given scale: the subject takes none.",
-    ),
-    Probe(
-        "dot-score",
-        "The plain dot product.",
-        r"s_{ij} = q_i^\top k_j",
-        _with({"score": ("dot",), "scale": (None,)}),
-        of_places("similarity"),
-        unknown="score='dot': the subject does not take it.",
-    ),
-    Probe(
-        "softcap",
-        "A softcap near the scores, another one in each layer.",
-        CAPPED,
-        _with({"softcap": CAPS}),
-        of_softcap,
-        unknown="A softcap: the subject takes none.",
-    ),
-    Probe("softcap-with-scale", "A softcap and a given scale.", CAPPED, _with({"softcap": OTHER_CAPS, "scale": SCALES}), of_softcap),
-    Probe(
-        "key-biases",
-        "A softcap and biases: scores are no longer linear in keys, so the keys' bias shows.",
-        r"s_{ij} = c \tanh(\sigma q_i^\top (W_k x_j + b_k) / c)",
-        _with({"biased": True, "softcap": CAPS}),
-        _of_biases,
-        unknown="The bias of keys: without a softcap it changes no output.",
-    ),
-    Probe(
-        "additive-score",
-        "The additive score, without biases; hidden layers of another width than heads, and of the same.",
-        r"s_{ij} = w^\top \tanh(A q_i + C k_j)",
-        _with(
-            {"score": ("additive",), "scale": (None,), "score_dim": HIDDEN_SIZES}, {"score": ("additive",), "scale": (None,)}
-        ),
-        of_additive,
-        unknown="score='additive': the subject does not take it.",
-    ),
-    Probe(
-        "score-bias",
-        "An additive bias of all heads, queries and keys; no biases of projections.",
-        BIASED,
-        _with({"bias": "whole"}),
-        of_places("bias"),
-        unknown="An additive bias: the subject takes none.",
-    ),
-    Probe("score-bias-square", "An additive bias of as many queries as keys.", BIASED, _with({"bias": "whole", "square": True}), of_places("bias")),
-    Probe(
-        "score-bias-broadcast",
-        "An additive bias of fewer axes, or of length 1: (Lq, Lk), (H, Lq, Lk), (1, 1, 1, Lk).",
-        r"B_{ij},\ B_{hij},\ B_j",
-        _with({"bias": "matrix"}, {"bias": "heads"}, {"bias": "keys"}),
-        of_places("bias"),
-    ),
-    Probe(
-        "score-bias-with-scale",
-        "An additive bias, a given scale and a softcap; longer calls, in which some positions alone may be wrong.",
-        r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c) + B_{ij}",
-        _with(
-            {"bias": "whole", "scale": SCALES},
-            {"bias": "whole", "softcap": CAPS},
-            {"bias": "whole", "softcap": CAPS, "long": True},
-        ),
-        of_places("bias", "scores", "capped"),
-    ),
-    Probe(
-        "items",
-        "Batches of 2 to 5 items without a mask: queries, keys and weights that are another item's.",
-        r"s_{bij} = \sum_{b'} M_{bb'}\, c\, q_{b'i}^\top k_{bj}, \quad M = I",
-        _several,
-        of_several,
-        unknown="what items of a batch do to each other",
-    ),
-    Probe(
-        "items-with-bias",
-        "Batches of 3 to 5 items, each with a bias of its own in the mask.",
-        r"s_{bij} = c\, q_{bi}^\top k_{bj} + \sum_{b'} M_{bb'} B_{b'ij}, \quad M = I",
-        _several_biased,
-        of_places("bias", *OF_ITEMS),
-        unknown="whether each item has its own bias",
-    ),
-    Probe(
-        "calls-alike",
-        "One call as each item of a batch, and under masks that hide nothing.",
-        r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1, \qquad o_b(x_1, \ldots, x_B) = o(x_b)",
-        _alike,
-        circumstances=CIRCUMSTANCES,
-        unknown="whether something befalls some kinds of calls or items alone",
-    ),
-    Probe(
-        "equal-widths-one-key",
-        "One query and one key in layers of equal widths, no biases: a value weight, an output weight or an input "
-        "that is another one.",
-        r"o_b = W_o W_v x_b",
-        _equal_widths(((1, 1),) * 3),
-        where_equal,
-    ),
-    Probe(
-        "equal-widths",
-        "Several keys in layers of equal widths, no biases: also a weight or an input of queries or keys that is "
-        "another one.",
-        r"\log a_{ij} - \log a_{ik} = c\, (W_q x_i)^\top W_k (x_j - x_k)",
-        _equal_widths(((4, 4), (3, 5), (4, 4))),
-        where_equal,
-    ),
-    Probe(
-        "equal-widths-with-biases",
-        "The same with biases: one that is another projection's.",
-        r"o_{bi} = W_o \sum_j a_{ij} (W_v x_{bj} + b_v) + b_o",
-        _equal_widths(((4, 4), (3, 5), (4, 4)), biased=True),
-        where_equal,
-        unknown="layers of equal widths, where one array may be taken for another: the subject takes none",
     ),
 )

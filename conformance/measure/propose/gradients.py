@@ -15,12 +15,12 @@ from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of, on_result, only_at
 from conformance.measure.grammar.expressions import Expression, expressions_of
-from conformance.measure.grammar.fit import factors, fit
+from conformance.measure.grammar.formulas import OWN, Formula, along, formulas_of, roundings, where_open
 from conformance.measure.grammar.numbers import snapped, solve
 from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.measure.grammar.where import conditions_of
-from conformance.measure.propose.formulas import OWN, Formula, along, formulas_of, roundings, where_open
 from conformance.measure.read.backward import Backward, Place, backwards
+from conformance.measure.read.fit import factors, fit
 from conformance.measure.text import lower
 from conformance.zoo.backward.attention import SOFTMAX_FIX
 from conformance.zoo.bug import Bug, DoesNotApply

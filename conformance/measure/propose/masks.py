@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence, fits
-from conformance.measure.grammar.fit import fit, gives
 from conformance.measure.grammar.orders import RULES, taken
 from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.measure.grammar.where import part_changes
 from conformance.measure.places import Place, fault
-from conformance.measure.propose.extremes import excluded
 from conformance.measure.propose.mask_places import (
     ARRAYS,
     INTEGERS,
@@ -35,7 +33,9 @@ from conformance.measure.propose.mask_places import (
     with_zeroed_padding,
 )
 from conformance.measure.read.call import Call
+from conformance.measure.read.fit import fit, gives
 from conformance.measure.read.weights import read_weights
+from conformance.measure.softmax.exclusion import excluded
 from conformance.zoo.bug import Bug
 
 # What is read -------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of
 from conformance.measure.grammar.expressions import Expression
-from conformance.measure.grammar.fit import plain_changes
 from conformance.measure.grammar.functions import FUNCTIONS
 from conformance.measure.grammar.sample import Change, Setting, elementwise
 from conformance.measure.places import PLACES, fault
 from conformance.measure.propose.steps import Candidate, amounts, at_places, pairs, reordered
+from conformance.measure.read.fit import plain_changes
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig
 from mha_core.reference.state import State, Step

@@ -19,12 +19,12 @@ from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.evidence import Evidence, fits
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
-from conformance.measure.grammar.fit import fit, gauged
 from conformance.measure.grammar.numbers import solve
 from conformance.measure.grammar.orders import order_changes
 from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.measure.places import PLACES, Place, fault
 from conformance.measure.read.call import Call
+from conformance.measure.read.fit import fit, gauged
 from conformance.measure.read.solve import MOST_UNKNOWN, samples_of
 from conformance.zoo.bug import Bug
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance.measure.grammar.fit import fit
+from conformance.measure.read.fit import fit
 from conformance.zoo.bug import DoesNotApply
 from tests.conformance.measure.changes.worlds import OTHERS, Made, samples_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.measure.grammar.fit import fit
+from conformance.measure.read.fit import fit
 from tests.conformance.measure.changes.worlds import first_found, samples_of
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone

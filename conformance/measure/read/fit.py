@@ -15,12 +15,12 @@ from conformance.measure.grammar.expressions import Expression, expressions_of
 from conformance.measure.grammar.functions import FUNCTIONS, function_changes
 from conformance.measure.grammar.mixes import mix_changes, norm_changes, usual_norms
 from conformance.measure.grammar.orders import order_changes
-from conformance.measure.grammar.orders_read import orders_read
 from conformance.measure.grammar.profiles import pattern_changes, profile_changes
 from conformance.measure.grammar.roundings import rounding_changes
 from conformance.measure.grammar.sample import Change, Sample, elementwise
 from conformance.measure.grammar.shapes import shape_changes, split_changes
 from conformance.measure.grammar.where import part_changes
+from conformance.measure.read.orders import orders_read
 from conformance.zoo.bug import DoesNotApply
 
 MOST = 12
