@@ -31,10 +31,10 @@ BEAM = 12
 AT_ONCE = 3
 """Most bugs that one probe may add."""
 
-MOST_TRIED_HERE, MOST_TRIED, MOST_RUNS = 10_000, 50_000, 80_000
-"""Most runs of candidates at one probe, and at all of them; and of models, whatever for: some 15 s of the processor."""
+MOST_TRIED_HERE, MOST_TRIED, MOST_RUNS = 10_000, 30_000, 60_000
+"""Most runs of candidates at one probe, and at all of them; and of models, whatever for: some 12 s of the processor."""
 
-MOST_TRIED_IN_VAIN = 12_000
+MOST_TRIED_IN_VAIN = 8_000
 """Most runs at all probes after one that nothing explained: that step shows in most of them."""
 
 EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
