@@ -49,7 +49,8 @@ def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
                 or _verified(_as_seen(samples), samples)
             )
     # Another order and a factor on top of it are two faults: what is blind to orders shows the factor.
-    return [change for change in found if not change.slug.startswith("0-of-it-")][:MOST]
+    apart = [change for change in found if thoroughly or not change.slug.startswith("0-of-it-")]
+    return apart[:MOST]
 
 
 def one_change(samples: Sequence[Sample]) -> list[Change]:
