@@ -84,12 +84,12 @@ def test_what_befalls_a_past_is_measured(name: str) -> None:
     assert is_right(found, (OF_PAST[name],), with_other_pasts(), among=1), said(found)
 
 
-def test_keys_of_a_past_show_in_calls_for_values_where_a_softmax_is_over_all_queries() -> None:
+def test_a_past_is_measured_beside_a_softmax_over_all_queries() -> None:
     (over_both,) = select(["softmax-over-both"])
-    wrong = OutputAlone(over_both, OF_PAST["keys-rolled"])
-    found = measure(wrong, start=[(over_both,)], probes=select_probes(["past-values"], alone=True), zoo=())
-    assert not found.unexplained
-    assert {"keys" for model in found.models} == {model[-1].stage for model in found.models}
+    bugs = (over_both, OF_PAST["keys-rolled"])
+    probes = select_probes(["past-values", "past"], alone=True)
+    found = measure(OutputAlone(*bugs), start=[(over_both,)], probes=probes, zoo=())
+    assert is_right(found, bugs, with_other_pasts()), said(found)
 
 
 def test_of_a_right_past_nothing_is_found() -> None:

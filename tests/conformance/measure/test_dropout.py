@@ -26,11 +26,6 @@ def trained(factor):
     return {"kept_weights": step}
 
 
-def dropped_scores(state):
-    scores, keep = forward.scores(state), state.inputs.dropout_keep
-    return scores if keep is None else scores * keep
-
-
 def total(x):
     return x.sum(axis=-1, keepdims=True)
 
@@ -48,7 +43,6 @@ WRONG = {
     "any-head": trained(lambda w, keep, p: w * keep.any(axis=1, keepdims=True) / (1 - p)),
     "normalised-and-divided": trained(lambda w, keep, p: w * keep / np.maximum(total(w * keep), 1e-300) / (1 - p)),
     "over-the-row's-share": trained(lambda w, keep, p: w * keep / np.maximum(keep.mean(-1, keepdims=True), 1e-9)),
-    "scores-and-weights": {"scores": dropped_scores},
     "evaluation-divides": {
         "kept_weights": lambda s: (
             forward.kept_weights(s) if s.inputs.dropout_keep is not None else s["weights"] / (1 - s.config.dropout)

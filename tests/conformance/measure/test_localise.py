@@ -51,7 +51,7 @@ STEPS = {
 
 def _located(subject, further=()):
     measured = SimpleNamespace(
-        lab=Asker(subject), models=(), outcomes=(), unexplained=(), behaviour=SimpleNamespace(is_function=True)
+        asker=Asker(subject), models=(), outcomes=(), unexplained=(), behaviour=SimpleNamespace(is_function=True)
     )
     return localise(measured, further)
 
@@ -148,7 +148,7 @@ def test_an_earlier_step_that_the_best_model_leaves_wrong_is_said_before_what_it
         return _rough(keys) if keys.shape[2] > 8 else keys
 
     mask = wrong_at("allowed", others)
-    lab = Asker(OutputAlone(mask, wrong_at("keys", long)))
+    asker = Asker(OutputAlone(mask, wrong_at("keys", long)))
     masked = [
         generic(one, batch=2, query_len=4, key_len=6, mask=AttentionMask(valid_lens=np.array([4, 5])))
         for one in CONFIGS[:4]
@@ -157,5 +157,5 @@ def test_an_earlier_step_that_the_best_model_leaves_wrong_is_said_before_what_it
     unexplained = (SimpleNamespace(probe=SimpleNamespace(gradients=False), asked=longer, differing=longer),)
     behaviour = SimpleNamespace(is_function=True)
     for models, stage in (((), "weights"), (((mask,),), "keys")):
-        measured = SimpleNamespace(lab=lab, models=models, outcomes=(), unexplained=unexplained, behaviour=behaviour)
+        measured = SimpleNamespace(asker=asker, models=models, outcomes=(), unexplained=unexplained, behaviour=behaviour)
         assert localise(measured, masked).stage == stage

@@ -88,7 +88,6 @@ def _empty(rule: Callable[[State, NDArray], Any]) -> Bug:
 SINGLE: dict[str, Bug] = {
     "length-plus-3": _lens(lambda s, lens: lens + 3),
     "diagonal-plus-2": _causal(lambda s, ahead: ahead <= 2),
-    "every-second-key": _causal(lambda s, ahead: (ahead <= 0) & (ahead % 2 == 0)),
     "window-halved": _window(lambda left, right: tuple(x if x is None else x // 2 for x in (left, right))),
     "offset-plus-1": given_as(lambda s: {"query_offset": np.asarray(s.inputs.mask.query_offset) + 1}),
     "allowed-heads-rolled": _allowed(lambda s, a: np.roll(a, 1, 1)),

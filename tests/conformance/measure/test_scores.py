@@ -19,7 +19,7 @@ from tests.conformance.measure.wrong import FRESH, fresh_problems, is_right, mea
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
-SCORES = ("score-size", "queries", "keys", "scores", "scores-longer")
+SCORES = ("score-size", "queries", "keys", "scores", "scores-square", "scores-longer")
 AROUND_SCORES = ("projection-biases", "given-scale", "dot-score", "softcap", "key-biases", "additive-score", "score-bias*")
 
 PLAIN = fresh_problems(masks=[AttentionMask()])
