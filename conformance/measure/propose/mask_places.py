@@ -102,9 +102,9 @@ def _of_all(id: str, words: str, always: bool) -> Place:
     return Place(id, words, OF_ALL, SCORED, ("allowed",), get, lambda state, beneath, array: np.asarray(array) > 0.5)
 
 
-def _lengths(state: State, beneath: Step) -> NDArray | None:
+def _lengths(axes: int, state: State, beneath: Step) -> NDArray | None:
     lens = state.inputs.mask.valid_lens
-    return None if lens is None else np.asarray(lens, np.float64)
+    return None if lens is None or np.ndim(lens) != axes else np.asarray(lens, np.float64)
 
 
 def _offset(state: State, beneath: Step) -> NDArray | None:
@@ -162,14 +162,14 @@ _causal_put = _of_causal.put
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (
-        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), _lengths, _with_lengths),
+        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), partial(_lengths, 1), _with_lengths),
         Place(
             "lengths of queries",
             "the lengths of queries",
             SOURCES["valid_lens"][1],
             ("item", "query"),
             ("allowed",),
-            _lengths,
+            partial(_lengths, 2),
             _with_lengths,
         ),
         Place("offset", "query offsets", OF_OFFSET, ("item",), ("allowed",), _offset, _with_offset),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.measure.designs import CONFIGS
 from conformance.measure.grammar.fit import fit
 from conformance.measure.grammar.sample import Change, Sample, Setting
-from conformance.measure.designs import CONFIGS
 from mha_core.call.sizes import CallSizes
 
 SCORES = ("item", "head", "query", "key")

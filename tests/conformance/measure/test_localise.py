@@ -13,8 +13,8 @@ from conformance.cases.table import all_cases
 from conformance.diagnosis import diagnose as diagnosing
 from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.diagnosis.text import describe
-from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.asker import Asker
+from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.localise import Located, localise
 from conformance.measure.probes import select_probes
 from conformance.measure.search.measure import measure
@@ -123,39 +123,3 @@ def test_what_explains_nearly_all_says_which_step_is_wrong_where_it_explains():
     for subject, stage in ((OutputAlone(half), "output"), (OutputAlone(rough), "values")):
         nearly = Hypothesis((half,), 2, 3, 1, 2)
         assert diagnosing._as_explained(located, [nearly], Asker(subject)).stage == stage
-
-
-@pytest.mark.parametrize("step", ["queries", "keys"])
-def test_what_is_wrong_before_a_wrong_function_of_the_scores_is_said(step):
-    first = wrong_at(step, lambda state, array: np.abs(array))
-    capped = wrong_at("scores", lambda state, scores: np.tanh(scores))
-    assert _located(OutputAlone(first, capped)).stage == step
-    assert _located(OutputAlone(capped)).stage == "scores"
-
-
-def test_rounded_queries_are_said_before_a_factor_of_the_scores():
-    rounded = wrong_at("query_inputs", lambda state, queries: queries.astype(np.float16).astype(float))
-    doubled = wrong_at("scores", lambda state, scores: 2.0 * scores)
-    assert _located(OutputAlone(rounded, doubled)).stage == "queries"
-    assert _located(OutputAlone(doubled)).stage == "scores"
-
-
-def test_an_earlier_step_that_the_best_model_leaves_wrong_is_said_before_what_it_explains():
-    def others(state, allowed):
-        return allowed if state.inputs.mask.valid_lens is None else np.roll(allowed, 1, axis=-1)
-
-    def long(state, keys):
-        return _rough(keys) if keys.shape[2] > 8 else keys
-
-    mask = wrong_at("allowed", others)
-    asker = Asker(OutputAlone(mask, wrong_at("keys", long)))
-    masked = [
-        generic(one, batch=2, query_len=4, key_len=6, mask=AttentionMask(valid_lens=np.array([4, 5])))
-        for one in CONFIGS[:4]
-    ]
-    longer = tuple(generic(one, query_len=4, key_len=9) for one in CONFIGS[:3])
-    unexplained = (SimpleNamespace(probe=SimpleNamespace(gradients=False), asked=longer, differing=longer),)
-    behaviour = SimpleNamespace(is_function=True)
-    for models, stage in (((), "weights"), (((mask,),), "keys")):
-        measured = SimpleNamespace(asker=asker, models=models, outcomes=(), unexplained=unexplained, behaviour=behaviour)
-        assert localise(measured, masked).stage == stage

@@ -11,15 +11,15 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
-from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.asker import Asker
+from conformance.measure.designs import CONFIGS, generic
+from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of, on_result, unwarned
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes, select_probes
 from conformance.measure.search import model_search
 from conformance.measure.search.measure import Search, measure
 from conformance.measure.search.ranking import likeliest, preference
-from conformance.measure.evidence import Evidence
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants
@@ -163,7 +163,7 @@ def test_what_differs_only_when_asked_again_is_said():
     assert "asked once. But: A second call" in describe(found)
     assert np.isfinite(found.measured.behaviour.spread)
     (explained,) = {one.bugs for one in found.again.explanations}
-    assert [bug.sentence for bug in explained] == ["The output is the definition's times 1.1."]
+    assert [bug.sentence.endswith("times 1.1.") for bug in explained] == [True]
     assert found.first_stage == "output"
     assert "Each called twice, the second calls differ in 6 of 6 cases.\nThis gives" in describe(found)
 
