@@ -107,6 +107,15 @@ def _lengths(axes: int, state: State, beneath: Step) -> NDArray | None:
     return None if lens is None or np.ndim(lens) != axes else np.asarray(lens, np.float64)
 
 
+def _every_length(state: State, beneath: Step) -> NDArray | None:
+    lens = state.inputs.mask.valid_lens
+    return None if lens is None else np.ravel(lens).astype(np.float64)
+
+
+def _with_every_length(state: State, beneath: Step, array: NDArray) -> NDArray:
+    return _with_lengths(state, beneath, array.reshape(np.shape(state.inputs.mask.valid_lens)))
+
+
 def _offset(state: State, beneath: Step) -> NDArray | None:
     mask = state.inputs.mask
     return np.atleast_1d(np.asarray(mask.query_offset, np.float64)) if mask.has_positions else None
@@ -159,6 +168,15 @@ def _with_diagonal(state: State, beneath: Step, array: NDArray) -> NDArray:
 _of_causal = _of_source("causal")
 _causal_put = _of_causal.put
 
+EVERY_LENGTH = Place(
+    "every length",
+    "lengths, of items and of queries,",
+    SOURCES["valid_lens"][1],
+    ("length",),
+    ("allowed",),
+    _every_length,
+    _with_every_length,
+)
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (

@@ -24,6 +24,7 @@ from conformance.measure.places import Place, fault
 from conformance.measure.propose.extremes import excluded
 from conformance.measure.propose.mask_places import (
     ARRAYS,
+    EVERY_LENGTH,
     INTEGERS,
     SIDES,
     SOURCES,
@@ -83,6 +84,8 @@ def _proposed(evidence: Evidence, sources: Sequence[str]) -> Iterator[Bug]:
             samples = _read_integers(evidence, place, read, bounded=bounded)
             changes = _fitted(samples, integers=True)
             likely += (fault(place, change) for change in changes)
+            if place.id.startswith("lengths"):
+                likely += (fault(EVERY_LENGTH, change) for change in changes)
             if changes:
                 break
     sides = SIDES if "window" in sources else ()
