@@ -96,7 +96,7 @@ def stage_of(evidence: Evidence, problem: Problem) -> str | None:
         if solved(evidence, problem, PLACES[place]) is None:
             break
         found = stage
-    if found == "weights" and not _are_weights(evidence, problem):
+    if found in ("weights", "scores") and not _are_weights(evidence, problem):
         found = "heads"
     of_values, of_queries, of_keys = (solved(evidence, problem, PLACES[place]) is not None for place, _ in SIDES)
     if found in ("heads", "weights", "scores") and of_values and found != "scores":

@@ -1,4 +1,4 @@
-"""Subjects whose calls take long, or that take calls of some sizes alone: asked less, or nearby, and explained all the same."""
+"""Subjects whose calls take long, or that take some sizes alone: asked less, or nearby, and explained all the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.measure import asker as asker_module
 from conformance.measure.asker import LEAST_CONFIGS, SECONDS, SLOW, Asker
-from conformance.measure.budget import AGAIN, NEW, OTHER_MASK, PACE, Costs, answered
 from conformance.measure.designs import CONFIGS, NO_BIASES, generic, resized
 from conformance.measure.evidence import Evidence
 from conformance.measure.probes import select_probes
@@ -109,52 +108,6 @@ def test_calls_that_have_no_answer_in_time_cost_no_others_theirs(monkeypatch):
     assert "calls with Lk=1 had no answer in time, so no more of them were made" in said
 
 
-def test_what_a_call_costs_is_learned_from_those_of_its_kind():
-    costs = Costs()
-    plain = [generic(CONFIGS[0], key_len=keys) for keys in (4, 5, 6)]
-    for problem, seconds in zip(plain, (0.3, 5.0, 0.4), strict=True):  # one was slow for another reason
-        assert costs.newness(problem) == NEW
-        costs.note(problem, seconds)
-    assert costs.slow
-    assert costs.expected(generic(CONFIGS[1])) == pytest.approx(0.35)
-    assert costs.newness(generic(CONFIGS[0], key_len=4, seed=3)) == AGAIN
-    causal = generic(CONFIGS[0], key_len=4, mask=AttentionMask(causal=True))
-    assert costs.newness(causal) == OTHER_MASK
-    assert not costs.is_dear(causal)  # not known to be
-
-
-def test_dear_questions_are_asked_only_if_an_answer_is_not_as_expected():
-    problems = [generic(CONFIGS[0], key_len=keys) for keys in (4, 5, 6, 7)]
-    costs = Costs()
-    costs.note(problems[2], 1.0)  # so that alone is cheap
-
-    def asking(*wrong):
-        asked = []
-        return asked, lambda one: (asked.append(one), one not in wrong)[1]
-
-    def plain(problem):
-        return problem
-
-    asked, answer = asking()
-    costs._seconds[AGAIN] = [0.001]
-    assert answered(problems, costs, plain, answer) == asked == [problems[2]]
-    assert costs.spared == 3
-    asked, answer = asking(problems[2])
-    assert answered(problems, costs, plain, answer) == problems
-    assert answered(problems, costs, plain, lambda one: None) == []
-
-
-def test_dear_questions_are_asked_where_those_before_took_little():
-    costs, problem = Costs(), generic(CONFIGS[0])
-    costs.note(problem, 2 * PACE)
-    other = generic(CONFIGS[1])
-    assert costs.is_dear(other)
-    costs.spared += 2  # on average these three took less than PACE, and four with another will
-    assert not costs.is_dear(other)
-    costs.note(problem, 10 * PACE)
-    assert costs.is_dear(other)
-
-
 def test_gradients_are_asked_for_only_where_they_are_compared():
     asked = []
 
@@ -171,15 +124,6 @@ def test_gradients_are_asked_for_only_where_they_are_compared():
     forward, backward = (outcome.asked for outcome in found.outcomes)
     assert all(asker.ask(problem).gradients is None for problem in forward)
     assert all(asker.ask(problem, gradients=True).gradients for problem in backward)
-
-
-def test_the_cheapest_problem_of_a_probe_is_asked_first():
-    costs, asked = Costs(), []
-    known, new = generic(CONFIGS[0]), generic(CONFIGS[1])
-    costs.note(known, 0.5)
-    costs.note(known, 0.03)
-    assert answered([new, known], costs, lambda one: one, lambda one: (asked.append(one), True)[1]) == [known]
-    assert asked == [known]
 
 
 def test_one_search_leaves_time_for_what_follows(monkeypatch):
@@ -207,18 +151,6 @@ def test_what_there_was_no_time_for_is_not_said_to_be_refused(monkeypatch):
     said = "\n".join(experiments_text(found))
     assert "Not asked, because its time was over: lengths." in said
     assert "gave no answer" not in said
-
-
-def test_what_was_slow_stays_slow():
-    costs = Costs()
-    for seconds, lengths in ((1.0, range(1, 9)), (0.001, range(9, 30))):
-        for keys in lengths:
-            costs.note(generic(CONFIGS[0], key_len=keys), seconds)
-    assert costs.slow
-    first = Costs()
-    for keys in range(1, 9):
-        first.note(generic(CONFIGS[0], key_len=keys), 1.0 if keys == 1 else 0.001)
-    assert not first.slow
 
 
 # Of some sizes alone ---------------------------------------------------------------------------------------------

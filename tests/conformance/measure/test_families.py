@@ -37,7 +37,10 @@ def _past_halved(state, keys):
 FAMILIES: dict[str, tuple[Bug, tuple[str, ...]]] = {
     "the order of values": (wrong_at("heads", lambda s, x: x[..., ::-1]), ("equal-scores",)),
     "a mask": (SINGLE["diagonal-plus-2"], ("mask-causal", "mask-offset")),
-    "a factor of scores": (wrong_at("similarity", lambda s, x: 1.3 * x / s.config.head_dim**0.5), ("score-size", "scores")),
+    "a factor of scores": (
+        wrong_at("similarity", lambda s, x: 1.3 * x / s.config.head_dim**0.5),
+        ("score-size", "scores"),
+    ),
     "a form of the softmax": (
         wrong_at("weights", lambda s, x: softmax(np.clip(s["scores"], -1.5, 1.5), s["allowed"])),
         ("scores", "softmax"),
@@ -56,7 +59,9 @@ def fresh():
     rng = np.random.default_rng(2)
     for config in (CONFIGS[1], CONFIGS[8]):
         config = replace(config, dropout=0.35)
-        yield generic(config, seed=4, batch=3, query_len=4, key_len=6, mask=AttentionMask(valid_lens=np.array([2, 6, 4])))
+        yield generic(
+            config, seed=4, batch=3, query_len=4, key_len=6, mask=AttentionMask(valid_lens=np.array([2, 6, 4]))
+        )
         keep = rng.random((2, config.num_heads, 5, 7)) > 0.3
         yield generic(config, seed=4, batch=2, query_len=5, key_len=7, dropout_keep=keep)
         past = {

@@ -1,4 +1,4 @@
-"""Wrong gradients: what is measured of them holds at other sizes; a layer that is differentiated rightly is left alone."""
+"""Wrong gradients: what is measured of them holds elsewhere; what is differentiated rightly is left alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from mha_core.heads import merge_heads, sum_kv_groups
 from mha_core.reference.state import State
 from mha_core.weights import Weights
 from tests.conformance.measure.layers import Differentiated
-from tests.conformance.measure.wrong import Change, wrong_gradients
+from tests.conformance.measure.wrong import Change
+from tests.conformance.measure.wrong import wrong_gradients as wrong
 
 Scores = Callable[[Tensor, Tensor, AttentionConfig], Tensor]
 
@@ -89,7 +90,7 @@ def test_a_wrong_layer_that_is_differentiated_rightly_is_not_told_that_its_gradi
     assert measured(layer, file=on_file()).models == ((),)
 
 
-def test_wrong_gradients_of_a_wrong_layer_are_noticed() -> None:
+def test_wrong_of_a_wrong_layer_are_noticed() -> None:
     wrong = Differentiated(_wrong_scores, lambda given: {**given, "keys": 1.01 * given["keys"]})
     assert measured(wrong, probes=PROBES[:1]).unexplained
 
@@ -174,55 +175,55 @@ WITH_PAST = (*PLAIN, "gradients-with-past")
 WITH_LENGTHS = (*PLAIN, "gradients-with-lengths")
 
 CALLS: dict[str, tuple[Bug, tuple[str, ...]]] = {
-    "output times 0.7": (wrong_gradients(d_output=lambda s, r: 0.7 * r), PLAIN),
-    "output over heads": (wrong_gradients(d_output=lambda s, r: r / s.config.num_heads), PLAIN),
-    "merged times a root": (wrong_gradients(d_merged=lambda s, r: r * s.config.num_heads**0.5), PLAIN),
-    "heads rolled": (wrong_gradients(d_heads=lambda s, r: np.roll(r, 1, axis=1)), PLAIN),
-    "head 0 times 0.3": (wrong_gradients(d_heads=lambda s, r: r - 0.7 * r * (np.arange(r.shape[1]) == 0)[:, None, None]), PLAIN),
-    "values reversed": (wrong_gradients(d_values=lambda s, r: r[:, :, ::-1]), WITH_PAST),
-    "values tiled": (wrong_gradients(d_values=_tiled_groups), PLAIN),
-    "value 0 without": (wrong_gradients(d_values=lambda s, r: r * (np.arange(r.shape[2]) > 0)[:, None]), WITH_PAST),
-    "kept weights": (wrong_gradients(d_kept_weights=lambda s, r: 1.3 * r), PLAIN),
-    "part of the row sum": (wrong_gradients(d_scores=lambda s, r: r + 0.6 * _row_sum(s)), PLAIN),
-    "row sum of the next query": (wrong_gradients(d_scores=_row_sum_of_the_next), PLAIN),
-    "queries of the next item": (wrong_gradients(d_queries=lambda s, r: np.roll(r, 1, axis=0)), PLAIN),
-    "keys of the next head": (wrong_gradients(d_keys=lambda s, r: np.roll(r, 1, axis=1)), WITH_PAST),
+    "output times 0.7": (wrong(d_output=lambda s, r: 0.7 * r), PLAIN),
+    "output over heads": (wrong(d_output=lambda s, r: r / s.config.num_heads), PLAIN),
+    "merged times a root": (wrong(d_merged=lambda s, r: r * s.config.num_heads**0.5), PLAIN),
+    "heads rolled": (wrong(d_heads=lambda s, r: np.roll(r, 1, axis=1)), PLAIN),
+    "head 0 times 0.3": (wrong(d_heads=lambda s, r: r - 0.7 * r * (np.arange(r.shape[1]) == 0)[:, None, None]), PLAIN),
+    "values reversed": (wrong(d_values=lambda s, r: r[:, :, ::-1]), WITH_PAST),
+    "values tiled": (wrong(d_values=_tiled_groups), PLAIN),
+    "value 0 without": (wrong(d_values=lambda s, r: r * (np.arange(r.shape[2]) > 0)[:, None]), WITH_PAST),
+    "kept weights": (wrong(d_kept_weights=lambda s, r: 1.3 * r), PLAIN),
+    "part of the row sum": (wrong(d_scores=lambda s, r: r + 0.6 * _row_sum(s)), PLAIN),
+    "row sum of the next query": (wrong(d_scores=_row_sum_of_the_next), PLAIN),
+    "queries of the next item": (wrong(d_queries=lambda s, r: np.roll(r, 1, axis=0)), PLAIN),
+    "keys of the next head": (wrong(d_keys=lambda s, r: np.roll(r, 1, axis=1)), WITH_PAST),
     "decay": (
-        wrong_gradients(d_projection_parameters=of("q_proj.weight", lambda s, r: r + 0.03 * s.parameters["q_proj.weight"])),
+        wrong(d_projection_parameters=of("q_proj.weight", lambda s, r: r + 0.03 * s.parameters["q_proj.weight"])),
         PLAIN,
     ),
-    "diagonal": (wrong_gradients(d_scores=lambda s, r: s["weights"] * (1.0 - s["weights"]) * s["d_weights"]), PLAIN),
-    "scores clipped": (wrong_gradients(d_similarity=lambda s, r: np.clip(r, -0.3, 0.3)), (*PLAIN, "gradients-with-softcap")),
-    "half precision": (wrong_gradients(d_scores=lambda s, r: r.astype(np.float16).astype(np.float64)), PLAIN),
-    "queries by a quarter": (wrong_gradients(d_queries=lambda s, r: r * s.config.head_dim**-0.25), PLAIN),
-    "queries' channels": (wrong_gradients(d_queries=lambda s, r: r[..., ::-1]), PLAIN),
-    "keys negated": (wrong_gradients(d_keys=lambda s, r: -r), WITH_PAST),
-    "queries merged otherwise": (wrong_gradients(d_q_proj=_interleaved), PLAIN),
-    "twice a weight": (wrong_gradients(d_projection_parameters=of("q_proj.weight", lambda s, r: 2.0 * r)), PLAIN),
-    "last item's weight": (wrong_gradients(d_projection_parameters=of("out_proj.weight", _last_item)), PLAIN),
-    "bias of a mean": (wrong_gradients(d_projection_parameters=of("v_proj.bias", lambda s, r: r / s.sizes.key_len)), PLAIN),
-    "clipped": (wrong_gradients(d_inputs=of("queries", lambda s, r: np.clip(r, -0.5, 0.5))), PLAIN),
-    "items exchanged": (wrong_gradients(d_inputs=of("values", lambda s, r: np.roll(r, 1, axis=0))), WITH_LENGTHS),
-    "mask's bias": (wrong_gradients(d_bias=unless_none(lambda s, r: 2.5 * r)), ("gradients-of-bias",)),
-    "softcap": (wrong_gradients(d_similarity=_softcap_slope), ("gradients-with-softcap",)),
+    "diagonal": (wrong(d_scores=lambda s, r: s["weights"] * (1.0 - s["weights"]) * s["d_weights"]), PLAIN),
+    "scores clipped": (wrong(d_similarity=lambda s, r: np.clip(r, -0.3, 0.3)), (*PLAIN, "gradients-with-softcap")),
+    "half precision": (wrong(d_scores=lambda s, r: r.astype(np.float16).astype(np.float64)), PLAIN),
+    "queries by a quarter": (wrong(d_queries=lambda s, r: r * s.config.head_dim**-0.25), PLAIN),
+    "queries' channels": (wrong(d_queries=lambda s, r: r[..., ::-1]), PLAIN),
+    "keys negated": (wrong(d_keys=lambda s, r: -r), WITH_PAST),
+    "queries merged otherwise": (wrong(d_q_proj=_interleaved), PLAIN),
+    "twice a weight": (wrong(d_projection_parameters=of("q_proj.weight", lambda s, r: 2.0 * r)), PLAIN),
+    "last item's weight": (wrong(d_projection_parameters=of("out_proj.weight", _last_item)), PLAIN),
+    "bias of a mean": (wrong(d_projection_parameters=of("v_proj.bias", lambda s, r: r / s.sizes.key_len)), PLAIN),
+    "clipped": (wrong(d_inputs=of("queries", lambda s, r: np.clip(r, -0.5, 0.5))), PLAIN),
+    "items exchanged": (wrong(d_inputs=of("values", lambda s, r: np.roll(r, 1, axis=0))), WITH_LENGTHS),
+    "mask's bias": (wrong(d_bias=unless_none(lambda s, r: 2.5 * r)), ("gradients-of-bias",)),
+    "softcap": (wrong(d_similarity=_softcap_slope), ("gradients-with-softcap",)),
     "a factor under the softcap": (
-        wrong_gradients(d_similarity=lambda s, r: r if s.config.softcap is None else 0.4 * r),
+        wrong(d_similarity=lambda s, r: r if s.config.softcap is None else 0.4 * r),
         ("gradients", "gradients-with-softcap"),
     ),
-    "past halved": (wrong_gradients(d_inputs=of("past_keys", lambda s, r: 0.5 * r)), ("gradients-with-past",)),
-    "keep alone": (wrong_gradients(d_values=_from_dropped), ("gradients-with-dropout",)),
+    "past halved": (wrong(d_inputs=of("past_keys", lambda s, r: 0.5 * r)), ("gradients-with-past",)),
+    "keep alone": (wrong(d_values=_from_dropped), ("gradients-with-dropout",)),
     "score's vector": (
-        wrong_gradients(d_score_parameters=of("score.vector", lambda s, r: 0.5 * r)),
+        wrong(d_score_parameters=of("score.vector", lambda s, r: 0.5 * r)),
         ("gradients-of-additive-score",),
     ),
     "values and a weight": (
-        wrong_gradients(
+        wrong(
             d_values=lambda s, r: 0.5 * r,
             d_projection_parameters=of("q_proj.weight", lambda s, r: 3.0 * r),
         ),
         WITH_PAST,
     ),
-    "row sum and keys": (wrong_gradients(d_scores=lambda s, r: r + _row_sum(s), d_keys=lambda s, r: -r), WITH_PAST),
+    "row sum and keys": (wrong(d_scores=lambda s, r: r + _row_sum(s), d_keys=lambda s, r: -r), WITH_PAST),
 }
 
 

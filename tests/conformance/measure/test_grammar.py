@@ -212,9 +212,7 @@ TOGETHER = {
         np.concatenate([x[:, 1:, :, ::-1], 0.0 * x[:, :1]], axis=1)
     ),
     "cut into axes (item, query, head, key) as if it were in that order, then times 2, at odd heads only": cut_twice,
-    "with its key axis in reverse order, times 1 / sqrt(head_dim)": lambda x, s: (
-        x[..., ::-1] / s.config.head_dim**0.5
-    ),
+    "with its key axis in reverse order, times 1 / sqrt(head_dim)": lambda x, s: x[..., ::-1] / s.config.head_dim**0.5,
 }
 
 MADE = {**FUNCTIONS, **ORDERS, **MIXES, **PARTS, **TOGETHER}

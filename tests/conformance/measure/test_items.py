@@ -1,4 +1,4 @@
-"""Items and lengths: what items of a batch do to each other, and what depends on lengths, is measured and holds elsewhere."""
+"""Items and lengths: what items do to each other, and what depends on lengths, is measured and holds elsewhere."""
 
 from __future__ import annotations
 

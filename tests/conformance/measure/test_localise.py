@@ -76,12 +76,6 @@ def test_weights_that_are_wrong_after_dropout_are_of_the_heads():
     assert _located(subject).stage == "heads"
 
 
-def test_of_two_faults_the_first_is_said_if_the_output_is_the_other():
-    bias = wrong_at("output", lambda state, output: output - 2.0 * state.parameters.get("out_proj.bias", 0.0))
-    subject = OutputAlone(wrong_at("keys", lambda state, keys: _rough(keys)), bias)
-    assert _located(subject).stage == "keys"
-
-
 def test_what_is_wrong_in_some_calls_only_is_found_in_these():
     def change(state, keys):
         return keys if state.inputs.mask.valid_lens is None else _rough(keys)

@@ -13,6 +13,7 @@ from conformance.measure.designs import generic
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.call.masks import additive_bias
+from mha_core.reference import forward
 from mha_core.reference.state import State
 from tests.conformance.measure.wrong import FRESH, fresh_problems, is_right, measured, said, wrong_at
 
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
 SCORES = ("score-size", "queries", "keys", "scores", "scores-square", "scores-longer")
-AROUND_SCORES = ("projection-biases", "given-scale", "dot-score", "softcap", "key-biases", "additive-score", "score-bias*")
+AROUND_SCORES = (
+    *("projection-biases", "given-scale", "dot-score", "softcap", "key-biases", "additive-score", "score-bias*"),
+)
 
 PLAIN = fresh_problems(masks=[AttentionMask()])
 
@@ -154,3 +157,58 @@ def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
     ]
     found = measured(bug, probes=("scores-longer", "score-bias-with-scale"))
     assert is_right(found, (bug,), fresh), said(found)
+
+
+# Linear changes of a step's array, or of a part of it -------------------------------------------------------------
+
+
+def _exchanged_in_one_head(state: State, queries: NDArray) -> NDArray:
+    found = queries.copy()
+    if queries.shape[1] > 1 and queries.shape[-1] > 2:
+        found[:, 1] = queries[:, 1][..., [0, 2, 1, *range(3, queries.shape[-1])]]
+    return found
+
+
+def _heads_mixed_at_late_keys(state: State, values: NDArray) -> NDArray:
+    found = values.copy()
+    found[:, 1:, 2:] = 0.5 * values[:, 1:, 2:] + 0.5 * values[:, :-1, 2:]
+    return found
+
+
+def _mixed_key_heads(state: State) -> NDArray:
+    keys = state.heads_of("keys")
+    mixed = 0.75 * keys + 0.25 * np.roll(keys, -1, axis=1)
+    return forward.unscaled(replace(state, arrays={**state.arrays, "keys": mixed}))
+
+
+def _clamped(bias: NDArray) -> NDArray:
+    return bias[..., [*range(1, bias.shape[-1]), bias.shape[-1] - 1]]
+
+
+OF_PARTS: dict[str, tuple[Bug, str]] = {
+    "channels of one head": (wrong_at("queries", _exchanged_in_one_head), "scores-longer"),
+    "heads of keys, as read": (wrong_at("unscaled", lambda s, a: _mixed_key_heads(s)), "scores-longer"),
+    "weights of the next query": (
+        wrong_at("weights", lambda s, a: 0.75 * a + 0.25 * np.roll(a, -1, axis=2)),
+        "scores-longer",
+    ),
+    "values from a key on": (wrong_at("new_values", _heads_mixed_at_late_keys), "equal-scores-longer"),
+    "late queries": (
+        wrong_at("heads", lambda s, a: a * np.where(np.arange(a.shape[2]) >= 4, 0.3, 1.0)[:, None]),
+        "equal-scores-longer",
+    ),
+    "bias of the next key": (
+        wrong_at(
+            "scores",
+            lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + _clamped(additive_bias(s.inputs.mask)),
+        ),
+        "score-bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_a_change_of_a_part_is_measured(name: str) -> None:
+    bug, probe = OF_PARTS[name]
+    found = measured(bug, probes=[probe])
+    assert is_right(found, (bug,), fresh_problems()), said(found)
