@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, fits
 from conformance.measure.faults import TROUBLE
 from conformance.measure.outcome import Measured, Model
 from conformance.measure.places import PLACES
 from conformance.measure.propose.scores import with_zero
+from conformance.measure.read.call import Call
 from conformance.measure.read.solve import solved
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
@@ -29,6 +30,9 @@ from mha_core.features import bending
 
 MOST_PROBLEMS = 5
 """Problems that are looked at; the stage that most of them tell is said."""
+
+RATE = 0.4
+"""Of dropout, in calls that tell weights from what is made of them."""
 
 CHAIN = (("output", "output"), ("heads", "heads"), ("kept_weights", "heads"), ("weights", "weights"), ("scores", "scores"))
 """(place, the stage of a fault that is at it) from the output back."""
@@ -92,6 +96,8 @@ def stage_of(evidence: Evidence, problem: Problem) -> str | None:
         if solved(evidence, problem, PLACES[place]) is None:
             break
         found = stage
+    if found in ("weights", "scores") and not _are_weights(evidence, problem):
+        found = "heads"
     of_values, of_queries, of_keys = (solved(evidence, problem, PLACES[place]) is not None for place, _ in SIDES)
     if found in ("heads", "weights", "scores") and of_values and found != "scores":
         return "values"
@@ -101,6 +107,20 @@ def stage_of(evidence: Evidence, problem: Problem) -> str | None:
         if problem.inputs.dropout_keep is None and not _are_scores(evidence, problem):
             return "weights"
     return found
+
+
+def _are_weights(evidence: Evidence, problem: Problem) -> bool:
+    """Whether the weights that give the answer give that of the call with dropout too, so that nothing follows them."""
+    read = solved(evidence, problem, PLACES["weights"])
+    if read is None or not np.isfinite(read[0]).all() or problem.inputs.dropout_keep is not None:
+        return True
+    keep = np.random.default_rng(0).random(read[0].shape) >= RATE
+    dropped = replace(problem, config=replace(problem.config, dropout=RATE))
+    dropped = changed(dropped, dropout_keep=keep)
+    got, call = evidence.got(dropped), Call(evidence, dropped, PLACES["weights"])
+    if got is None or call.own is None:
+        return True
+    return bool(np.allclose(call.given(read[0][None])[0], got, rtol=0.0, atol=1e-6 * np.abs(got).max(initial=0.0)))
 
 
 def _are_scores(evidence: Evidence, problem: Problem) -> bool:

@@ -167,6 +167,9 @@ def function_changes(samples: Sequence[Sample]) -> Iterator[Change]:
         return
     with any_numbers:
         yield from _without_number(samples, x, y, first.tolerance)
+        if first.axes == ("number",):  # a bound, or a cap, may make any one number of another
+            yield from (one for family in FAMILIES[:2] for one in _of_family(samples, family, first))
+            return
         for family in FAMILIES:
             yield from _of_family(samples, family, first)
         yield from _clipped_on_both_sides(samples)

@@ -128,9 +128,14 @@ def _sized(slug: str, words: str, name: str, rule: Callable[[NDArray, int, int],
     return IndexSet(f"{slug}-{name.replace(' ', '-')}", words.replace("#", name), flags, block)
 
 
+@lru_cache(maxsize=64)
+def _sets_for(most: int) -> tuple[IndexSet, ...]:
+    return tuple(index_sets_for(most))
+
+
 @lru_cache(maxsize=512)
 def _table(n: int, most: int, setting: Setting) -> tuple[tuple[IndexSet, ...], Flags]:
-    sets = tuple(index_sets_for(most))
+    sets = _sets_for(most)
     return sets, np.array([one.rule(n, setting) for one in sets], bool).reshape(len(sets), n)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.orders import RULES, taken
-from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes
 from conformance.zoo.bug import DoesNotApply
 
 NONE = 1e-9
@@ -112,9 +112,8 @@ Reading = Callable[[NDArray], NDArray]
 
 def mix_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     """Every mix that gives the largest sample that differs; the caller verifies."""
-    axes = samples[0].axes
     first = max((sample for sample in samples if sample.differs), key=lambda sample: sample.known.sum())
-    for name, words, read in _readings(axes):
+    for name, words, read in _readings(long_axes(samples), len(samples[0].axes)):
         try:
             found = _mixed(first, read)
             if found is not None and abs(found[1]) >= NONE:
@@ -123,13 +122,14 @@ def mix_changes(samples: Sequence[Sample]) -> Iterator[Change]:
             continue
 
 
-def _readings(axes: tuple[str, ...]) -> Iterator[tuple[str, str, Reading]]:
-    for position, axis in enumerate(axes):
+def _readings(axes: Sequence[tuple[int, str]], count: int) -> Iterator[tuple[str, str, Reading]]:
+    """What is read along these axes, and pairs of them, of `count`."""
+    for position, axis in axes:
         for name, (words, along) in ALONG.items():
             slug = f"{name}-{axis.replace(' ', '-')}"
-            yield slug, words.format(axis), partial(along, axis=position - len(axes))
-    for (a, first), (b, second) in combinations(enumerate(axes), 2):
-        both = (a - len(axes), b - len(axes))
+            yield slug, words.format(axis), partial(along, axis=position - count)
+    for (a, first), (b, second) in combinations(axes, 2):
+        both = (a - count, b - count)
         pair = f"{first}-{second}".replace(" ", "-")
         mean = partial(ALONG["mean"][1], axis=both)
         yield f"mean-{pair}", f"its mean over the {first} and {second} axes", mean

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, expressions_of
-from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes
 from conformance.zoo.bug import DoesNotApply
 
 
@@ -86,19 +86,19 @@ def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True) -> Itera
         samples: at least one differs.
         by_rule: functions of the index; else the numbers as they were read, for the indices seen alone.
     """
-    axes = samples[0].axes
+    axes, count = long_axes(samples), len(samples[0].axes)
     for way in WAYS:
         rests = [_rest(sample, way) for sample in samples]
-        for position, name in enumerate(axes):
-            axis = position - len(axes)
+        for position, name in axes:
+            axis = position - count
             read = [_constant_but(rest, one, (axis,), way) for rest, one in zip(rests, samples, strict=True)]
             found = [one for one in read if one is not None]
             if len(found) == len(read):
                 rules = _of_index(samples, found, name) if by_rule else _table(found, name)
                 for slug, words, profile in rules:
                     yield _change(way, f"{name}-{slug}", words, _on(axis, profile))
-        for (i, first), (j, second) in combinations(enumerate(axes), 2) if by_rule else ():
-            a, b = i - len(axes), j - len(axes)
+        for (i, first), (j, second) in combinations(axes, 2) if by_rule else ():
+            a, b = i - count, j - count
             read = [_constant_but(rest, one, (a, b), way) for rest, one in zip(rests, samples, strict=True)]
             found = [one for one in read if one is not None]
             if len(found) == len(read):

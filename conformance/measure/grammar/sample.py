@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -128,6 +128,12 @@ class Sample:
     def after(self, array: NDArray) -> Sample:
         """The sample with another expected array."""
         return replace(self, expected=array)
+
+
+def long_axes(samples: Sequence[Sample]) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the axes along which some sample has several elements: of others nothing can be told."""
+    several = np.max([sample.expected.shape for sample in samples], axis=0) > 1
+    return tuple((position, name) for position, name in enumerate(samples[0].axes) if several[position])
 
 
 Apply = Callable[[NDArray, tuple[str, ...], Setting], NDArray]

@@ -102,9 +102,18 @@ def _of_all(id: str, words: str, always: bool) -> Place:
     return Place(id, words, OF_ALL, SCORED, ("allowed",), get, lambda state, beneath, array: np.asarray(array) > 0.5)
 
 
-def _lengths(state: State, beneath: Step) -> NDArray | None:
+def _lengths(axes: int, state: State, beneath: Step) -> NDArray | None:
     lens = state.inputs.mask.valid_lens
-    return None if lens is None else np.asarray(lens, np.float64)
+    return None if lens is None or np.ndim(lens) != axes else np.asarray(lens, np.float64)
+
+
+def _every_length(state: State, beneath: Step) -> NDArray | None:
+    lens = state.inputs.mask.valid_lens
+    return None if lens is None else np.ravel(lens).astype(np.float64)
+
+
+def _with_every_length(state: State, beneath: Step, array: NDArray) -> NDArray:
+    return _with_lengths(state, beneath, array.reshape(np.shape(state.inputs.mask.valid_lens)))
 
 
 def _offset(state: State, beneath: Step) -> NDArray | None:
@@ -159,17 +168,26 @@ def _with_diagonal(state: State, beneath: Step, array: NDArray) -> NDArray:
 _of_causal = _of_source("causal")
 _causal_put = _of_causal.put
 
+EVERY_LENGTH = Place(
+    "every length",
+    "lengths, of items and of queries,",
+    SOURCES["valid_lens"][1],
+    ("length",),
+    ("allowed",),
+    _every_length,
+    _with_every_length,
+)
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (
-        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), _lengths, _with_lengths),
+        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), partial(_lengths, 1), _with_lengths),
         Place(
             "lengths of queries",
             "the lengths of queries",
             SOURCES["valid_lens"][1],
             ("item", "query"),
             ("allowed",),
-            _lengths,
+            partial(_lengths, 2),
             _with_lengths,
         ),
         Place("offset", "query offsets", OF_OFFSET, ("item",), ("allowed",), _offset, _with_offset),

@@ -22,6 +22,7 @@ from conformance.measure.grammar.where import part_changes
 from conformance.measure.places import Place, fault
 from conformance.measure.propose.mask_places import (
     ARRAYS,
+    EVERY_LENGTH,
     INTEGERS,
     SIDES,
     SOURCES,
@@ -79,7 +80,14 @@ def _proposed(evidence: Evidence, sources: Sequence[str]) -> Iterator[Bug]:
         sources = given(differing[0].inputs.mask)
     read = [(problem, allowed) for problem in evidence.problems if (allowed := read_allowed(evidence, problem)) is not None]
     for place in INTEGERS.values():
-        likely += (fault(place, change) for change in _fitted(_read_integers(evidence, place, read), integers=True))
+        for bounded in (False, True):
+            samples = _read_integers(evidence, place, read, bounded=bounded)
+            changes = _fitted(samples, integers=True)
+            likely += (fault(place, change) for change in changes)
+            if place.id.startswith("lengths"):
+                likely += (fault(EVERY_LENGTH, change) for change in changes)
+            if changes:
+                break
     sides = SIDES if "window" in sources else ()
     for source in (*sources, *sides, "all", "always"):
         place = ARRAYS[source]
@@ -118,21 +126,26 @@ def _sample(problem: Problem, measured: NDArray, own: NDArray, place: Place) -> 
     return Sample(measured, own, place.axes, setting, least=1e-9)
 
 
-def _read_integers(evidence: Evidence, place: Place, read: Read) -> list[Sample]:
-    """The integers with which the definition lets in what has a weight; of several the nearest to the right ones."""
+def _read_integers(evidence: Evidence, place: Place, read: Read, *, bounded: bool) -> list[Sample]:
+    """The integers with which the definition lets in what has a weight; of several the nearest to the right ones.
+
+    With `bounded`, those are not known that may be any larger number.
+    """
     samples = []
     for problem, allowed in read:
         call = Call(evidence, problem, place)
         if call.own is None or call.own.ndim != len(place.axes) or len(given(problem.inputs.mask)) > 1:
             continue
-        numbers = _integers_of(call, allowed)
+        numbers = _integers_of(call, allowed, bounded)
         if numbers is None:
             return []
+        if np.isnan(numbers).all():
+            continue
         samples.append(_sample(problem, numbers, call.own, place))
     return samples
 
 
-def _integers_of(call: Call, allowed: NDArray) -> NDArray | None:
+def _integers_of(call: Call, allowed: NDArray, bounded: bool) -> NDArray | None:
     own = call.own
     assert own is not None
     far = call.problem.sizes.key_len + call.problem.sizes.query_len
@@ -150,14 +163,18 @@ def _integers_of(call: Call, allowed: NDArray) -> NDArray | None:
         return next((np.array(one, float) for one in choices if gives_them(np.array(one, float)).all()), None)
     # Each item, or query, has a number of its own.
     axes = (1, 2, 3) if own.ndim == 1 else (1, 3)
+
+    def each(by: int) -> NDArray[np.bool_]:
+        right = gives_them(own + by).all(axis=axes)
+        return right if right.shape == own.shape else np.broadcast_to(right.all(), own.shape)
+
     open_ = np.ones(own.shape, bool)
     for by in sorted(range(-far, far + 1), key=abs):
-        right = gives_them(own + by).all(axis=axes)
-        right = right if right.shape == own.shape else np.broadcast_to(right.all(), own.shape)
+        right = each(by)
         found = np.where(open_ & right, own + by, found)
         open_ &= ~right
         if not open_.any():
-            return np.asarray(found)
+            return np.where(each(far), np.nan, found) if bounded else np.asarray(found)
     return None
 
 

@@ -49,7 +49,12 @@ def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
                 or _verified(_as_seen(samples), samples)
             )
     # Another order and a factor on top of it are two faults: what is blind to orders shows the factor.
-    return [change for change in found if not change.slug.startswith("0-of-it-")][:MOST]
+    apart = [change for change in found if thoroughly or not _is_scaled_order(change)]
+    return apart[:MOST]
+
+
+def _is_scaled_order(change: Change) -> bool:
+    return change.slug.startswith("0-of-it-") and change.words.startswith("with its")
 
 
 def one_change(samples: Sequence[Sample]) -> list[Change]:
@@ -116,6 +121,8 @@ def factors(samples: Sequence[Sample]) -> Iterator[Change]:
         expected, measured = sample.expected[known], sample.measured[known]
         square = float(expected @ expected)
         number = float(expected @ measured) / square if square else float("nan")
+        if np.abs(number * expected).max(initial=0.0) <= sample.tolerance:
+            number = 0.0
         numbers.append((number, sample.setting))
         with any_numbers:
             rest = np.abs(measured - number * expected).max(initial=0.0)

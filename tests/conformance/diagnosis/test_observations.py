@@ -6,7 +6,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.diagnose import Runs, observe
-from conformance.measure.faults import on_step
+from conformance.measure.faults import bug_of, on_result
 from conformance.zoo.bug import BuggySubject
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -16,6 +16,6 @@ def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
     def less_the_first(state, weights):
         return weights - weights[..., :1].max(axis=-1, keepdims=True)
 
-    meaningless = on_step("weights", "less-the-first", less_the_first, "It has no meaning without keys.", "-")
+    meaningless = bug_of("less-the-first", "It has no meaning without keys.", "-", "weights", on_result(less_the_first))
     (empty,), _ = observe(BuggySubject(), select(["no-keys"]))
     assert Runs().arrays(empty, (meaningless,)) is None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from conformance.cases.problem import Problem
 from conformance.measure.designs import generic
-from conformance.measure.probes.steps import biases, equal_shapes, scores
-from conformance.measure.probes import select_probes
-from conformance.measure.search.measure import measure
-from conformance.zoo.bug import Bug, pipelines
+from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask
-from mha_core.reference import pipeline as reference
 from mha_core.reference.state import State
-from tests.conformance.measure.wrong import Change, OutputAlone, wrong_at
+from tests.conformance.measure.wrong import Change, is_right, measured, said, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -68,84 +67,48 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_arrays_taken_for_others_of_their_shape(wrong: Bug) -> None:
-    found = measure(OutputAlone(wrong), zoo=(), probes=equal_shapes.PROBES)
-    assert not found.unexplained
-    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
-
-
 def less_in_later_channels(state: State, result: np.ndarray) -> np.ndarray:
     bias = state.parameters.get("q_proj.bias", np.zeros(1))
     return result - bias * (1.0 - 1.0 / (1.0 + np.arange(bias.size)))
 
 
-def plus_diagonal(state: State, result: np.ndarray) -> np.ndarray:
-    diagonal = np.eye(*state.parameters["k_proj.weight"].shape)
-    return result + 0.1 * state["key_inputs"] @ diagonal.T
+def plus_diagonal(given: str, name: str) -> Change:
+    return lambda s, result: result + 0.1 * s[given] @ np.eye(*s.parameters[f"{name}.weight"].shape).T
 
 
-@pytest.mark.parametrize(
-    ("wrong", "names"),
-    [
-        (wrong_at("k_proj", plus_diagonal), ("scores",)),
-        (wrong_at("q_proj", less_in_later_channels), ("projection-biases",)),
-    ],
-    ids=("a diagonal of W_k", "b_q less in later channels"),
-)
-def test_matrices_and_biases_of_scores_are_read_whole(wrong: Bug, names: tuple[str, ...]) -> None:
-    probes = [probe for probe in (*scores.PROBES, *biases.PROBES) if probe.id in names]
-    found = measure(OutputAlone(wrong), zoo=(), probes=probes)
-    assert not found.unexplained
-    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+READ_WHOLE: dict[str, tuple[Bug, str, bool]] = {
+    "a diagonal of W_k": (wrong_at("k_proj", plus_diagonal("key_inputs", "k_proj")), "scores", True),
+    "b_q less in later channels": (wrong_at("q_proj", less_in_later_channels), "projection-biases", True),
+    # Designs of equal scores have W_q = 0, to which a layer may add: then nothing of them is isolated.
+    "a diagonal of W_q": (wrong_at("q_proj", plus_diagonal("query_inputs", "q_proj")), "equal-scores", False),
+    # In the first layers that are asked W_q and W_v have as many rows, though all other sizes differ.
+    "b_q that should be 0 is b_v": (WRONG["b_q is b_v"], "equal-scores-with-biases", False),
+    # It shows in single items, and is met before several are asked.
+    "b_q and a half": (
+        wrong_at("q_proj", lambda s, result: result + 0.5 * s.parameters.get("q_proj.bias", 0.0)),
+        "items",
+        False,
+    ),
+}
+"""What is wrong -> the bug, the last probe that is asked, whether it is asked alone."""
 
 
-def test_a_matrix_of_queries_that_should_be_0_is_read_where_scores_show() -> None:
-    """Designs of equal scores have W_q = 0, to which a layer may add: then nothing of them is isolated."""
-
-    def plus_diagonal(state: State, result: np.ndarray) -> np.ndarray:
-        return result + 0.1 * state["query_inputs"] @ np.eye(*state.parameters["q_proj.weight"].shape).T
-
-    wrong = wrong_at("q_proj", plus_diagonal)
-    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["equal-scores"]))
-    assert not found.unexplained
-    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+@pytest.mark.parametrize("name", [*WRONG, *READ_WHOLE])
+def test_arrays_taken_for_others_and_matrices_read_whole(name: str) -> None:
+    wrong, probe, alone = READ_WHOLE.get(name) or (WRONG[name], "equal-widths*", True)
+    found = measured(wrong, probes=[probe], alone=alone)
+    assert is_right(found, (wrong,), fresh(), among=99), said(found)
 
 
-def test_what_shows_in_single_items_is_met_before_several_are_asked() -> None:
-    wrong = wrong_at("q_proj", lambda state, result: result + 0.5 * state.parameters.get("q_proj.bias", 0.0))
-    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["projection-biases", "items"]))
-    assert not found.unexplained
-    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
-
-
-def gives(model: tuple[Bug, ...], wrong: Bug, config: AttentionConfig) -> bool:
-    """Whether a model gives a wrong layer's output in a call that neither has seen."""
-    for query_len, key_len in ((5, 5), (2, 6)):
-        mask = AttentionMask(valid_lens=np.array([key_len, 2]))
-        problem = generic(config, seed=7, batch=2, query_len=query_len, key_len=key_len, mask=mask)
-        outputs = []
-        for bugs in (model, (wrong,)):
-            forward, backward = pipelines(*bugs)
-            outputs.append(
-                reference.run(
-                    problem.config, problem.weights, problem.inputs, forward=forward, backward=backward
-                ).output
-            )
-        if not np.allclose(*outputs, rtol=1e-6, atol=1e-9):
-            return False
-    return True
-
-
-def test_a_bias_of_queries_that_should_be_0() -> None:
-    """In the first layers that are asked W_q and W_v have as many rows, though all other sizes differ."""
-    wrong = WRONG["b_q is b_v"]
-    found = measure(OutputAlone(wrong), zoo=(), probes=select_probes(["equal-scores-with-biases"]))
-    assert not found.unexplained
-    assert any(all(gives(model, wrong, config) for config in FRESH) for model in found.models)
+def fresh() -> Iterator[Problem]:
+    """Calls that no probe asks."""
+    for config in FRESH:
+        for query_len, key_len in ((5, 5), (2, 6)):
+            mask = AttentionMask(valid_lens=np.array([key_len, 2]))
+            yield generic(config, seed=7, batch=2, query_len=query_len, key_len=key_len, mask=mask)
 
 
 def test_right_layers_have_no_finding() -> None:
-    found = measure(OutputAlone(), probes=equal_shapes.PROBES)
+    found = measured(probes=["equal-widths*"], zoo=None)
     assert found.models == ((),)
     assert not found.unexplained

@@ -10,26 +10,22 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.measure.designs import generic
-from conformance.measure.probes.steps import biases, scores
-from conformance.measure.search.measure import measure
 from conformance.zoo.bug import Bug
-from mha_core import AttentionConfig
+from mha_core import AttentionConfig, AttentionMask
 from mha_core.call.masks import additive_bias
+from mha_core.reference import forward
 from mha_core.reference.state import State
-from tests.conformance.measure.wrong import (
-    FRESH,
-    OutputAlone,
-    fresh_problems,
-    is_right,
-    measured_of,
-    sentences,
-    wrong_at,
-)
+from tests.conformance.measure.wrong import FRESH, fresh_problems, is_right, measured, said, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
-PLAIN = fresh_problems(mask=False)
+SCORES = ("score-size", "queries", "keys", "scores", "scores-square", "scores-longer")
+AROUND_SCORES = (
+    *("projection-biases", "given-scale", "dot-score", "softcap", "key-biases", "additive-score", "score-bias*"),
+)
+
+PLAIN = fresh_problems(masks=[AttentionMask()])
 
 
 def _rows(scores: NDArray) -> NDArray:
@@ -58,26 +54,25 @@ SINGLE: dict[str, Bug] = {
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_fault_that_is_not_on_file_is_measured(name: str) -> None:
     bug = SINGLE[name]
-    assert is_right(measured_of(bug), (bug,), PLAIN)
+    found = measured(bug, probes=SCORES)
+    assert is_right(found, (bug,), PLAIN), said(found)
 
 
-def test_a_factor_is_told_with_the_number_that_was_expected() -> None:
-    measured = measured_of(SINGLE["scale-of-widths"])
-    assert any(
-        "sqrt(head_dim / key_dim): queries @ keys^T is multiplied by 0.378 where 0.5774 was expected" in sentence
-        for sentence in sentences(measured)
-    )
+def test_a_factor_is_told_as_what_it_is_of_the_sizes() -> None:
+    found = measured(SINGLE["scale-of-widths"], probes=SCORES)
+    assert any("sqrt(head_dim / key_dim)" in bug.sentence for model in found.models for bug in model), said(found)
 
 
 def test_two_faults_at_once() -> None:
     bugs = (wrong_at("q_proj", lambda s, a: a * s.config.query_dim**-0.5), SINGLE["key-heads-rolled"])
-    assert is_right(measured_of(*bugs), bugs, PLAIN)
+    found = measured(*bugs, probes=SCORES)
+    assert is_right(found, bugs, PLAIN), said(found)
 
 
 def test_a_right_layer_gets_no_finding() -> None:
-    measured = measured_of(around=True)
-    assert measured.models == ((),)
-    assert not measured.unexplained
+    found = measured(probes=(*SCORES, *AROUND_SCORES))
+    assert found.models == ((),)
+    assert not found.unexplained
 
 
 def _hidden_with_more_of_queries(state: State, hidden: NDArray | None) -> NDArray | None:
@@ -141,7 +136,8 @@ def test_what_is_around_the_scores_is_measured(name: str) -> None:
     given, additive = FRESH
     configs = (*FRESH, replace(given, scale=0.77), replace(additive, score="additive"), replace(given, softcap=0.9))
     bug = AROUND[name]
-    assert is_right(measured_of(bug, around=True), (bug,), fresh_problems(configs))
+    found = measured(bug, probes=(*SCORES, *AROUND_SCORES))
+    assert is_right(found, (bug,), fresh_problems(configs)), said(found)
 
 
 def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
@@ -159,5 +155,60 @@ def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
         for config in (*FRESH, replace(FRESH[0], softcap=0.9))
         for key_len in (7, 13, 21)
     ]
-    chosen = [one for one in (*scores.PROBES, *biases.PROBES) if one.id in ("scores-longer", "score-bias-with-scale")]
-    assert is_right(measure(OutputAlone(bug), zoo=(), probes=chosen), (bug,), fresh)
+    found = measured(bug, probes=("scores-longer", "score-bias-with-scale"))
+    assert is_right(found, (bug,), fresh), said(found)
+
+
+# Linear changes of a step's array, or of a part of it -------------------------------------------------------------
+
+
+def _exchanged_in_one_head(state: State, queries: NDArray) -> NDArray:
+    found = queries.copy()
+    if queries.shape[1] > 1 and queries.shape[-1] > 2:
+        found[:, 1] = queries[:, 1][..., [0, 2, 1, *range(3, queries.shape[-1])]]
+    return found
+
+
+def _heads_mixed_at_late_keys(state: State, values: NDArray) -> NDArray:
+    found = values.copy()
+    found[:, 1:, 2:] = 0.5 * values[:, 1:, 2:] + 0.5 * values[:, :-1, 2:]
+    return found
+
+
+def _mixed_key_heads(state: State) -> NDArray:
+    keys = state.heads_of("keys")
+    mixed = 0.75 * keys + 0.25 * np.roll(keys, -1, axis=1)
+    return forward.unscaled(replace(state, arrays={**state.arrays, "keys": mixed}))
+
+
+def _clamped(bias: NDArray) -> NDArray:
+    return bias[..., [*range(1, bias.shape[-1]), bias.shape[-1] - 1]]
+
+
+OF_PARTS: dict[str, tuple[Bug, str]] = {
+    "channels of one head": (wrong_at("queries", _exchanged_in_one_head), "scores-longer"),
+    "heads of keys, as read": (wrong_at("unscaled", lambda s, a: _mixed_key_heads(s)), "scores-longer"),
+    "weights of the next query": (
+        wrong_at("weights", lambda s, a: 0.75 * a + 0.25 * np.roll(a, -1, axis=2)),
+        "scores-longer",
+    ),
+    "values from a key on": (wrong_at("new_values", _heads_mixed_at_late_keys), "equal-scores-longer"),
+    "late queries": (
+        wrong_at("heads", lambda s, a: a * np.where(np.arange(a.shape[2]) >= 4, 0.3, 1.0)[:, None]),
+        "equal-scores-longer",
+    ),
+    "bias of the next key": (
+        wrong_at(
+            "scores",
+            lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + _clamped(additive_bias(s.inputs.mask)),
+        ),
+        "score-bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_a_change_of_a_part_is_measured(name: str) -> None:
+    bug, probe = OF_PARTS[name]
+    found = measured(bug, probes=[probe])
+    assert is_right(found, (bug,), fresh_problems()), said(found)

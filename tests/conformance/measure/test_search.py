@@ -11,17 +11,16 @@ import pytest
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
-from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.asker import Asker
-from conformance.measure.faults import on_step, unwarned
+from conformance.measure.designs import CONFIGS, generic
+from conformance.measure.evidence import Evidence
+from conformance.measure.faults import bug_of, on_result, unwarned
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes, select_probes
-from conformance.measure.search import growth
+from conformance.measure.search import model_search
 from conformance.measure.search.measure import Search, measure
 from conformance.measure.search.ranking import likeliest, preference
-from conformance.measure.evidence import Evidence
-from conformance.subjects.ask import CannotExpress
-from conformance.zoo.bug import Bug, BuggySubject
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants
 from mha_core import AttentionMask, SpecError, Trace
@@ -34,24 +33,6 @@ CASES = [case for case in all_cases() if not case.expensive]
 SCALED = Bug(
     "mine", "", "scores", "", forward={"similarity": lambda s: forward.similarity(s) * 1.3 * s.config.key_dim**-0.5}
 )
-
-
-class OutputOnly(BuggySubject):
-    """A layer with bugs that shows its output; `takes(config, inputs)` says whether it takes a call."""
-
-    def __init__(self, *bugs, takes=lambda config, inputs: True, **keywords):
-        super().__init__(*bugs, **keywords)
-        self.takes = takes
-
-    def prepare(self, config, weights):
-        run = super().prepare(config, weights)
-
-        def shown(inputs):
-            if not self.takes(config, inputs):
-                raise CannotExpress("a call that is not for me")
-            return Trace(output=run(replace(inputs, cotangent=None)).output)
-
-        return shown
 
 
 def test_odd_numbers_of_a_guess_warn_nobody_and_those_of_a_subject_do():
@@ -70,17 +51,17 @@ def test_every_probe_has_a_name_of_its_own_and_says_what_it_isolates():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_of_a_right_layer_nothing_is_found(dtype):
-    found = measure(OutputOnly(dtype=dtype))
+    found = measure(OutputAlone(dtype=dtype))
     assert found.models == ((),)
     assert not found.unexplained
     assert not found.differs
     assert not found.troubles
-    assert found.lab.questions < 700
+    assert found.asker.questions < 700
 
 
 def test_faults_of_two_steps_are_met_one_at_a_time():
     """One is on file, the other is in no zoo; the model is held against every case of the suite."""
-    found = diagnose(OutputOnly(SCALED, *select(("v-proj-bias-missing",))), CASES, experiments=True)
+    found = diagnose(OutputAlone(SCALED, *select(("v-proj-bias-missing",))), CASES, experiments=True)
     assert found.explanations
     best = found.explanations[0]
     assert best.complete
@@ -94,10 +75,10 @@ def test_faults_of_two_steps_are_met_one_at_a_time():
 def test_a_subject_of_one_size_is_asked_in_that_size():
     case = next(case for case in CASES if case.id == "prime")
     config = case.build().config
-    only = OutputOnly(SCALED, takes=lambda given, inputs: given == config)
+    only = OutputAlone(SCALED, takes=lambda given, inputs: given == config)
     found = diagnose(only, CASES, experiments=True)
     assert found.measured is not None
-    assert found.measured.lab.configs == (config,)
+    assert found.measured.asker.configs == (config,)
     assert found.measured.differs
 
 
@@ -105,7 +86,7 @@ def test_a_subject_that_refuses_everything_ends_nothing():
     """It takes the case and not one question more."""
     case = next(case for case in CASES if case.id == "prime")
     queries = case.build().inputs.queries
-    only = OutputOnly(SCALED, takes=lambda config, inputs: np.array_equal(inputs.queries, queries))
+    only = OutputAlone(SCALED, takes=lambda config, inputs: np.array_equal(inputs.queries, queries))
     found = diagnose(only, [case], experiments=True)
     assert found.failing == ("prime",)
     assert found.measured is not None
@@ -113,14 +94,14 @@ def test_a_subject_that_refuses_everything_ends_nothing():
 
 
 def test_questions_stop_when_the_time_is_spent():
-    lab = Asker(OutputOnly(SCALED), seconds=0.02)
-    found = measure(lab.subject, lab=lab)
-    assert lab.out_of_time
-    assert any("was spent" in reason for reason in found.lab.why_refused())
+    asker = Asker(OutputAlone(SCALED), seconds=0.02)
+    found = measure(asker.subject, asker=asker)
+    assert asker.out_of_time
+    assert any("was spent" in reason for reason in found.asker.why_refused())
 
 
 def test_what_the_definition_gives_is_computed_once_for_every_layer():
-    one, other = Asker(OutputOnly()), Asker(OutputOnly(SCALED))
+    one, other = Asker(OutputAlone()), Asker(OutputAlone(SCALED))
     problem = generic(one.configs[0], seed=5)
     again = replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries.copy()))
     assert one.wanted(problem) is other.wanted(again)
@@ -128,12 +109,12 @@ def test_what_the_definition_gives_is_computed_once_for_every_layer():
 
 
 def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
-    def broken(view):
+    def broken(evidence):
         raise OverflowError("too large for me")
         yield
 
     probe = select_probes(("scores",), alone=True)[0]
-    found = measure(OutputOnly(SCALED), probes=[replace(probe, propose=broken)], zoo=())
+    found = measure(OutputAlone(SCALED), probes=[replace(probe, propose=broken)], zoo=())
     assert found.troubles == ("scores: OverflowError: too large for me",)
     assert found.differs
 
@@ -142,8 +123,8 @@ def test_a_candidate_that_cannot_be_made_is_noted_and_ends_nothing():
 def test_what_bugs_on_file_give_is_not_measured(on_file, suffices):
     """It is where they explain the probes and not the cases, and where they explain nothing."""
     zoo, proposed = select(["scale-query-dim", "scale-missing"]), []
-    probe = replace(select_probes(("scores",), alone=True)[0], propose=lambda view: proposed.append(view) or ())
-    subject = OutputOnly(zoo[0] if on_file else SCALED)
+    probe = replace(select_probes(("scores",), alone=True)[0], propose=lambda evidence: proposed.append(evidence) or ())
+    subject = OutputAlone(zoo[0] if on_file else SCALED)
     found = measure(subject, probes=[probe], zoo=zoo, suffices=lambda models: suffices)
     assert bool(proposed) is not (on_file and suffices)
     assert (found.models[0] == (zoo[0],)) is on_file
@@ -157,16 +138,16 @@ def test_names_of_probes():
 
 
 def test_the_runs_of_models_are_limited(monkeypatch):
-    few = select_probes(["score-size", "scores-square"], alone=True)
+    few = select_probes(["score-size", "scores"], alone=True)
     variants = Variants()
-    monkeypatch.setattr(growth, "MOST_RUNS", 0)
-    found = Search(Asker(OutputOnly(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
-    assert {one.probe.id for one in found.unexplained} == {"score-size", "scores-square"}
+    monkeypatch.setattr(model_search, "MOST_RUNS", 0)
+    found = Search(Asker(OutputAlone(SCALED), configs=CONFIGS[:2]), variants=variants).run(few)
+    assert {one.probe.id for one in found.unexplained} == {"score-size", "scores"}
     assert variants.runs < 20  # each problem without any, and no candidate
 
 
 def test_what_differs_only_when_asked_again_is_said():
-    class Counting(OutputOnly):
+    class Counting(OutputAlone):
         def prepare(self, config, weights):
             run, calls = super().prepare(config, weights), []
 
@@ -182,13 +163,13 @@ def test_what_differs_only_when_asked_again_is_said():
     assert "asked once. But: A second call" in describe(found)
     assert np.isfinite(found.measured.behaviour.spread)
     (explained,) = {one.bugs for one in found.again.explanations}
-    assert [bug.sentence for bug in explained] == ["The output is the definition's times 1.1."]
+    assert [bug.sentence.endswith("times 1.1.") for bug in explained] == [True]
     assert found.first_stage == "output"
     assert "Each called twice, the second calls differ in 6 of 6 cases.\nThis gives" in describe(found)
 
 
 def _rolled(step, slug="rolled--1"):
-    return on_step(step, f"{step}-{slug}", lambda state, array: np.roll(array, -1, axis=-2), "", "")
+    return bug_of(f"{step}-{slug}", "", "", step, on_result(lambda state, array: np.roll(array, -1, axis=-2)))
 
 
 def test_first_is_what_gives_calls_in_which_another_fault_may_act():

@@ -8,21 +8,12 @@ import numpy as np
 import pytest
 
 from conformance.measure.designs import CONFIGS, generic
-from conformance.measure.outcome import Measured
-from conformance.measure.probes import select_probes
-from conformance.measure.search.measure import measure
-from conformance.zoo.bug import Bug, BuggySubject
-from mha_core import Trace
+from conformance.zoo.bug import Bug
 from mha_core.reference import forward
+from tests.conformance.measure.wrong import is_right, measured, said
 
 # The diagnosis and its subjects are NumPy alone here.
 pytestmark = pytest.mark.same_on_newest
-
-
-class OutputsOnly(BuggySubject):
-    def prepare(self, config, weights):
-        run = super().prepare(config, weights)
-        return lambda inputs: Trace(output=run(inputs).output)
 
 
 def made(name, step, stage="weights"):
@@ -121,35 +112,28 @@ IN_PLACES = {
 }
 
 
-def is_right(found: Measured, *bugs: Bug) -> bool:
-    """Whether the first model gives what the bugs give, on other sizes and numbers; and explains everything."""
-    if found.unexplained or not found.models[0]:
-        return False
-    ours, theirs = BuggySubject(*found.models[0]), BuggySubject(*bugs)
+def fresh():
+    """Problems of other sizes and numbers than any probe's, with small and large scores."""
     for number, config in enumerate((*CONFIGS[:3], CONFIGS[7])):
-        for scale in (1.0, 2.5):
-            problem = generic(config, seed=90 + number, batch=1 + number % 2, query_len=6, key_len=9)
-            inputs = replace(problem.inputs, queries=problem.inputs.queries * scale)
-            one, other = (x.prepare(config, problem.weights)(inputs).output for x in (ours, theirs))
-            if not np.allclose(one, other, rtol=1e-6, atol=1e-6 * np.abs(other).max(), equal_nan=True):
-                return False
-    return True
+        problem = generic(config, seed=90 + number, batch=1 + number % 2, query_len=6, key_len=9)
+        yield problem
+        yield replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries * 2.5))
 
 
 @pytest.mark.parametrize("name", [*[*WRONG][::3], *IN_PLACES])  # a third: each takes a second
 def test_a_wrong_softmax_is_measured(name):
     bug = made(name, {**WRONG, **IN_PLACES}[name])
-    found = measure(OutputsOnly(bug), probes=select_probes(["softmax*"], alone=True))
-    assert is_right(found, bug), [[one.id for one in model] for model in found.models]
+    found = measured(bug, probes=["softmax*"], zoo=None)
+    assert is_right(found, (bug,), fresh(), among=1), said(found)
 
 
 @pytest.mark.parametrize("least", [1.0003, 1.02])
 def test_a_sum_that_is_at_least_a_little_more_than_1(least):
     """Only rows in which one key has nearly all of the weight show it, of several keys few."""
     wrong = made("sum-at-least", lambda s: over(s, lambda e: np.maximum(total(e), least)))
-    found = measure(OutputsOnly(wrong), zoo=(), probes=select_probes(["equal-channels"]))
-    assert not found.unexplained
-    assert any(f"is at least {least}." in bug.sentence for model in found.models for bug in model)
+    found = measured(wrong, probes=["equal-channels"], alone=False)
+    assert not found.unexplained, said(found)
+    assert any(f"at least {least}" in bug.sentence for model in found.models for bug in model), said(found)
 
 
 def test_a_part_of_the_weights_in_the_last_block_of_queries():
@@ -162,11 +146,6 @@ def test_a_part_of_the_weights_in_the_last_block_of_queries():
         return np.where(part, normalised(np.where(largest(w, 3), w, 0.0)), w)
 
     wrong = made("top-3-in-the-last-block", change)
-    found = measure(OutputsOnly(wrong), zoo=(), probes=select_probes(["scores"], alone=True))
-    assert not found.unexplained
+    found = measured(wrong, probes=["scores"])
     problem = generic(CONFIGS[7], seed=91, query_len=7, key_len=9)
-    one, other = (
-        layer.prepare(problem.config, problem.weights)(problem.inputs).output
-        for layer in (BuggySubject(*found.models[0]), BuggySubject(wrong))
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+    assert is_right(found, (wrong,), [problem], among=1), said(found)

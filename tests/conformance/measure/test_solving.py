@@ -1,4 +1,4 @@
-"""The array at any step is solved for from outputs, and what was done to it is fitted."""
+"""The array at any place is solved for from outputs, and what was done to it is fitted."""
 
 from __future__ import annotations
 
@@ -7,62 +7,46 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.measure.propose.steps import anywhere
-from conformance.measure.candidates.scores.sides import changes_of
-from conformance.measure.designs import CONFIGS, NO_BIASES, generic
 from conformance.measure.asker import Asker
-from conformance.measure.read.linear import least_squares
-from conformance.measure.faults import unwarned
-from conformance.measure.read.solve import samples_of, solved
+from conformance.measure.designs import CONFIGS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
-from conformance.zoo.bug import BuggySubject
+from conformance.measure.faults import unwarned
+from conformance.measure.places import PLACES
+from conformance.measure.propose.steps import at_places
+from conformance.measure.read.linear import least_squares
+from conformance.measure.read.solve import samples_of, solved
 from conformance.zoo.rerun import noted_run
 from conformance.zoo.variants import Variants
-from tests.conformance.measure.wrong import OutputAlone, wrong_at
+from tests.conformance.measure.wrong import OutputAlone, same_on, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
 
-def view_of(*wrong, problems=()):
+def evidence_of(*wrong, problems=()):
     return Evidence(Asker(OutputAlone(*wrong)), Variants(), (), tuple(problems))
 
 
 # What is solved for -------------------------------------------------------------------------------------
 
-NOTHING = wrong_at("output", lambda state, x: x)
-"""A layer that is right."""
-
-NAMES = {
-    "output": None,
-    "merged": None,
-    "heads": None,
-    "kept_weights": None,
-    "weights": None,
-    "values": None,
-    "value_inputs": None,
-    "values read": None,
-    "scores": -1,
-    "similarity": -1,
-    "keys": -2,
-    "keys read": -2,
-    "queries": None,
-}
-"""Step, or what heads read of it -> the axis along which a number that is the same for all changes no output."""
+SOLVED = (
+    *("output", "merged", "heads", "kept_weights", "weights", "values", "value_inputs", "values read"),
+    *("scores", "similarity", "keys", "keys read", "queries"),
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOLVED)
 @pytest.mark.parametrize("config", CONFIGS[:2])
 def test_the_array_of_a_wrong_layer_is_the_one_that_it_has(name, config):
-    step = name.split()[0]
+    step, gauge = name.split()[0], PLACES[name].gauge
     problem = generic(config, query_len=7, key_len=6)
     bug = wrong_at(step, lambda state, x: 1.3 * x + 0.2 * np.sin(x))
-    measured, own = solved(view_of(bug), problem, name, NAMES[name])
+    measured, own = solved(evidence_of(bug), problem, PLACES[name])
     state, _ = noted_run(problem.config, problem.weights, problem.inputs)
     right = state.heads_of(step) if name.endswith("read") else state[step]
     wrong = 1.3 * right + 0.2 * np.sin(right)
     np.testing.assert_array_equal(own, right)
-    if NAMES[name] is not None:
-        wrong = wrong + (right - wrong).mean(axis=NAMES[name], keepdims=True)
+    if gauge is not None:  # a number that is the same along this axis changes no output
+        measured, wrong = (array - array.mean(axis=gauge, keepdims=True) for array in (measured, wrong))
     known = ~np.isnan(measured)
     assert known.all() or name == "value_inputs"  # more channels go in than come out
     np.testing.assert_allclose(measured[known], wrong[known], atol=1e-7)
@@ -71,35 +55,33 @@ def test_the_array_of_a_wrong_layer_is_the_one_that_it_has(name, config):
 @pytest.mark.parametrize("name", ["q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight", "q_proj.bias"])
 def test_a_parameter_is_solved_for(name):
     problem = generic(CONFIGS[0], query_len=7, key_len=6)
-    step = {"out_proj": "output"}.get(name.split(".")[0], name.split(".")[0])
-    subject = view_of(wrong_at(step, lambda state, x: x))
-    (sample,) = samples_of(subject, [problem], name, ("output channel", "input channel"))
+    (sample,) = samples_of(evidence_of(), [problem], PLACES[name])
     np.testing.assert_allclose(sample.measured, problem.weights[name], atol=1e-7)
 
 
 def test_a_number_of_the_layer_is_solved_for():
     config = replace(CONFIGS[0], softcap=0.9, scale=0.7)
     bug = wrong_at("capped", lambda s, x: x if s.config.softcap is None else 1.4 * np.tanh(s["similarity"] / 1.4))
-    measured, own = solved(view_of(bug), generic(config, query_len=4, key_len=6), "softcap")
+    measured, own = solved(evidence_of(bug), generic(config, query_len=4, key_len=6), PLACES["softcap"])
     np.testing.assert_allclose((measured[0], own[0]), (1.4, 0.9), atol=1e-8)
 
 
-def test_what_is_no_array_of_a_step_is_not_solved_for():
+def test_what_is_no_array_of_a_place_is_not_solved_for():
     mixed = wrong_at("output", lambda state, x: x + 0.3 * np.roll(x, 1, axis=1))
     problem = generic(CONFIGS[0], query_len=7, key_len=6)
-    assert solved(view_of(mixed), problem, "queries") is None
-    assert solved(view_of(mixed), problem, "output") is not None
+    assert solved(evidence_of(mixed), problem, PLACES["queries"]) is None
+    assert solved(evidence_of(mixed), problem, PLACES["output"]) is not None
 
 
 # What is fitted to it -----------------------------------------------------------------------------------
 
 WRONG = {
-    "kept_weights-cap-tanh-3": ("kept_weights", lambda state, x: 3.0 * np.tanh(x / 3.0)),
-    "kept_weights-zero-where-small-0.13": ("kept_weights", lambda state, x: np.where(np.abs(x) < 0.13, 0.0, x)),
-    "value_inputs-zero-where-small-0.05": ("value_inputs", lambda state, x: np.where(np.abs(x) < 0.05, 0.0, x)),
-    "values-power-1.7-with-signs-times-1": ("values", lambda state, x: np.sign(x) * np.abs(x) ** 1.7),
-    "queries-positive-times-1-negative-times-0.3": ("queries", lambda state, x: np.where(x < 0.0, 0.3 * x, x)),
-    "query-inputs-shrunk-by-0.25": ("query_inputs", lambda s, x: np.sign(x) * np.maximum(np.abs(x) - 0.25, 0.0)),
+    "kept_weights: 3 tanh(x / 3)": ("kept_weights", lambda state, x: 3.0 * np.tanh(x / 3.0)),
+    "kept_weights: small 0": ("kept_weights", lambda state, x: np.where(np.abs(x) < 0.13, 0.0, x)),
+    "value_inputs: small 0": ("value_inputs", lambda state, x: np.where(np.abs(x) < 0.05, 0.0, x)),
+    "values: power": ("values", lambda state, x: np.sign(x) * np.abs(x) ** 1.7),
+    "queries: leaky": ("queries", lambda state, x: np.where(x < 0.0, 0.3 * x, x)),
+    "query_inputs: shrunk": ("query_inputs", lambda s, x: np.sign(x) * np.maximum(np.abs(x) - 0.25, 0.0)),
 }
 
 
@@ -115,28 +97,19 @@ def problems(config):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_function_is_found_with_its_number(name):
     bug = wrong_at(*WRONG[name])
-    view = view_of(bug, problems=problems(CONFIGS[4]))
+    evidence = evidence_of(bug, problems=problems(CONFIGS[4]))
     with unwarned():
-        found = {one.id: one for one in anywhere(view)}
-    assert f"measured:{name}" in found
-    model = BuggySubject(found[f"measured:{name}"])
-    for problem in problems(CONFIGS[0]):
-        made, wanted = (
-            one.prepare(problem.config, problem.weights)(problem.inputs).output for one in (model, view.lab.subject)
-        )
-        np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=1e-7)
+        found = list(at_places(evidence, evidence.problems, [name.split(":")[0]]))
+    assert any(same_on(problems(CONFIGS[0]), (bug,), (one,)) for one in found), [one.id for one in found]
 
 
 PARTS = {
-    "clipped-at-0.4-at-key-odd": (
-        "similarity",
-        lambda state, x: np.where(np.arange(x.shape[-1]) % 2 == 1, x.clip(-0.4, 0.4), x),
-    ),
-    "cap-tanh-1.5-at-head-last": (
+    "odd keys clipped": ("similarity", lambda s, x: np.where(np.arange(x.shape[-1]) % 2 == 1, x.clip(-0.4, 0.4), x)),
+    "the last head capped": (
         "similarity",
         lambda state, x: np.where((np.arange(x.shape[1]) == x.shape[1] - 1)[:, None, None], 1.5 * np.tanh(x / 1.5), x),
     ),
-    "zero-where-small-0.06-at-key-odd": (
+    "small values of odd keys 0": (
         "values",
         lambda state, x: np.where((np.arange(x.shape[2]) % 2 == 1)[:, None] & (np.abs(x) < 0.06), 0.0, x),
     ),
@@ -146,8 +119,6 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_a_function_of_a_part_is_read_off(name):
     step, wrong = PARTS[name]
-    view, axes = view_of(wrong_at(step, wrong)), ("item", "head", "query" if step != "values" else "key", "key")
-    axes = axes if step != "values" else ("item", "kv head", "key", "channel")
     calls = [
         generic(config, seed=seed, query_len=11, key_len=9, weights=NO_BIASES)
         for config in CONFIGS[:4]
@@ -158,11 +129,10 @@ def test_a_function_of_a_part_is_read_off(name):
             replace(one, inputs=replace(one.inputs, keys=one.inputs.keys * (np.arange(9) > 0)[:, None]))
             for one in calls
         ]
-    samples = samples_of(view, calls, step, axes, None if step == "values" else -1)
-    if step != "values":
-        samples = [replace(one, measured=one.measured - one.measured[..., :1]) for one in samples]
+    bug, fresh = wrong_at(step, wrong), [generic(config, query_len=5, key_len=7) for config in CONFIGS[:3]]
     with unwarned():
-        assert any(change.slug.startswith(name) for change in changes_of(samples))
+        found = list(at_places(evidence_of(bug), calls, [step]))
+    assert any(same_on(fresh, (bug,), (one,)) for one in found), [one.id for one in found]
 
 
 # Least squares of what is not finite: what NumPy gives, and nothing printed by LAPACK ----------------------------

@@ -11,7 +11,7 @@ from conformance.judging.expected import expected
 from conformance.subjects.ask import SubjectFailed, ask
 from conformance.trials.changes import Factor
 from conformance.trials.faults import Dice, Fault
-from conformance.trials.layer import Evidence, forward
+from conformance.trials.layer import View, forward
 from conformance.trials.made import arrays_of, distance, families
 from conformance.trials.points import POINTS
 from conformance.trials.problems import FEATURES, draw_problem
@@ -43,14 +43,14 @@ def test_every_point_is_reached():
     seen = set()
     for feature in FEATURES:
         for problem in (draw_problem(Dice(feature, number), (feature,)) for number in range(4)):
-            view = Evidence(problem.config, problem.weights, problem.inputs)
+            view = View(problem.config, problem.weights, problem.inputs)
             forward(view)
             seen |= view.seen.keys()
     assert seen == set(POINTS)
 
 
 def stages_of(problem, faults=()):
-    view = Evidence(problem.config, problem.weights, problem.inputs, hooks_of(faults))
+    view = View(problem.config, problem.weights, problem.inputs, hooks_of(faults))
     trace = run_view(view, stages=True)
     arrays = dict(trace.stages())
     arrays["scores"] = np.where(view.seen["mask"], arrays["scores"], 0.0)

@@ -13,8 +13,8 @@ STATED = {
     "0-68": ("the output: its square", "measured:output-square"),
     "1-25": ("the values that each query head reads: the first kv head for all", "value-heads-first"),
     "1-40": ("the mask of the lengths: inverted", "lens-inverted"),
-    "3-16": ("the output's bias: its mean", "measured:out_proj-bias-mean"),
-    "4-1g": ("gradient to k_proj.bias: times 0.578", "measured:d-projection-parameters-k_proj.bias-times-0.578"),
+    "3-16": ("the output's bias: its mean", "measured:out-proj-bias-mean"),
+    "4-1g": ("gradient to k_proj.bias: times 0.578", "measured:d-projection-parameters-k-proj.bias-times-0.578"),
 }
 """Trial -> what is wrong with its layer, and what is said of it."""
 

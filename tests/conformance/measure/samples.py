@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.measure.designs import CONFIGS
 from conformance.measure.read.fit import fit
 from conformance.measure.grammar.sample import Change, Sample, Setting
-from conformance.measure.designs import CONFIGS
 from mha_core.call.sizes import CallSizes
 
 SCORES = ("item", "head", "query", "key")
@@ -24,7 +24,7 @@ Made = Callable[[NDArray, Setting], NDArray]
 
 
 def shape_of(setting: Setting, axes: Sequence[str]) -> tuple[int, ...]:
-    config, sizes = setting
+    config, sizes = setting.config, setting.sizes
     lengths = {
         "item": sizes.batch,
         "head": config.num_heads,
@@ -55,9 +55,9 @@ def samples_of(
     return found
 
 
-def first_found(made: Made, axes: Sequence[str] = SCORES, *, seed: int = 0) -> Change:
+def first_found(made: Made, axes: Sequence[str] = SCORES, *, seed: int = 0, thoroughly: bool = False) -> Change:
     """The first change that `fit` names; it must make the same of arrays and sizes that it has not seen."""
-    found = fit(samples_of(made, axes, seed=seed))
+    found = fit(samples_of(made, axes, seed=seed), thoroughly=thoroughly)
     assert found, "no change was found"
     for sample in samples_of(made, axes, seed=seed + 1, lengths=OTHERS):
         array = found[0].apply(sample.expected, sample.axes, sample.setting)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conformance.measure.asker import Asker
 from conformance.measure.behaviour import narrower, observe
 from conformance.measure.designs import CONFIGS
-from conformance.measure.asker import Asker
 from conformance.measure.probes import select_probes
 from conformance.measure.search.measure import measure
 from conformance.zoo.bug import BuggySubject
@@ -75,8 +75,8 @@ SAID = {
 
 @pytest.mark.parametrize("answer", SAID, ids=lambda one: one.__name__)
 def test_what_is_odd_is_said(answer):
-    lab = Asker(Odd(answer), configs=CONFIGS[:1])
-    behaviour = observe(lab)
+    asker = Asker(Odd(answer), configs=CONFIGS[:1])
+    behaviour = observe(asker)
     assert SAID[answer] in " ".join(behaviour.remarks)
     assert behaviour.is_function == (answer is not noisy)
 
@@ -84,7 +84,7 @@ def test_what_is_odd_is_said(answer):
 def test_nothing_is_measured_of_noise():
     measured = measure(Odd(noisy), probes=select_probes(["scores"]))
     assert measured.outcomes == ()
-    assert measured.lab.questions < 20
+    assert measured.asker.questions < 20
 
 
 def test_a_function_is_not_remarked_on():
@@ -107,9 +107,9 @@ class Narrow(BuggySubject):
 
 
 def test_precision_inside_narrows_the_bounds():
-    lab = Asker(Narrow(), configs=CONFIGS[:2])
-    measured = measure(Narrow(), lab=lab, probes=select_probes(["scores"]))
-    assert measured.behaviour.inside == lab.precision.storage == "float32"
+    asker = Asker(Narrow(), configs=CONFIGS[:2])
+    measured = measure(Narrow(), asker=asker, probes=select_probes(["scores"]))
+    assert measured.behaviour.inside == asker.precision.storage == "float32"
     assert not measured.differs
     assert measured.models == ((),)
 
