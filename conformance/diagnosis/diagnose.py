@@ -19,16 +19,16 @@ from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
 from conformance.diagnosis.observations import Observation, Runs, observe
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
-from conformance.measure.behaviour import narrower
-from conformance.measure.asker import Asker
-from conformance.measure.localise import Located, localise
-from conformance.measure.faults import is_measured, unwarned
-from conformance.measure.outcome import Measured, Model
-from conformance.measure.search.measure import measure
-from conformance.measure.search.ranking import preference
-from conformance.measure.evidence import gives
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
+from conformance.measure.asker import Asker
+from conformance.measure.evidence import gives
+from conformance.measure.faults import is_measured, unwarned
+from conformance.measure.localise import Located, localise
+from conformance.measure.outcome import Measured, Model
+from conformance.measure.search.behaviour import narrower
+from conformance.measure.search.measure import measure
+from conformance.measure.search.ranking import preference
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import GRADIENTS, Bug
@@ -247,7 +247,9 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         return found
     progress("looking for the first wrong step")
     located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
-    return replace(found, located=None if located is None else _as_explained(located, found.partly, found.measured.asker))
+    if located is not None:
+        located = _as_explained(located, found.partly, found.measured.asker)
+    return replace(found, located=located)
 
 
 def _inside(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:

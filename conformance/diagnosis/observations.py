@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, accounting
-from conformance.measure.faults import TROUBLE
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
+from conformance.measure.faults import TROUBLE
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug

@@ -1,4 +1,4 @@
-"""Evidence: what a probe's `propose` sees: the answers, those of the model so far, and a subject that can be asked more."""
+"""Evidence: what a probe's `propose` sees: the answers, the model's, and a subject that can be asked more."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ class Evidence:
                 yield problem
 
 
-def fits(asker: Asker, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False) -> bool:
+def fits(
+    asker: Asker, variants: Variants, problem: Problem, model: tuple[Bug, ...], *, gradients: bool = False
+) -> bool:
     """Whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
 
     A model without bugs must be right within the bounds, as in the suite; another within `Asker.nearness`.
@@ -171,7 +173,10 @@ def _compared(trace: Trace, *, gradients: bool) -> Arrays:
 def alike(evidence: Evidence, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
     """Whether two models give the same arrays in a probe's problems."""
     for problem in evidence.problems:
-        a, b = (evidence.variants.run(evidence.asker.rounded(problem), model, gradients=evidence.gradients) for model in (one, other))
+        a, b = (
+            evidence.variants.run(evidence.asker.rounded(problem), model, gradients=evidence.gradients)
+            for model in (one, other)
+        )
         if not a or not b:
             return False
         names = [name for name in a if is_gradient(name)] if evidence.gradients else ["output"]
@@ -195,6 +200,8 @@ def differing_items(evidence: Evidence, problem: Problem) -> NDArray[np.bool_] |
         return None
     with any_numbers:
         most = np.abs(got[np.isfinite(got)]).max(initial=0.0)
-        near = (np.abs(got - made) <= 1e5 * evidence.asker.unit * most) | (got == made) | (np.isnan(got) & np.isnan(made))
+        near = (
+            (np.abs(got - made) <= 1e5 * evidence.asker.unit * most) | (got == made) | (np.isnan(got) & np.isnan(made))
+        )
     found: NDArray[np.bool_] = ~near.all(axis=(1, 2))
     return found

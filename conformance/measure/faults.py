@@ -1,4 +1,4 @@
-"""Faults as bugs: steps of the reference that are changed, so that they can be run and compared. Their ids begin alike."""
+"""Faults as bugs: changed steps of the reference, which can be run and compared. Their ids begin alike."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Localise: the first wrong step of a subject that nothing explains.
 
-An array is solved for at one place after another, from the output back to the inputs. Where one is found with which the
-model gives the subject's own answers, also to calls that differ in what comes after it, all that comes after it is right.
-So the fault is at the earliest place that can be solved for.
+An array is solved for at one place after another, from the output back to the inputs. If the model with it gives the
+subject's own answers, also to calls that differ in what comes after it, then all that comes after it is right. So the
+fault is at the earliest place that can be solved for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ MOST_PROBLEMS = 5
 RATE = 0.4
 """Of dropout, in calls that tell weights from what is made of them."""
 
-CHAIN = (("output", "output"), ("heads", "heads"), ("kept_weights", "heads"), ("weights", "weights"), ("scores", "scores"))
+CHAIN = (
+    ("output", "output"),
+    ("heads", "heads"),
+    ("kept_weights", "heads"),
+    ("weights", "weights"),
+    ("scores", "scores"),
+)
 """(place, the stage of a fault that is at it) from the output back."""
 
 SIDES = (("values", "values"), ("queries", "queries"), ("keys", "keys"))
@@ -124,12 +130,14 @@ def _are_weights(evidence: Evidence, problem: Problem) -> bool:
 
 
 def _are_scores(evidence: Evidence, problem: Problem) -> bool:
-    """Whether what is wrong is wrong in the scores: weights of a row still sum to 1, and none is 0 that should not be."""
+    """Whether the scores are wrong: weights of a row still sum to 1, and none is 0 that should not be."""
     weights = solved(evidence, problem, PLACES["weights"])
     if weights is None or not np.isfinite(weights[0]).all():
         return True
     sums = [array.sum(axis=-1) for array in weights]
-    return bool(np.allclose(*sums, rtol=1e-6, atol=1e-9)) and not bool(((weights[0] <= 0.0) & (weights[1] > 1e-6)).any())
+    return bool(np.allclose(*sums, rtol=1e-6, atol=1e-9)) and not bool(
+        ((weights[0] <= 0.0) & (weights[1] > 1e-6)).any()
+    )
 
 
 def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]:

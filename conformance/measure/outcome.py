@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.behaviour import Behaviour
 from conformance.measure.probe import Probe
+from conformance.measure.search.behaviour import Behaviour
 from conformance.zoo.bug import Bug
 
 Model = tuple[Bug, ...]

@@ -1,36 +1,28 @@
 """Places: where an array of the definition stands that may be another one; one table.
 
-A place is the result of a step, or what a step reads: a parameter, a number of the config, a source of the mask, a past.
+A place is the result of a step, or what a step reads: a parameter, a number of the config, a mask, a past.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from conformance.any_numbers import any_numbers
+from conformance.measure import reads
 from conformance.measure.faults import (
     STEP_AXES,
     bug_of,
     stage_of,
-    with_arrays,
-    with_inputs,
-    with_parameters,
 )
 from conformance.measure.grammar.sample import Change, Setting
-from conformance.measure.softmax.scored import Scored
+from conformance.measure.reads import Get, Put
 from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core.call.masks import additive_bias
-from mha_core.errors import SpecError
-from mha_core.reference.forward import PROJECTED, dropout_factor
+from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
-
-Get = Callable[[State, Step], Any]
-Put = Callable[[State, Step, Any], Any]
 
 
 def _result(state: State, beneath: Step) -> Any:
@@ -110,109 +102,6 @@ def fault(place: Place, change: Change, *, at: str = "") -> Bug:
     return bug_of(slug, sentence, place.fix, dict.fromkeys(place.steps, changed), stage=place.stage)
 
 
-# What steps read ------------------------------------------------------------------------------------------
-
-
-def _parameter(name: str) -> tuple[Get, Put]:
-    def put(state: State, beneath: Step, array: Any) -> Any:
-        return beneath(with_parameters(state, {name: np.asarray(array)})) if name in state.parameters else beneath(state)
-
-    return lambda state, beneath: state.parameters.get(name), put
-
-
-def _scale(state: State, beneath: Step) -> Any:
-    return np.array([state.config.softmax_scale]) if state.config.score == "scaled_dot" else None
-
-
-def _softcap(state: State, beneath: Step) -> Any:
-    return None if state.config.softcap is None else np.array([state.config.softcap])
-
-
-def _with_number(name: str, state: State, beneath: Step, array: Any) -> Any:
-    found = state.copy()
-    given: dict[str, Any] = {name: float(array[0])}
-    try:
-        found.config = replace(state.config, **given)
-    except SpecError as error:
-        raise DoesNotApply(str(error)) from error
-    return beneath(found)
-
-
-def _read_by_heads(what: str) -> tuple[Get, Put]:
-    """What each query head reads, repeated from the key heads: (B, H, Lk, width)."""
-
-    def put(state: State, beneath: Step, array: Any) -> Any:
-        if array.shape[1] != state.config.num_heads:
-            raise DoesNotApply("there is one for each query head")
-        return beneath(with_arrays(state, **{what: array}))
-
-    return lambda state, beneath: state.heads_of(what), put
-
-
-def _bias(state: State, beneath: Step) -> Any:
-    mask = state.inputs.mask
-    return None if mask.bias is None else np.broadcast_to(additive_bias(mask), state["capped"].shape)
-
-
-def _with_bias(state: State, beneath: Step, array: Any) -> Any:
-    return beneath(with_inputs(state, bias=array)) if state.inputs.mask.bias is not None else beneath(state)
-
-
-def _inside(state: State, beneath: Step) -> Any:
-    """A q + C k of the additive score; of a model with another one, what gives its hidden units."""
-    hidden = beneath(state)
-    if hidden is None:
-        return None
-    weights = state.parameters
-    of_query = state["queries"] @ weights["score.query.weight"].T
-    inside = of_query[:, :, :, None] + (state.heads_of("keys") @ weights["score.key.weight"].T)[:, :, None]
-    if np.array_equal(np.tanh(inside), hidden):
-        return inside
-    with any_numbers:
-        return np.arctanh(hidden)
-
-
-def _capped_fraction(state: State, beneath: Step) -> Any:
-    return None if state.config.softcap is None else state["similarity"] / state.config.softcap
-
-
-def _of_fraction(state: State, beneath: Step, array: Any) -> Any:
-    return beneath(state) if state.config.softcap is None else state.config.softcap * array
-
-
-def _past(name: str) -> tuple[Get, Put]:
-    def get(state: State, beneath: Step) -> Any:
-        past = getattr(state.inputs, name)
-        return past if past is not None and past.size else None
-
-    def put(state: State, beneath: Step, array: Any) -> Any:
-        return beneath(with_inputs(state, **{name: array}))
-
-    return get, put
-
-
-def _sums(state: State, beneath: Step) -> Any:
-    """(B, H, Lq): the sums of the exponentials less the maximum of each row."""
-    scored = Scored.right(state["scores"], state["allowed"], Setting.of(state))
-    return scored.stable_sum[..., 0] if state["scores"].size else None
-
-
-def _over_sums(state: State, beneath: Step, array: Any) -> Any:
-    scored = Scored.right(state["scores"], state["allowed"], Setting.of(state))
-    with any_numbers:
-        return scored.kept(scored.stable / array[..., None])
-
-
-def _keep(state: State, beneath: Step) -> Any:
-    if state.inputs.dropout_keep is None or not state["weights"].size:
-        return None
-    return np.broadcast_to(dropout_factor(state), state["weights"].shape)
-
-
-def _with_factor(state: State, beneath: Step, array: Any) -> Any:
-    return state["weights"] * array
-
-
 # The table ------------------------------------------------------------------------------------------------
 
 OF_INPUT = "Project each input as it is given."
@@ -241,7 +130,7 @@ def _of_projections() -> list[Place]:
     found = []
     for projection, (_, step) in PROJECTED.items():
         for kind, axes in (("weight", MATRIX), ("bias", VECTOR)):
-            get, put = _parameter(f"{projection}.{kind}")
+            get, put = reads.parameter(f"{projection}.{kind}")
             words = f"the numbers of {projection}.{kind}, as used,"
             found.append(Place(f"{projection}.{kind}", words, OF_WEIGHT, axes, (step,), get, put))
     return found
@@ -254,22 +143,73 @@ def _table() -> list[Place]:
         Place("merged", "the merged heads", OF_MERGED),
         Place("heads", "the weighted sums of the heads", OF_HEADS),
         Place("kept_weights", "the weights that meet the values", "Multiply the softmax's weights with the values."),
-        Place("dropout", "the factors of dropout", OF_DROPOUT, SCORED, ("kept_weights",), _keep, _with_factor),
+        Place(
+            "dropout", "the factors of dropout", OF_DROPOUT, SCORED, ("kept_weights",), reads.keep, reads.with_factor
+        ),
         Place("weights", "the weights", OF_WEIGHTS),
-        Place("sums", "the sums of a row's exponentials", OF_WEIGHTS, SCORED[:3], ("weights",), _sums, _over_sums),
-        Place("values read", "the values that each query head reads", OF_READ, READ, ("heads",), *_read_by_heads("values")),
+        Place(
+            "sums",
+            "the sums of a row's exponentials",
+            OF_WEIGHTS,
+            SCORED[:3],
+            ("weights",),
+            reads.sums,
+            reads.over_sums,
+        ),
+        Place(
+            "values read",
+            "the values that each query head reads",
+            OF_READ,
+            READ,
+            ("heads",),
+            *reads.read_by_heads("values"),
+        ),
         Place("values", "the values of all keys, also those of a past,", OF_PAST),
-        Place("past_values", "the past values", OF_PAST, JOINED, ("values",), *_past("past_values")),
+        Place("past_values", "the past values", OF_PAST, JOINED, ("values",), *reads.past("past_values")),
         Place("new_values", "the values split into heads", OF_SPLIT),
         Place("v_proj", "the projected values", OF_WEIGHT),
         Place("value_inputs", "the inputs that values are projected from", OF_INPUT),
         Place("scores", "scores with the additive bias", OF_SUM, gauge=-1),
-        Place("bias", "the numbers of the additive bias, as they are added,", OF_SUM, SCORED, ("scores",), _bias, _with_bias, -1),
+        Place(
+            "bias",
+            "the numbers of the additive bias, as they are added,",
+            OF_SUM,
+            SCORED,
+            ("scores",),
+            reads.bias,
+            reads.with_bias,
+            -1,
+        ),
         Place("capped", "scores after the softcap", OF_CAP, gauge=-1),
-        Place("fraction", "scores over the softcap", OF_CAP, SCORED, ("capped",), _capped_fraction, _of_fraction, -1),
-        Place("softcap", "softcaps", OF_CAP, ("number",), ("capped",), _softcap, partial(_with_number, "softcap")),
+        Place(
+            "fraction",
+            "scores over the softcap",
+            OF_CAP,
+            SCORED,
+            ("capped",),
+            reads.capped_fraction,
+            reads.of_fraction,
+            -1,
+        ),
+        Place(
+            "softcap",
+            "softcaps",
+            OF_CAP,
+            ("number",),
+            ("capped",),
+            reads.softcap,
+            partial(reads.with_number, "softcap"),
+        ),
         Place("similarity", "scores", OF_SCORES, gauge=-1),
-        Place("scale", "the scores' scales", OF_SCORES, ("number",), ("similarity",), _scale, partial(_with_number, "scale")),
+        Place(
+            "scale",
+            "the scores' scales",
+            OF_SCORES,
+            ("number",),
+            ("similarity",),
+            reads.scale,
+            partial(reads.with_number, "scale"),
+        ),
         Place("unscaled", "scores before the scale", OF_SCORES, gauge=-1),
         Place("additive_hidden", "hidden units of the additive score", OF_ADDITIVE),
         Place(
@@ -278,11 +218,11 @@ def _table() -> list[Place]:
             OF_ADDITIVE,
             (*SCORED, "hidden"),
             additive,
-            _inside,
+            reads.inside,
             lambda state, beneath, array: np.tanh(array),
         ),
         *(
-            Place(name, f"the numbers of {name}, as used,", OF_ADDITIVE, axes, (step,), *_parameter(name))
+            Place(name, f"the numbers of {name}, as used,", OF_ADDITIVE, axes, (step,), *reads.parameter(name))
             for name, axes, step in (
                 ("score.query.weight", MATRIX, "additive_hidden"),
                 ("score.key.weight", MATRIX, "additive_hidden"),
@@ -295,11 +235,11 @@ def _table() -> list[Place]:
             OF_READ,
             READ,
             ("additive_hidden", "unscaled"),
-            *_read_by_heads("keys"),
+            *reads.read_by_heads("keys"),
             -2,
         ),
         Place("keys", "keys, also those of a past,", OF_PAST, gauge=-2),
-        Place("past_keys", "the past keys", OF_PAST, JOINED, ("keys",), *_past("past_keys"), -2),
+        Place("past_keys", "the past keys", OF_PAST, JOINED, ("keys",), *reads.past("past_keys"), -2),
         Place("new_keys", "keys, split into heads,", OF_SPLIT, gauge=-2),
         Place("k_proj", "projected keys", OF_WEIGHT, gauge=-2),
         Place("key_inputs", "the inputs that keys are projected from", OF_INPUT, gauge=-2),
@@ -316,7 +256,15 @@ PLACES: Mapping[str, Place] = {place.id: place for place in _table()}
 BEFORE_SOFTMAX = frozenset(
     (
         *("scores", "bias", "capped", "fraction", "softcap", "similarity", "scale", "unscaled", "additive_hidden"),
-        *("additive inside", "score.query.weight", "score.key.weight", "score.vector", "keys read", "keys", "past_keys"),
+        *(
+            "additive inside",
+            "score.query.weight",
+            "score.key.weight",
+            "score.vector",
+            "keys read",
+            "keys",
+            "past_keys",
+        ),
         *("new_keys", "k_proj", "key_inputs", "queries", "q_proj", "query_inputs", "q_proj.weight", "q_proj.bias"),
         *("k_proj.weight", "k_proj.bias"),
     )

@@ -16,9 +16,9 @@ from conformance.deviations.known import accounting, load
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.observations import Observation
-from conformance.measure.designs import generic
-from conformance.measure.asker import SECONDS, Asker
 from conformance.judging.near import Nearness
+from conformance.measure.asker import SECONDS, Asker
+from conformance.measure.designs import generic
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.live import LiveSubject
 from mha.recordings.capture import adapters_for, hooks_of

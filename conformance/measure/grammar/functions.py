@@ -1,4 +1,4 @@
-"""Functions of a number: one table of those without a parameter, one of families with one, which is read or solved for."""
+"""Functions of a number: one table of those without a parameter, one of families whose parameter is solved for."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, expressions_of
-from conformance.measure.grammar.numbers import neat, roundest, solve
+from conformance.measure.grammar.numbers import erf, neat, roundest, sigmoid, solve
 from conformance.measure.grammar.sample import Change, Sample, elementwise
 
 Function = Callable[[NDArray], NDArray]
-
-
-def sigmoid(x: NDArray) -> NDArray:
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
-
-
-def erf(x: NDArray) -> NDArray:
-    return np.vectorize(math.erf, otypes=[float])(x) if x.size else x
 
 
 def _gelu_tanh(x: NDArray) -> NDArray:
@@ -130,7 +122,10 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("zeros-become", "with zeros replaced by {}", lambda x, c: np.where(x == 0.0, c, x), partial(_same_at, 0.0)),
     Family(
-        "others-become", "with all but zeros replaced by {}", lambda x, c: np.where(x == 0.0, x, c), partial(_same_at, None)
+        "others-become",
+        "with all but zeros replaced by {}",
+        lambda x, c: np.where(x == 0.0, x, c),
+        partial(_same_at, None),
     ),
     Family("clipped-at", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     Family("at-most", "at most {}: larger numbers are replaced by it", np.minimum, lambda x, y: float(y.max())),
@@ -258,7 +253,7 @@ def _clipped_on_both_sides(samples: Sequence[Sample]) -> Iterator[Change]:
         yield Change(
             f"clipped-{low.slug}-to-{high.slug}",
             f"clipped to {low.words} ... {high.words}",
-            lambda array, axes, setting: np.clip(array, low.at(setting), high.at(setting)),
+            lambda array, axes, setting, low=low, high=high: np.clip(array, low.at(setting), high.at(setting)),
         )
 
 

@@ -217,7 +217,9 @@ def relations_for(n: int) -> Iterator[Relation]:
                     rule = _with(by_number, k)
                     yield Relation(f"{slug.format(k)}{end}", words.format(k) + note, _by_distance(rule, aligned))
     for size in range(2, min(n, 9)):
-        yield Relation(f"same-block-of-{size}", f"{{b}} in the block of {size} that {{a}} is in", _blocks(size, same=True))
+        yield Relation(
+            f"same-block-of-{size}", f"{{b}} in the block of {size} that {{a}} is in", _blocks(size, same=True)
+        )
         yield Relation(
             f"blocks-of-{size}-so-far", f"{{b}} in blocks of {size} up to that of {{a}}", _blocks(size, same=False)
         )

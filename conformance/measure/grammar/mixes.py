@@ -1,7 +1,7 @@
 """Mixes: m = a x + b g(x), where g reads other places along an axis, and norms: m = x / (size of its slice + e).
 
-a, b and e follow by least squares. g is another order of an axis, a mean, a running sum, a maximum, ...; with a = 0 it is
-a replacement.
+a, b and e follow by least squares. g is another order of an axis, a mean, a running sum, a maximum, ...; with a = 0
+it is a replacement.
 """
 
 from __future__ import annotations

@@ -169,3 +169,11 @@ def _descended(distance: Callable[[float], NDArray], number: float, size: float)
         if abs(step) <= 1e-16 * abs(number):
             return number
     return number
+
+
+def sigmoid(x: NDArray) -> NDArray:
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
+
+
+def erf(x: NDArray) -> NDArray:
+    return np.vectorize(math.erf, otypes=[float])(x) if x.size else x

@@ -1,6 +1,6 @@
 """Profiles: a number for each index of an axis, or for each distance of two indices, that multiplies or is added.
 
-m / x, or m - x, is constant but along these axes; what is left is compared with simple functions of the index, and if it
+m / x, or m - x, is constant but along these axes. What is left is compared with simple functions of the index; if it
 is none of them it is a table, which holds for the indices that were seen.
 """
 
@@ -278,7 +278,9 @@ def pattern_changes(samples: Sequence[Sample]) -> Iterator[Change]:
             slug = f"pattern-{form.slug}{'-from-the-end' if aligned else ''}"
             yield from _of_pattern(samples, slug, words, _grid_of_distance(form, aligned))
     for form in (FORMS[0], FORMS[8]):
-        yield from _of_pattern(samples, f"pattern-key-{form.slug}", form.words.format(c="{c}", i="key index"), _keys(form))
+        yield from _of_pattern(
+            samples, f"pattern-key-{form.slug}", form.words.format(c="{c}", i="key index"), _keys(form)
+        )
 
 
 Grid = Callable[[int, int], NDArray]

@@ -39,7 +39,7 @@ class Where:
     Args:
         slug: in kebab-case.
         words: to be read after "at": "head 0", "calls with a past".
-        flags: (shape, axes, setting) -> bool that broadcasts to the shape. It raises DoesNotApply if an axis is not there.
+        flags: (shape, axes, setting) -> bool that broadcasts to the shape. Raises DoesNotApply without such an axis.
         axes: the names of the axes that it looks at; none: it is one of whole calls.
     """
 

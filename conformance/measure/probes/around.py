@@ -1,4 +1,4 @@
-r"""What stands around the scores: biases of projections, scale, the plain dot product, softcap, additive score, bias."""
+"""What stands around the scores: biases of projections, scale, the plain dot product, softcap, additive score, bias."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def _of_biases(evidence: Evidence) -> Iterator[Candidate]:
     yield from at_places(evidence, evidence.problems, (*BIASES, "q_proj", "k_proj", "queries", "keys"))
     yield from reordered(BIASES)
 
+
 BIASED = r"\log a_{ij} - \log a_{ik} = s_{ij} - s_{ik} + B_{ij} - B_{ik}"
 CAPPED = r"s_{ij} = c \tanh(\sigma q_i^\top k_j / c)"
 
@@ -112,7 +113,13 @@ PROBES = (
         of_softcap,
         unknown="A softcap: the subject takes none.",
     ),
-    Probe("softcap-with-scale", "A softcap and a given scale.", CAPPED, _with({"softcap": OTHER_CAPS, "scale": SCALES}), of_softcap),
+    Probe(
+        "softcap-with-scale",
+        "A softcap and a given scale.",
+        CAPPED,
+        _with({"softcap": OTHER_CAPS, "scale": SCALES}),
+        of_softcap,
+    ),
     Probe(
         "key-biases",
         "A softcap and biases: scores are no longer linear in keys, so the keys' bias shows.",
@@ -126,7 +133,8 @@ PROBES = (
         "The additive score, without biases; hidden layers of another width than heads, and of the same.",
         r"s_{ij} = w^\top \tanh(A q_i + C k_j)",
         _with(
-            {"score": ("additive",), "scale": (None,), "score_dim": HIDDEN_SIZES}, {"score": ("additive",), "scale": (None,)}
+            {"score": ("additive",), "scale": (None,), "score_dim": HIDDEN_SIZES},
+            {"score": ("additive",), "scale": (None,)},
         ),
         of_additive,
         unknown="score='additive': the subject does not take it.",
@@ -139,7 +147,13 @@ PROBES = (
         of_places("bias"),
         unknown="An additive bias: the subject takes none.",
     ),
-    Probe("score-bias-square", "An additive bias of as many queries as keys.", BIASED, _with({"bias": "whole", "square": True}), of_places("bias")),
+    Probe(
+        "score-bias-square",
+        "An additive bias of as many queries as keys.",
+        BIASED,
+        _with({"bias": "whole", "square": True}),
+        of_places("bias"),
+    ),
     Probe(
         "score-bias-broadcast",
         "An additive bias of fewer axes, or of length 1: (Lq, Lk), (H, Lq, Lk), (1, 1, 1, Lk).",

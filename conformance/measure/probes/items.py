@@ -74,7 +74,7 @@ EQUAL = {
 
 
 def _equal_widths(lengths: Sequence[tuple[int, int]], *, biased: bool = False) -> Problems:
-    """Layers of equal widths; without biases if the subject takes none; not those of a subject whose sizes are fixed."""
+    """Layers of equal widths, without biases if the subject takes none; none of a subject whose sizes are fixed."""
 
     def problems(asker: Asker) -> Sequence[Problem]:
         if asker.fixed_weights is not None:
@@ -86,6 +86,7 @@ def _equal_widths(lengths: Sequence[tuple[int, int]], *, biased: bool = False) -
         ]
 
     return problems
+
 
 SCORE = r"\log a_{ij} - \log a_{ik} = c\, q_i^\top (k_j - k_k)"
 

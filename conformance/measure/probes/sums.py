@@ -1,6 +1,6 @@
 r"""The weighted sum: equal scores, where queries are 0 and weights uniform, and queries that choose one key each.
 
-    equal scores    o_bi = W_o R W_v (1 / Lk) sum_j x_j
+equal scores    o_bi = W_o R W_v (1 / Lk) sum_j x_j
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ def _several(asker: Asker) -> Sequence[Problem]:
 
 def _among_others(asker: Asker) -> Sequence[Problem]:
     return asked_in(AMONG_ITEMS, [generic(config, weights=EQUAL_SCORES) for config in asker.configs[:3]])
+
 
 PROBES = (
     Probe(

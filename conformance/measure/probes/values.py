@@ -1,10 +1,9 @@
-r"""Values: one key, whose weight is 1 whatever it scores; then equal scores, where queries are 0 and weights uniform.
+r"""Values: one key, whose weight is 1 whatever it scores.
 
-    one key         o_bi = W_o R v_0 + b_o,  v_0 = W_v x + b_v,  R repeats each value head for its query heads
-    equal scores    o_bi = W_o R W_v (1 / Lk) sum_j x_j
+    o_bi = W_o R v_0 + b_o,  v_0 = W_v x + b_v,  R repeats each value head for its query heads
 
-Each probe makes some of these factors blind to what may be wrong with them: an input of zeros, a matrix of equal numbers
-(no order of its rows or columns shows), equal rows, or equal columns.
+Each probe makes some of these factors blind to what may be wrong with them: an input of zeros, a matrix of equal
+numbers (no order of its rows or columns shows), equal rows, or equal columns.
 """
 
 from __future__ import annotations

@@ -51,9 +51,13 @@ def of_another(place: Place, slug: str, words: str, read: Read, share: Expressio
     whole = is_mixture and share.words == "1"
     what = place.words[0].upper() + place.words[1:]
     said = f"are {words}" if whole else f"have {share.words} of {words} {'in their place' if is_mixture else 'added'}"
-    name = f"{place.id}-{'of' if is_mixture else 'plus'}-{'' if whole else share.slug + '-of-'}{slug}-where-shapes-agree"
+    name = (
+        f"{place.id}-{'of' if is_mixture else 'plus'}-{'' if whole else share.slug + '-of-'}{slug}-where-shapes-agree"
+    )
     slug = name.replace("_", "-").replace(".", "-")
-    return bug_of(slug, f"{what} {said} {WHERE}.", FIX.format(place.id), dict.fromkeys(place.steps, change), stage=place.stage)
+    return bug_of(
+        slug, f"{what} {said} {WHERE}.", FIX.format(place.id), dict.fromkeys(place.steps, change), stage=place.stage
+    )
 
 
 def _parameter(name: str, *, transposed: bool = False) -> Read:
@@ -106,7 +110,12 @@ def _exchanged(first: str, second: str) -> Bug:
         return beneath(with_parameters(state, {one: b, other: a}))
 
     steps = dict.fromkeys((PROJECTED[first][1], PROJECTED[second][1]), change)
-    return bug_of(f"{first}-and-{second}-exchanged-where-shapes-agree", f"{one} and {other} are exchanged {WHERE}.", FIX.format(one), steps)
+    return bug_of(
+        f"{first}-and-{second}-exchanged-where-shapes-agree",
+        f"{one} and {other} are exchanged {WHERE}.",
+        FIX.format(one),
+        steps,
+    )
 
 
 @cache

@@ -1,7 +1,7 @@
 r"""Equivalent calls: the same question asked in another kind of call, which changes nothing of its answer.
 
 A mask that hides nothing, other items beside: the definition's answer is the same, so whatever differs befalls such
-calls alone. A subject seen through one of them is a subject of its own, that answers plain questions, and every probe can
+calls alone. A subject seen through one of them is a subject of its own, that answers plain questions; every probe can
 be asked of it:
 
     o(x) = take(o(wrap(x)))

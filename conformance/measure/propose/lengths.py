@@ -55,7 +55,9 @@ def sweep(config: AttentionConfig, *, equal_scores: bool) -> tuple[Problem, ...]
     return tuple(generic(config, query_len=one, key_len=other, weights=weights) for one, other in SWEEP)
 
 
-def some_of_sweep(configs: Sequence[AttentionConfig], equal: Sequence[Sizes], generic: Sequence[Sizes]) -> list[Problem]:
+def some_of_sweep(
+    configs: Sequence[AttentionConfig], equal: Sequence[Sizes], generic: Sequence[Sizes]
+) -> list[Problem]:
     """Some calls of the sweep, with equal and with generic scores."""
     return [
         sweep(config, equal_scores=equal_scores)[SWEEP.index(one)]
@@ -73,7 +75,12 @@ def other_lengths(configs: Sequence[AttentionConfig]) -> list[Problem]:
 
 def of_lengths(evidence: Evidence) -> Iterator[Bug]:
     """What depends on lengths or places; only if it gives all of the sweep."""
-    own = {one for config in evidence.asker.configs[:1] for equal in (True, False) for one in sweep(config, equal_scores=equal)}
+    own = {
+        one
+        for config in evidence.asker.configs[:1]
+        for equal in (True, False)
+        for one in sweep(config, equal_scores=equal)
+    }
     if not own & {*evidence.problems} and evidence.asker.costs.slow:
         return  # a sweep would take all the time of a subject that compiles for each size
     for equal_scores in (True, False):
@@ -136,7 +143,11 @@ def _parts(seen: Sequence[Sample]) -> list[Where]:
 
 
 def _known(
-    evidence: Evidence, some: Iterable[Problem], rest: Iterable[Problem], read: Callable[[Problem], tuple[NDArray, NDArray] | None], id: str
+    evidence: Evidence,
+    some: Iterable[Problem],
+    rest: Iterable[Problem],
+    read: Callable[[Problem], tuple[NDArray, NDArray] | None],
+    id: str,
 ) -> Iterator[Sample]:
     """What was read in calls that differ, and the model's own in the others."""
     place = PLACES[id]
@@ -193,7 +204,9 @@ def _padded(numbers: Iterable[int]) -> Iterator[Bug]:
     for n in numbers:
         for slug, words, count in COUNTS:
             for before in (False, True):
-                yield _filled_up(slug.format(n), words.format(n), lambda length, n=n, count=count: count(length, n), before)  # type: ignore[misc]
+                yield _filled_up(
+                    slug.format(n), words.format(n), lambda length, n=n, count=count: count(length, n), before
+                )  # type: ignore[misc]
 
 
 def _filled_up(slug: str, words: str, count: Callable[[int], int], before: bool) -> Bug:

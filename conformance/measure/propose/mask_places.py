@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial, reduce
-from itertools import combinations, permutations
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +179,15 @@ EVERY_LENGTH = Place(
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (
-        Place("lengths", "the lengths", SOURCES["valid_lens"][1], ("item",), ("allowed",), partial(_lengths, 1), _with_lengths),
+        Place(
+            "lengths",
+            "the lengths",
+            SOURCES["valid_lens"][1],
+            ("item",),
+            ("allowed",),
+            partial(_lengths, 1),
+            _with_lengths,
+        ),
         Place(
             "lengths of queries",
             "the lengths of queries",
@@ -191,7 +198,15 @@ INTEGERS: Mapping[str, Place] = {
             _with_lengths,
         ),
         Place("offset", "query offsets", OF_OFFSET, ("item",), ("allowed",), _offset, _with_offset),
-        Place("diagonal", "the causal diagonal's offsets", SOURCES["causal"][1], ("number",), ("allowed",), _diagonal, _with_diagonal),
+        Place(
+            "diagonal",
+            "the causal diagonal's offsets",
+            SOURCES["causal"][1],
+            ("number",),
+            ("allowed",),
+            _diagonal,
+            _with_diagonal,
+        ),
         Place("sides", "the window's sides", SOURCES["window"][1], ("side",), ("allowed",), _window, _with_window),
     )
 }
@@ -212,10 +227,10 @@ def mask_fault(place: Place, change: Change) -> Bug:
     """The bug of another array of what a source lets in."""
     words = next((said + change.words[len(of) :] for of, said in WORDS.items() if change.words.startswith(of)), "")
     bug = fault(place, change)
-    return replace(bug, sentence=_sentence(place.words, words or f"is used {change.words}"))
+    return replace(bug, sentence=sentence_of(place.words, words or f"is used {change.words}"))
 
 
-def _sentence(what: str, rest: str) -> str:
+def sentence_of(what: str, rest: str) -> str:
     """A sentence; names of arguments keep their small letters."""
     return f"{what if what.startswith(('valid', 'allow')) else what[0].upper() + what[1:]} {rest}."
 
@@ -233,120 +248,3 @@ def with_zeroed_padding(bug: Bug) -> Bug:
         sentence=f"{bug.sentence} Padded keys and values are 0 all the same.",
         forward={**bug.forward, **zeroed.forward},
     )
-
-
-# Several sources ----------------------------------------------------------------------------------------------
-
-
-@cache
-def combined() -> tuple[Bug, ...]:
-    """Several sources combined wrongly: dropped beside others, joined by OR or XOR, only one of them counted."""
-    return tuple(_combined())
-
-
-def _combined() -> Iterator[Bug]:
-    names = {source: words for source, (words, _) in SOURCES.items()}
-    for source in SOURCES:
-        others = [other for other in SOURCES if other != source]
-        for some in (some for size in range(1, len(others) + 1) for some in combinations(others, size)):
-            said = f"{names[source]} is ignored where {' or '.join(names[other] for other in some)} is given too"
-            yield _where(f"{source}-dropped-with-{'-'.join(some)}", said, partial(_dropped_with, source, some))
-        for other in others:
-            said = f"{names[source]} is ignored unless {names[other]} is given too"
-            yield _where(f"{source}-only-with-{other}", said, partial(_dropped_without, source, other))
-    for some in (some for size in range(2, len(SOURCES) + 1) for some in combinations(SOURCES, size)):
-        for slug, join in (("or", np.logical_or), ("xor", np.logical_xor)):
-            said = f"{' and '.join(names[source] for source in some)} are combined with {slug.upper()}, not AND"
-            yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
-    for order in permutations(SOURCES, 2):
-        rest = tuple(source for source in SOURCES if source not in order)
-        for whole in ((*order, *rest), (*rest, *order), (*order, *rest[::-1])):
-            said = f"of several sources only one counts, the first of: {', '.join(names[source] for source in whole)}"
-            yield _where(f"first-of-{'-'.join(whole)}", said, partial(_first_of, whole))
-    for least in (2, 3, 4):
-        said = f"the whole mask is ignored where {least} or more sources are given"
-        yield _where(f"none-of-{least}", said, partial(_none_of, least))
-
-
-def _where(slug: str, said: str, change: Callable[[State, frozenset[str]], State]) -> Bug:
-    def changed(state: State, beneath: Step) -> NDArray:
-        found: NDArray = beneath(change(state, frozenset(given(state.inputs.mask))))
-        return found
-
-    return bug_of(f"sources-{slug}".replace("_", "-"), f"{said[0].upper()}{said[1:]}.", OF_ALL, "allowed", changed)
-
-
-def _dropped_with(source: str, some: tuple[str, ...], state: State, here: frozenset[str]) -> State:
-    return without(state, source) if source in here and here & set(some) else state
-
-
-def _dropped_without(source: str, other: str, state: State, here: frozenset[str]) -> State:
-    return state if other in here else without(state, source)
-
-
-def _joined(some: tuple[str, ...], join: np.ufunc, state: State, here: frozenset[str]) -> State:
-    both = [source for source in some if source in here]
-    if len(both) < 2:
-        return state
-    return with_array(without(state, *both), both[0], reduce(join, [array_of(state, source) for source in both]))
-
-
-def _first_of(order: tuple[str, ...], state: State, here: frozenset[str]) -> State:
-    kept = next((source for source in order if source in here), "")
-    return without(state, *(source for source in here if source != kept))
-
-
-def _none_of(least: int, state: State, here: frozenset[str]) -> State:
-    return without(state, *here) if len(here) >= least else state
-
-
-@cache
-def special(source: str) -> tuple[Bug, ...]:
-    """What a source alone may be taken for."""
-
-    def on(slug: str, words: str, change: Callable[[State, NDArray], NDArray]) -> Bug:
-        def changed(state: State, beneath: Step) -> NDArray:
-            found: NDArray = beneath(state)
-            if source not in given(state.inputs.mask):
-                return found
-            found = beneath(with_array(state, source, change(state, array_of(state, source))))
-            return found
-
-        said, fix = SOURCES[source]
-        return bug_of(f"{source}-{slug}".replace("_", "-"), _sentence(said, words), fix, "allowed", changed)
-
-    def is_real(state: State) -> NDArray:
-        lens = np.asarray(state.inputs.mask.valid_lens)
-        real = np.arange(state.sizes.query_len)[:, None] < lens.reshape(len(lens), 1, -1, 1)[:, :, :1]
-        return real if lens.ndim == 1 else np.ones_like(real)
-
-    def by_position(state: State) -> NDArray:
-        lens = np.asarray(state.inputs.mask.valid_lens)
-        return positions(state) < lens.reshape(len(lens), 1, -1, 1)
-
-    def chunks(state: State, own: NDArray, sides: int) -> NDArray:
-        window = (state.inputs.mask.window or (None, None))[:sides]
-        if None in window:
-            return own
-        size = sum(side or 0 for side in window) + 1
-        return np.ones_like(own) & (np.arange(state.sizes.key_len) // size == positions(state) // size)
-
-    if source == "valid_lens":
-        return (
-            on("on-queries-too", "excludes queries as well as keys", lambda s, x: x & is_real(s)),
-            on("on-queries-alone", "excludes queries and no keys", lambda s, x: np.ones_like(x) & is_real(s)),
-            on("on-positions", "excludes queries by their positions, and no keys", lambda s, x: np.ones_like(x) & by_position(s)),
-            on("for-real-queries", "is ignored for queries at and beyond the length", lambda s, x: x | ~is_real(s)),
-        )
-    if source == "window":
-        return (
-            on("chunks", "is in fixed chunks of left + right + 1 keys", lambda s, x: chunks(s, x, 2)),
-            on("left-chunks", "is in fixed chunks of left + 1 keys", lambda s, x: chunks(s, x, 1)),
-        )
-    return ()
-
-
-def positions(state: State) -> NDArray[np.int64]:
-    """(B or 1, 1, Lq, 1): the position of each query among the keys."""
-    offset = np.asarray(state.inputs.mask.query_offset).reshape(-1, 1, 1, 1)
-    return np.asarray(offset + np.arange(state.sizes.query_len)[:, None])

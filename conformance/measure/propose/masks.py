@@ -1,4 +1,4 @@
-"""Masks: what each source lets in is read as an array of 0 and 1, and its numbers as integers; changes are fitted to both.
+"""Masks: what each source lets in is read as an array of 0 and 1, its numbers as integers; changes are fitted to both.
 
 With equal scores the weights of a row are uniform over the allowed keys, whatever the projections, so that
 
@@ -26,13 +26,12 @@ from conformance.measure.propose.mask_places import (
     INTEGERS,
     SIDES,
     SOURCES,
-    combined,
     far,
     given,
     mask_fault,
-    special,
     with_zeroed_padding,
 )
+from conformance.measure.propose.mask_sources import combined, special
 from conformance.measure.read.call import Call
 from conformance.measure.read.fit import fit, gives
 from conformance.measure.read.weights import read_weights
@@ -78,7 +77,9 @@ def _proposed(evidence: Evidence, sources: Sequence[str]) -> Iterator[Bug]:
     if "several" in sources:
         likely += combined()
         sources = given(differing[0].inputs.mask)
-    read = [(problem, allowed) for problem in evidence.problems if (allowed := read_allowed(evidence, problem)) is not None]
+    read = [
+        (problem, allowed) for problem in evidence.problems if (allowed := read_allowed(evidence, problem)) is not None
+    ]
     for place in INTEGERS.values():
         for bounded in (False, True):
             samples = _read_integers(evidence, place, read, bounded=bounded)
@@ -98,9 +99,9 @@ def _proposed(evidence: Evidence, sources: Sequence[str]) -> Iterator[Bug]:
     ignored = Change("ignored", "replaced by 1", lambda array, axes, setting: np.ones_like(array))
     yield with_zeroed_padding(mask_fault(ARRAYS["all"], ignored))
     model = evidence.model
-    if not any(fits(evidence.asker, evidence.variants, differing[0], (*model, bug)) for bug in likely):
-        if {"valid_lens", "allowed"} & {*given(differing[0].inputs.mask)}:
-            yield from (with_zeroed_padding(bug) for bug in likely if set(bug.forward) == {"allowed"})
+    is_padded = {"valid_lens", "allowed"} & {*given(differing[0].inputs.mask)}
+    if is_padded and not any(fits(evidence.asker, evidence.variants, differing[0], (*model, bug)) for bug in likely):
+        yield from (with_zeroed_padding(bug) for bug in likely if set(bug.forward) == {"allowed"})
     if not evidence.explained:
         yield from excluded(evidence)
 
@@ -220,7 +221,11 @@ TAKEN: tuple[tuple[str, str, Callable[[NDArray, Setting], NDArray]], ...] = (
     ),
     ("difference", "replaced by Lk - Lq", lambda x, s: 0 * x + s.sizes.key_len - s.sizes.query_len),
     ("plus-difference", "plus Lk - Lq", lambda x, s: x + s.sizes.key_len - s.sizes.query_len),
-    ("larger-difference", "plus Lk - Lq, or 0 if that is larger", lambda x, s: x + max(s.sizes.key_len - s.sizes.query_len, 0)),
+    (
+        "larger-difference",
+        "plus Lk - Lq, or 0 if that is larger",
+        lambda x, s: x + max(s.sizes.key_len - s.sizes.query_len, 0),
+    ),
     ("centred", "plus half of Lk - Lq, rounded down", lambda x, s: x + (s.sizes.key_len - s.sizes.query_len) // 2),
     ("less-past", "less the number of past keys", lambda x, s: x - s.sizes.past_len),
     ("plus-past", "plus the number of past keys", lambda x, s: x + s.sizes.past_len),
@@ -241,7 +246,7 @@ TAKEN: tuple[tuple[str, str, Callable[[NDArray, Setting], NDArray]], ...] = (
         for way in ("up", "down")
     ),
 )
-"""What an integer of a mask may be taken as, besides what any array may be: slug, words, (x, setting) -> another one."""
+"""What an integer of a mask may be taken as besides what any array may be: slug, words, (x, setting) -> another."""
 
 
 @cache
@@ -249,7 +254,9 @@ def _taken_as() -> tuple[Change, ...]:
     return tuple(Change(f"taken-{slug}", words, _with_setting(rule)) for slug, words, rule in TAKEN)
 
 
-def _with_setting(rule: Callable[[NDArray, Setting], NDArray]) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
+def _with_setting(
+    rule: Callable[[NDArray, Setting], NDArray],
+) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
     return lambda array, axes, setting: np.asarray(rule(array, setting), np.float64)
 
 
@@ -261,15 +268,21 @@ def _of_bools(axes: tuple[str, ...]) -> tuple[Change, ...]:
         for rule in ("shifted-+1", "shifted--1", "clamped-+2", "clamped--2"):
             words, order = RULES[rule]
             for slug, said, total in (("or", "or", np.maximum), ("and", "and", np.minimum)):
-                found.append(Change(f"{name}-{slug}-{rule}", f"{said} with its {name} axis {words}", _beside(order, axis, total)))
-            found.append(Change(f"{name}-{rule}-open", f"with its {name} axis {words}, and open there", _open(order, axis)))
+                found.append(
+                    Change(f"{name}-{slug}-{rule}", f"{said} with its {name} axis {words}", _beside(order, axis, total))
+                )
+            found.append(
+                Change(f"{name}-{rule}-open", f"with its {name} axis {words}, and open there", _open(order, axis))
+            )
         for slug, words, ufunc in (("any", "any", np.maximum), ("every", "every one", np.minimum)):
             for size in (2, 3, 4, 8):
                 said = f"for whole blocks of {size} on the {name} axis, by {words} of them"
                 found.append(Change(f"{name}-blocks-of-{size}-{slug}", said, _blocks(size, axis, ufunc)))
             for back in (False, True):
                 said = f"up to each {name} by {words} {'after' if back else 'before'} it"
-                found.append(Change(f"{name}-running-{slug}{'-back' if back else ''}", said, _running(axis, ufunc, back)))
+                found.append(
+                    Change(f"{name}-running-{slug}{'-back' if back else ''}", said, _running(axis, ufunc, back))
+                )
     found.append(Change("counted", "as the number of keys to let in, from the first", _counted))
     return tuple(found)
 

@@ -77,7 +77,9 @@ def up_to_scores(evidence: Evidence) -> Iterator[Candidate]:
     yield from pairs(*sides)
     yield from at_places(evidence, _calls(evidence.asker), ("similarity", "capped", "scores", "unscaled"))
     if not evidence.explained:  # a key of 0 tells nothing of what has no value there, such as keys over their size
-        yield from (fault(PLACES[id], change) for id in ("keys", "new_keys") for change in plain_changes(PLACES[id].axes))
+        yield from (
+            fault(PLACES[id], change) for id in ("keys", "new_keys") for change in plain_changes(PLACES[id].axes)
+        )
 
 
 # The additive score -------------------------------------------------------------------------------------------
@@ -118,7 +120,11 @@ def _other_functions() -> Iterator[Bug]:
 
 def _hidden(function: object, state: State, beneath: Step) -> NDArray | None:
     inside = INSIDE.get(state, beneath)
-    return None if inside is None else np.asarray(elementwise("", "", function).apply(inside, INSIDE.axes, Setting.of(state)))  # type: ignore[arg-type]
+    return (
+        None
+        if inside is None
+        else np.asarray(elementwise("", "", function).apply(inside, INSIDE.axes, Setting.of(state)))
+    )  # type: ignore[arg-type]
 
 
 # A mask's bias, and the softcap -------------------------------------------------------------------------------

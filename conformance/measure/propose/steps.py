@@ -36,7 +36,9 @@ _found: WeakKeyDictionary[Asker, dict[Key, list[Change]]] = WeakKeyDictionary()
 """What was fitted at a place, for a model and calls: probes of one step ask for the same again."""
 
 
-def changes_at(evidence: Evidence, problems: Sequence[Problem], place: Place, *, thoroughly: bool = False) -> list[Change]:
+def changes_at(
+    evidence: Evidence, problems: Sequence[Problem], place: Place, *, thoroughly: bool = False
+) -> list[Change]:
     """The changes of the array at a place that these calls show."""
     known = _found.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), tuple(problems), place.id, thoroughly
@@ -167,5 +169,3 @@ def amounts(evidence: Evidence, made: Callable[[Expression], Bug], start: float 
 def pairs(*sides: Sequence[Bug], most: int = 4) -> Iterator[tuple[Bug, ...]]:
     """One bug of each side, together."""
     yield from product(*(side[:most] for side in sides))
-
-

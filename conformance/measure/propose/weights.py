@@ -86,7 +86,11 @@ def _times_a_number(form: Form, samples: Sequence[Weighed]) -> Iterator[Bug]:
         if number.words == "1":
             yield softmax_bug(form.name, form.make, form.words)
         else:
-            yield softmax_bug(f"{form.name}-times-{number.slug}", _times(form.make, number), f"{form.words} All of it is times {number.words}.")
+            yield softmax_bug(
+                f"{form.name}-times-{number.slug}",
+                _times(form.make, number),
+                f"{form.words} All of it is times {number.words}.",
+            )
 
 
 def _times(make: Make, number: Expression) -> Make:

@@ -29,7 +29,7 @@ from conformance.zoo.bug import DoesNotApply
 from mha_core.reference.forward import PROJECTED
 
 MOST_UNKNOWN, MOST_CALLS, MOST_ROWS = 400, 8, 40
-"""Elements of an array that are looked for: each takes a run of the model; calls that one array, and a matrix, may take."""
+"""Elements of an array that are looked for, each a run of the model; calls that an array, and a matrix, may take."""
 
 LEFT, OF_LOGARITHMS = 1e-9, 1e-8
 """Of the largest output, and of log weights, what may be left; more in coarser arithmetic."""

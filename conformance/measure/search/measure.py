@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.faults import unwarned
 from conformance.measure.outcome import Measured, Model, Outcome
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes
 from conformance.measure.read.differences import own_gradients
+from conformance.measure.search.behaviour import Behaviour, observe
 from conformance.measure.search.model_search import BEAM, MOST_TRIED, ModelSearch
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
@@ -48,9 +48,13 @@ class Search:
     _models: ModelSearch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._models = ModelSearch(self.asker, self.zoo, self.variants, self._within, self.on_file, left=self.most_tried)
+        self._models = ModelSearch(
+            self.asker, self.zoo, self.variants, self._within, self.on_file, left=self.most_tried
+        )
 
-    def _within(self, most_tried: int, asker: Asker, probes: Sequence[Probe], start: Sequence[Model]) -> Sequence[Model]:
+    def _within(
+        self, most_tried: int, asker: Asker, probes: Sequence[Probe], start: Sequence[Model]
+    ) -> Sequence[Model]:
         return Search(asker, self.zoo, self.progress, self.variants, most_tried=most_tried).run(probes, start).models
 
     @unwarned()

@@ -181,13 +181,11 @@ class ModelSearch:
         return found or [model for model in inside if self._explains(model, probe, problems)]
 
     def _conditioned(self, model: Model, probe: Probe, problems: tuple[Problem, ...]) -> Iterator[Model]:
-        """A model that gives a probe's problems and breaks earlier ones, with its last bug in calls like these alone."""
+        """A model that gives a probe's problems and breaks earlier ones: its last bug in calls like these alone."""
         if probe.gradients or not is_measured(model[-1]):
             return
         wrong = [_setting(one) for one in problems if not self.fits(model[:-1], one, probe)]
-        right = [
-            _setting(one) for before, there in self.passed for one in there if not self._gives(model, one, before)
-        ]
+        right = [_setting(one) for before, there in self.passed for one in there if not self._gives(model, one, before)]
         for where in islice(conditions_of(wrong, right), 4):
             limited = only_at(model[-1], where)
             if limited is not None and self._explains((*model[:-1], limited), probe, problems):

@@ -36,7 +36,7 @@ FILLS = (
 
 
 def _softmax_of(slug: str, sentence: str, scores: Callable[[State], NDArray], *, repaired: bool = False) -> Bug:
-    """A bug by which the softmax runs over all keys, of other scores; `repaired`: rows without a key are 0 all the same."""
+    """A bug by which the softmax runs over all keys, of other scores; `repaired`: rows without a key stay 0."""
 
     def changed(state: State, beneath: Step) -> NDArray:
         allowed = state["allowed"]

@@ -109,7 +109,10 @@ def _again(function: Callable[[Scored, float], Array]) -> Callable[[Scored, floa
 
 
 FAMILIES: tuple[Family, ...] = (
-    *(Family(slug, f"Scores are {words} before the softmax.", _softmax_of(of), starts) for slug, words, of, starts in OF_SCORES),
+    *(
+        Family(slug, f"Scores are {words} before the softmax.", _softmax_of(of), starts)
+        for slug, words, of, starts in OF_SCORES
+    ),
     *(
         Family(slug, f"The sum of exponentials that is divided by {words}.", _over_sum(total), starts)
         for slug, words, total, starts in SUMS
@@ -147,7 +150,12 @@ FAMILIES: tuple[Family, ...] = (
         )
         for axis, name in ((1, "heads"), (2, "queries"), (0, "items"))
     ),
-    Family("to-the-raw", "Exponentials are divided by the power {} of their sum.", lambda s, c: s.raw / s.raw_sum**c, POWERS),
+    Family(
+        "to-the-raw",
+        "Exponentials are divided by the power {} of their sum.",
+        lambda s, c: s.raw / s.raw_sum**c,
+        POWERS,
+    ),
     Family(
         "to-the-stable",
         "Exponentials less the maximum are divided by the power {} of their sum.",

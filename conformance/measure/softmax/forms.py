@@ -36,9 +36,7 @@ AXES = tuple(
         f"The softmax runs over the {' and '.join(_NAMES[axis] for axis in axes)}{words}.",
         _over(axes, maximum),
     )
-    for axes in (
-        *((1,), (2,), (0,), (2, 3), (1, 3), (0, 3), (1, 2), (0, 1), (0, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3)),
-    )
+    for axes in (*((1,), (2,), (0,), (2, 3), (1, 3), (0, 3), (1, 2), (0, 1), (0, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3)),)
     for maximum, name, words in (
         ("their own", "", ""),
         ("the row's", "-less-maximum-of-row", ", less the maximum of each row of keys"),
@@ -250,7 +248,10 @@ OTHERS = (
             ("later", "keys after the query's own place", lambda q, k: np.tri(q, k)),
         )
     ),
-    *(Form(f"blocks-of-{n}", f"The softmax runs over each {n} keys by themselves.", _in_blocks(n)) for n in (2, 3, 4, 8)),
+    *(
+        Form(f"blocks-of-{n}", f"The softmax runs over each {n} keys by themselves.", _in_blocks(n))
+        for n in (2, 3, 4, 8)
+    ),
     *(
         Form(
             f"over-{slug}-sum-of-{name}",

@@ -67,7 +67,9 @@ class Weighed:
             return self.scored.kept(make(self.scored))
 
     def is_given_by(self, made: NDArray) -> bool:
-        return made.shape == self.sample.measured.shape and bool((np.abs(self.off(made)) <= self.sample.tolerance).all())
+        return made.shape == self.sample.measured.shape and bool(
+            (np.abs(self.off(made)) <= self.sample.tolerance).all()
+        )
 
 
 def weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.measure.designs import CONFIGS
-from conformance.measure.read.fit import fit
 from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.read.fit import fit
 from mha_core.call.sizes import CallSizes
 
 SCORES = ("item", "head", "query", "key")

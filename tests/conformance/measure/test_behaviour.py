@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from conformance.measure.asker import Asker
-from conformance.measure.behaviour import narrower, observe
 from conformance.measure.designs import CONFIGS
 from conformance.measure.probes import select_probes
+from conformance.measure.search.behaviour import narrower, observe
 from conformance.measure.search.measure import measure
 from conformance.zoo.bug import BuggySubject
 from mha_core import Trace, reference

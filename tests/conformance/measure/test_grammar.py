@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.grammar.expressions import expressions_of
-from conformance.measure.read.fit import fit
 from conformance.measure.grammar.numbers import neat
 from conformance.measure.grammar.sample import Change, Setting
+from conformance.measure.read.fit import fit
 from conformance.zoo.bug import DoesNotApply
 from mha_core.call.sizes import CallSizes
 from tests.conformance.measure.samples import LENGTHS, OTHERS, Made, first_found, samples_of

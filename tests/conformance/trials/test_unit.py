@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
-from conformance.measure.behaviour import Behaviour
+from conformance.measure.search.behaviour import Behaviour
 from conformance.trials import report, unit
 from conformance.trials.judge import Verdict
 from conformance.trials.unit import (

@@ -79,8 +79,8 @@ def observe(asker: Asker) -> Behaviour:
         asker.narrow_to(inside)
         remarks.insert(
             0,
-            f"Every output that it gives in {asker.dtype} is a {inside} number: it computes in {inside} inside. What was "
-            f"measured allows for the errors of that.",
+            f"Every output that it gives in {asker.dtype} is a {inside} number: it computes in {inside} inside. "
+            f"What was measured allows for the errors of that.",
         )
         return Behaviour(inside, remarks=tuple(remarks), unsteady=unsteady)
     return Behaviour(output=_rounded_to(inside), remarks=tuple(remarks), unsteady=unsteady)
