@@ -277,7 +277,7 @@ class Search:
         credits = [self.evidence.credit(observation, bugs) for observation in self.observations]
         missed = [one for one, credit in zip(self.observations, credits, strict=True) if credit < 1.0]
         explained = [one for one in self.observations if one not in missed]
-        others = Counter(name for one in explained for name in self.evidence.others(one, bugs))
+        others = dict(Counter(name for one in explained for name in self.evidence.others(one, bugs)))
         return Hypothesis(
             bugs,
             explained=self.total - len(missed),
