@@ -18,7 +18,7 @@ from conformance.zoo.variants import Variants
 from mha_core import AttentionMask
 from mha_core.reference.forward import softmax
 from mha_core.stages import is_gradient
-from tests.conformance.measure.test_masks import SINGLE
+from tests.conformance.measure.faults.test_masks import SINGLE
 from tests.conformance.measure.wrong import OutputAlone, wrong_at, wrong_gradients
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone

@@ -29,7 +29,7 @@ from mha_core.backend import Run, load
 from mha_core.heads import merge_heads, sum_kv_groups
 from mha_core.reference.state import State
 from mha_core.weights import Weights
-from tests.conformance.measure.layers import Differentiated
+from tests.conformance.measure.faults.layers import Differentiated
 from tests.conformance.measure.wrong import Change
 from tests.conformance.measure.wrong import wrong_gradients as wrong
 
