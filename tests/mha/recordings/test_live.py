@@ -96,8 +96,8 @@ def test_names_that_are_not_there():
 def test_weights_are_read_although_the_parameters_are_fixed():
     """By least squares: the values of one key at a time."""
     from conformance.measure.designs import CONFIGS, generic
-    from conformance.measure.read.weights import read_weights
     from conformance.measure.evidence import Asked
+    from conformance.measure.read.weights import read_weights
     from mha_core import reference
 
     config = CONFIGS[0]
