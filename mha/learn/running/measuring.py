@@ -38,7 +38,7 @@ from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
 
-SECONDS = 6.0
+SECONDS = 4.0
 """Most seconds of computing that measuring takes; what is not found by then is not said."""
 
 OF_QUERIES = ("queries", "scores", "scores-square")

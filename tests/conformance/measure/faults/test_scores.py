@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance.measure.designs import generic
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.call.masks import additive_bias
@@ -126,7 +125,6 @@ AROUND: dict[str, Bug] = {
     "bias-halved": wrong_at(
         "scores", lambda s, a: a if s.inputs.mask.bias is None else s["capped"] + 0.5 * additive_bias(s.inputs.mask)
     ),
-    "keys-less-their-mean": wrong_at("keys", lambda s, a: a - a.mean(axis=2, keepdims=True) if a.size else a),
     "query-bias-tripled": wrong_at("q_proj", lambda s, a: a + 2.0 * s.parameters.get("q_proj.bias", 0.0)),
 }
 
@@ -138,25 +136,6 @@ def test_what_is_around_the_scores_is_measured(name: str) -> None:
     bug = AROUND[name]
     found = measured(bug, probes=(*SCORES, *AROUND_SCORES))
     assert is_right(found, (bug,), fresh_problems(configs)), said(found)
-
-
-def test_keys_of_the_last_block_are_told_from_their_scores() -> None:
-    """A share of the key after the next, in the last block of 8 if it is not full: with a softcap it is one of keys."""
-
-    def change(state: State, keys: NDArray) -> NDArray:
-        places = np.arange(keys.shape[2])
-        other = keys[:, :, np.minimum(places + 2, len(places) - 1)] if len(places) else keys
-        part = (places >= len(places) // 8 * 8) & (len(places) > 8)
-        return keys + 0.25 * part[:, None] * (other - keys)
-
-    bug = wrong_at("keys", change)
-    fresh = [
-        generic(config, seed=5, query_len=4, key_len=key_len)
-        for config in (*FRESH, replace(FRESH[0], softcap=0.9))
-        for key_len in (7, 13, 21)
-    ]
-    found = measured(bug, probes=("scores-longer", "score-bias-with-scale"))
-    assert is_right(found, (bug,), fresh), said(found)
 
 
 # Linear changes of a step's array, or of a part of it -------------------------------------------------------------
