@@ -247,9 +247,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         return found
     progress("looking for the first wrong step")
     located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
-    if located is not None:
-        located = _as_explained(located, found.partly, found.measured.asker)
-    return replace(found, located=located)
+    return replace(found, located=located and _as_explained(located, found.partly, found.measured.asker))
 
 
 def _inside(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:

@@ -81,6 +81,11 @@ def on_result(change: Callable[[State, Any], Any]) -> Change:
     return lambda state, beneath: change(state, beneath(state))
 
 
+def lower(words: str) -> str:
+    """The words with a small letter in front, as inside a sentence."""
+    return words[0].lower() + words[1:]
+
+
 def with_parameters(state: State, changes: Mapping[str, NDArray]) -> State:
     """The State with other parameters."""
     return replace(state, parameters={**state.parameters, **changes})
@@ -140,7 +145,7 @@ def only_at(bug: Bug, where: Where) -> Bug | None:
     changes = {
         name: _only_at(STEP_AXES.get(name, ()), step, where) for name, step in {**bug.forward, **bug.backward}.items()
     }
-    sentence = f"At {where.words}: {bug.sentence[0].lower()}{bug.sentence[1:]}"
+    sentence = f"At {where.words}: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-at-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 

@@ -149,8 +149,3 @@ def _worst(measured: Measured, problem: Problem) -> str:
     where = ", ".join(str(int(i)) for i in place)
     said = "right" if measured.asker.is_right(problem) else "differs"
     return f"{said}; output[{where}] is {got[place]:.9g}, expected {wanted[place]:.9g}"
-
-
-def lower(words: str) -> str:
-    """The words with a small letter in front, as inside a sentence."""
-    return words[0].lower() + words[1:]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
-from conformance.measure.faults import bug_of, on_result, only_at
+from conformance.measure.faults import bug_of, lower, on_result, only_at
 from conformance.measure.grammar.expressions import Expression, expressions_of
 from conformance.measure.grammar.formulas import OWN, Formula, along, formulas_of, roundings, where_open
 from conformance.measure.grammar.numbers import snapped, solve
@@ -21,7 +21,6 @@ from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.measure.grammar.where import conditions_of
 from conformance.measure.read.backward import Backward, Place, backwards
 from conformance.measure.read.fit import factors, fit
-from conformance.measure.text import lower
 from conformance.zoo.backward.attention import SOFTMAX_FIX
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core.reference.state import State

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from conformance.judging.expected import Expected
 from conformance.measure.asker import SLOW, Asker
-from conformance.measure.faults import TROUBLE, unwarned
+from conformance.measure.faults import TROUBLE, lower, unwarned
 from conformance.measure.outcome import Model
 from conformance.measure.probes import select_probes
 from conformance.measure.search.measure import measure
-from conformance.measure.text import lower
 from conformance.subjects.ask import CannotExpress
 from conformance.workers.wire import sendable
 from conformance.zoo.bug import Bug, BuggySubject, DoesNotApply, pipelines
