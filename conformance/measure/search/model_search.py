@@ -44,8 +44,9 @@ each, and at how many probes."""
 MOST_CURVED = 8
 """Earlier problems used to fit a change of one step that would replace the last bug."""
 
-MOST_BUGS, MOST_TURNS, MOST_CONDITIONED = 3, 4, 12
-"""Bugs of a model for which any place is looked at, and how often; models whose last bug is limited to some calls."""
+MOST_BUGS, MOST_TURNS, MOST_LOOKS, MOST_CONDITIONED = 3, 4, 12, 12
+"""Bugs of a model for which any place is looked at, how often, and how often for all; models whose last bug is limited to
+some calls."""
 
 PARTLY, PARTLY_OF_GRADIENTS = 6, 3
 """Most candidates that explain a part of a probe's problems and are extended by another bug. In probes of gradients
@@ -84,6 +85,7 @@ class ModelSearch:
     troubles: dict[str, None] = field(default_factory=dict)
     _left_here: int = 0
     _turns: dict[Model, int] = field(default_factory=dict)
+    _looks: int = MOST_LOOKS
     _remade_times: int = 0
 
     def unexplained(self, probe: Probe) -> None:
@@ -163,9 +165,9 @@ class ModelSearch:
             return
         passed = (one for before, there in self.passed for one in there if not self.fits(base, one, before))
         evidence = Evidence(self.asker, self.variants, base, (*problems, *islice(passed, MOST_CURVED)))
-        if len(base) > MOST_BUGS or self._turns.get(base, 0) >= MOST_TURNS:
+        if len(base) > MOST_BUGS or self._turns.get(base, 0) >= MOST_TURNS or self._looks <= 0:
             return
-        self._turns[base] = self._turns.get(base, 0) + 1
+        self._turns[base], self._looks = self._turns.get(base, 0) + 1, self._looks - 1
         for bug in anywhere(evidence, list(islice(evidence.differing(), 3))):
             if self._explains((*base, bug), probe, problems, passed=evidence.problems != problems):
                 yield (*base, bug)

@@ -10,14 +10,18 @@ from collections.abc import Iterator, Sequence
 
 from _ext.common import escaped
 from conformance.measure.probe import Probe
-from conformance.measure.probes import calls, gradients, masks, scores, values
+from conformance.measure.probes import around, calls, gradients, items, masked, masks, scores, sums, values
 
 TOPICS: dict[str, Sequence[Probe]] = {
-    "Values": values.PROBES,
+    "Values: one key": values.PROBES,
+    "Weighted sums: equal scores": sums.PROBES,
     "Masks, with equal scores": masks.PROBES,
-    "Scores, softmax, and what stands around them": scores.PROBES,
-    "Masks, with scores that differ": masks.WITH_SCORES,
+    "Scores and softmax": scores.PROBES,
+    "Around the scores: biases, scale, softcap": around.PROBES,
+    "Several items, and layers of equal widths": items.PROBES,
+    "Masks, with scores that differ": masked.PROBES,
     "What calls may have besides": calls.PROBES,
+    "Empty rows, padding, NaN": masked.EXTREMES,
     "Gradients": gradients.PROBES,
 }
 """Heading -> probes, in the order in which they run."""
@@ -36,6 +40,6 @@ def markdown() -> str:
     """All probes in their order.
 
     >>> markdown().splitlines()[0]
-    '### Values'
+    '### Values: one key'
     """
     return "\n".join(line for title, probes in TOPICS.items() for line in lines_of(title, probes))
