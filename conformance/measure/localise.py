@@ -134,10 +134,9 @@ def _are_scores(evidence: Evidence, problem: Problem) -> bool:
     weights = solved(evidence, problem, PLACES["weights"])
     if weights is None or not np.isfinite(weights[0]).all():
         return True
-    sums = [array.sum(axis=-1) for array in weights]
-    return bool(np.allclose(*sums, rtol=1e-6, atol=1e-9)) and not bool(
-        ((weights[0] <= 0.0) & (weights[1] > 1e-6)).any()
-    )
+    measured, own = weights
+    is_lost = bool(((measured <= 0.0) & (own > 1e-6)).any())
+    return not is_lost and bool(np.allclose(measured.sum(axis=-1), own.sum(axis=-1), rtol=1e-6, atol=1e-9))
 
 
 def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]:

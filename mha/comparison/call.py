@@ -189,7 +189,7 @@ def _compare_keep_masks(both: CallDifferences, a: AttentionInputs, b: AttentionI
     if (a.dropout_keep is None) != (b.dropout_keep is None):
         whose = "the port" if a.dropout_keep is None else "the original"
         words = f"only {whose} was given a keep-mask of dropout"
-    elif a.dropout_keep is None or np.array_equal(a.dropout_keep, b.dropout_keep):
+    elif a.dropout_keep is None or b.dropout_keep is None or np.array_equal(a.dropout_keep, b.dropout_keep):
         return
     else:
         words = "the keep-masks of dropout differ"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,11 @@ def formulas_of(step: str, state: State) -> Iterator[Formula]:
     if isinstance(result, dict):
         yield Formula("the parameter itself", lambda s: s.parameters)
         for other in result:
-            yield Formula(f"the gradient of {other}", lambda s, other=other: dict.fromkeys(s[step], s[step][other]))
+            yield Formula(f"the gradient of {other}", partial(_of_another, step, other))
+
+
+def _of_another(step: str, other: str, state: State) -> dict[str, NDArray]:
+    return dict.fromkeys(state[step], state[step][other])
 
 
 # A step with another array in place of one that it reads ----------------------------------------------
@@ -171,10 +176,15 @@ def _over_queries(state: State, x: NDArray) -> NDArray:
     return softmax(state["scores"].swapaxes(-1, -2), state["allowed"].swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
+def _exchanged(state: State) -> NDArray:
+    assert state.inputs.dropout_keep is not None
+    return np.asarray((1.0 - state.inputs.dropout_keep) / (1.0 - state.config.dropout))
+
+
 FACTORS: tuple[tuple[str, Array], ...] = (
     ("with keep in place of keep / (1 - p)", lambda s: s.inputs.dropout_keep),
     ("with dropout's factor squared", lambda s: np.square(dropout_factor(s))),
-    ("with dropped and kept exchanged", lambda s: (1.0 - s.inputs.dropout_keep) / (1.0 - s.config.dropout)),
+    ("with dropped and kept exchanged", _exchanged),
 )
 """Words, and what is in place of dropout's factor."""
 
@@ -328,4 +338,8 @@ OF_STEP: dict[str, tuple[Formula, ...]] = {
 def roundings(step: str) -> Iterator[Formula]:
     """The array of a step, rounded: for those that can't be read."""
     for dtype in ("float32", "float16", "bfloat16"):
-        yield Formula(f"{OWN}numbers rounded to {dtype}", lambda s, dtype=dtype: round_to(s[step], dtype).astype(float))
+        yield Formula(f"{OWN}numbers rounded to {dtype}", partial(_rounded, step, dtype))
+
+
+def _rounded(step: str, dtype: str, state: State) -> NDArray:
+    return round_to(state[step], dtype).astype(float)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, expressions_of
 from conformance.measure.grammar.numbers import erf, neat, roundest, sigmoid, solve
-from conformance.measure.grammar.sample import Change, Sample, elementwise
+from conformance.measure.grammar.sample import Change, Sample, Setting, elementwise
 
 Function = Callable[[NDArray], NDArray]
 
@@ -250,11 +250,12 @@ def _clipped_on_both_sides(samples: Sequence[Sample]) -> Iterator[Change]:
     above = _numbers(samples, lambda x, y: float(y.max()))
     below = _numbers(samples, lambda x, y: float(y.min()))
     for low, high in list(zip(below, above, strict=False))[:1]:
-        yield Change(
-            f"clipped-{low.slug}-to-{high.slug}",
-            f"clipped to {low.words} ... {high.words}",
-            lambda array, axes, setting, low=low, high=high: np.clip(array, low.at(setting), high.at(setting)),
-        )
+        slug, words = f"clipped-{low.slug}-to-{high.slug}", f"clipped to {low.words} ... {high.words}"
+        yield Change(slug, words, partial(_between, low, high))
+
+
+def _between(low: Expression, high: Expression, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    return np.clip(x, low.at(setting), high.at(setting))
 
 
 def _affine(samples: Sequence[Sample]) -> Iterator[Change]:

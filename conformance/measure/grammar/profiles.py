@@ -210,7 +210,7 @@ def _of_distance(
     samples: Sequence[Sample], read: Sequence[NDArray], way: str, names: tuple[str, str], axes: tuple[int, int]
 ) -> Iterator[Change]:
     for aligned, form in product((False, True), DISTANCES):
-        made = [form.of(_distance(*one.shape, aligned), one.shape[1]) for one in read]
+        made = [form.of(_distance(one.shape[0], one.shape[1], aligned), one.shape[1]) for one in read]
         for c in _constants(samples, read, made):
             said = f"{names[1]} index - {names[0]} index" + (", both from the end" if aligned else "")
             words = form.words.format(c=c.words, i=said).removeprefix("1 * ")

@@ -6,7 +6,7 @@ The largest relative error of k significant bits is 2^-k; the largest absolute e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -70,12 +70,16 @@ def integers(bits: int, axis: str = "") -> Change:
     return Change(f"int{bits}-over-{over}", words, apply)
 
 
+def _to_decimals(count: int, x: NDArray) -> NDArray:
+    return np.round(x, count)
+
+
 COMMON: tuple[Change, ...] = (
     *map(to_format, FORMATS),
     elementwise("rounded-to-8-bits", "rounded to 8 significant bits (bfloat16)", partial(to_bits, bits=8)),
     elementwise("rounded-to-11-bits", "rounded to 11 significant bits (TF32)", partial(to_bits, bits=11)),
     integers(8),
-    *(elementwise(f"{n}-decimals", f"rounded to {n} decimals", partial(np.round, decimals=n)) for n in (1, 2, 3, 4)),
+    *(elementwise(f"{n}-decimals", f"rounded to {n} decimals", partial(_to_decimals, n)) for n in (1, 2, 3, 4)),
 )
 """Those that are tried at places where nothing can be read."""
 
@@ -125,19 +129,16 @@ def _of_grid(samples: Sequence[Sample], error: float) -> Iterator[Change]:
     for slug, (words, how) in GRIDS.items():
         for name, step in steps.items():
             said = f"{words} to multiples of {name}"
-            yield elementwise(f"{slug}-to-multiples-of-{name}", said, partial(_to_multiples(how), c=step))
+            yield elementwise(f"{slug}-to-multiples-of-{name}", said, partial(_to_multiples, how, c=step))
     numbers = [(_step(sample.measured[sample.known]), sample.setting) for sample in samples if sample.known.any()]
     for number in expressions_of(numbers, unit=max(sample.unit for sample in samples))[:2]:
         for slug, (words, how) in GRIDS.items():
             said = f"{words} to multiples of {{}}"
-            yield with_number(f"{slug}-to-multiples-of", said, number, _to_multiples(how))
+            yield with_number(f"{slug}-to-multiples-of", said, number, partial(_to_multiples, how))
 
 
-def _to_multiples(how: Function) -> Callable[[NDArray, float], NDArray]:
-    def apply(x: NDArray, c: float) -> NDArray:
-        return how(x / c) * c
-
-    return apply
+def _to_multiples(how: Function, x: NDArray, c: float) -> NDArray:
+    return how(x / c) * c
 
 
 def _step(y: NDArray) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -122,7 +123,7 @@ def _dropped(config: AttentionConfig, rate: float, batch: int) -> Problem:
 
 def _with_past(config: AttentionConfig, batch: int) -> Problem:
     rng = np.random.default_rng(0)
-    past = {
+    past: dict[str, Any] = {
         name: rng.normal(size=(batch, config.num_kv_heads, 2, width))
         for name, width in (("past_keys", config.head_dim), ("past_values", config.value_head_dim))
     }

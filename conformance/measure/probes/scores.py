@@ -157,8 +157,8 @@ def _rounded_or_other(evidence: Evidence) -> Iterator[Bug]:
     """Roundings of any step or matrix, if the first differing output is only a little off; and other softmaxes."""
     problem = next(evidence.differing(), None)
     got, made = (None, None) if problem is None else (evidence.got(problem), evidence.made(problem))
-    is_read = got is not None and made is not None and bool(np.isfinite(got).all())
-    if is_read and np.abs(got - made).max(initial=0.0) <= LITTLE * np.abs(made).max(initial=0.0):
+    off = np.inf if got is None or made is None else np.nan_to_num(got - made, nan=np.inf)
+    if made is not None and np.abs(off).max(initial=0.0) <= LITTLE * np.abs(made).max(initial=0.0):
         yield from (fault(PLACES[id], change) for change in COMMON for id in ROUNDED)
     yield from of_softmax(evidence)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -181,7 +182,7 @@ def _by_array(found: Sequence[Backward], place: Place, unit: float) -> Iterator[
         yield from _fitted(found, place, lambda one: one.read(place)[0], unit, fit)
         return
     for axis in range(len(place.axes)):
-        yield from _fitted(found, place, lambda one, axis=axis: one.mapped(place, axis), unit, fit)
+        yield from _fitted(found, place, partial(Backward.mapped, place=place, axis=axis), unit, fit)
 
 
 def _fitted(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,9 +204,11 @@ def _padded(numbers: Iterable[int]) -> Iterator[Bug]:
     for n in numbers:
         for slug, words, count in COUNTS:
             for before in (False, True):
-                yield _filled_up(
-                    slug.format(n), words.format(n), lambda length, n=n, count=count: count(length, n), before
-                )  # type: ignore[misc]
+                yield _filled_up(slug.format(n), words.format(n), partial(_counted, count, n), before)
+
+
+def _counted(count: Callable[[int, int], int], n: int, length: int) -> int:
+    return count(length, n)
 
 
 def _filled_up(slug: str, words: str, count: Callable[[int], int], before: bool) -> Bug:

@@ -5,7 +5,7 @@ A key of 0 has the score 0, so that scores show but for what is the same in all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -118,13 +118,11 @@ def _other_functions() -> Iterator[Bug]:
         yield bug_of(f"additive-{name}", words, INSIDE.fix, "additive_hidden", partial(_hidden, function))
 
 
-def _hidden(function: object, state: State, beneath: Step) -> NDArray | None:
+def _hidden(function: Callable[[NDArray], NDArray], state: State, beneath: Step) -> NDArray | None:
     inside = INSIDE.get(state, beneath)
-    return (
-        None
-        if inside is None
-        else np.asarray(elementwise("", "", function).apply(inside, INSIDE.axes, Setting.of(state)))
-    )  # type: ignore[arg-type]
+    if inside is None:
+        return None
+    return np.asarray(elementwise("", "", function).apply(inside, INSIDE.axes, Setting.of(state)))
 
 
 # A mask's bias, and the softcap -------------------------------------------------------------------------------

@@ -78,10 +78,10 @@ def _found(samples: Sequence[Weighed]) -> list[Bug]:
 def _times_a_number(form: Form, samples: Sequence[Weighed]) -> Iterator[Bug]:
     numbers = []
     for one in samples:
-        number = _ratio(one, one.made(form.make))
-        if number is None:
+        ratio = _ratio(one, one.made(form.make))
+        if ratio is None:
             return
-        numbers.append((number, one.sample.setting))
+        numbers.append((ratio, one.sample.setting))
     for number in _named(numbers, samples):
         if number.words == "1":
             yield softmax_bug(form.name, form.make, form.words)
@@ -138,8 +138,9 @@ def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
         numbers: list[float] = []
         for head in range(max(one.scored.scores.shape[1] for one in samples)):
             inside = [_of_head(one, head) for one in samples if head < one.scored.scores.shape[1]]
-            found = [_number_of(family, one, numbers) for one in inside if one.sample.differs]
-            if not found or None in found or np.ptp(found) > 1e-6 * max(map(abs, found)):
+            solved = [_number_of(family, one, numbers) for one in inside if one.sample.differs]
+            found = [number for number in solved if number is not None]
+            if not found or len(found) < len(solved) or np.ptp(found) > 1e-6 * np.abs(found).max():
                 break
             numbers.append(snapped(found[0], 1e-8))
         else:

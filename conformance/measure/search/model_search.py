@@ -45,8 +45,8 @@ MOST_CURVED = 8
 """Earlier problems used to fit a change of one step that would replace the last bug."""
 
 MOST_BUGS, MOST_TURNS, MOST_LOOKS, MOST_CONDITIONED = 3, 4, 12, 12
-"""Bugs of a model for which any place is looked at, how often, and how often for all; models whose last bug is limited to
-some calls."""
+"""Bugs of a model for which any place is looked at, how often, and how often for all models; models whose last bug is
+limited to some calls."""
 
 PARTLY, PARTLY_OF_GRADIENTS = 6, 3
 """Most candidates that explain a part of a probe's problems and are extended by another bug. In probes of gradients

@@ -49,7 +49,8 @@ Bytes = Callable[[torch.Tensor], NDArray[np.uint8]]
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file: the tensors of a state_dict, or of nested dicts, whose names are then joined by dots."""
-    if torch.__version__ < SAFE_SINCE:
+    version: Any = torch.__version__  # its class compares with tuples, which its types do not say
+    if version < SAFE_SINCE:
         raise SpecError(
             f"{path}: PyTorch {'.'.join(map(str, SAFE_SINCE))} or later must read it, because a file can run "
             f"code in earlier ones. Got {torch.__version__}: pip install -U torch"
@@ -143,7 +144,7 @@ def _old(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
     """The same of a file that is a row of pickles; its tensors hold their numbers."""
     size = path.stat().st_size
     with path.open("rb") as opened:
-        file = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        file: Any = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     for _ in range(3):
         texts_in(file)
     start = file.tell()
@@ -151,7 +152,7 @@ def _old(path: Path, stack: ExitStack) -> tuple[Any, int, Bytes]:
     length, keys = file.tell() - start, texts_in(file)
     storages: list[tuple[torch.UntypedStorage, int]] = []
 
-    def keep(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def keep(storage: Any, location: str) -> Any:
         storages.append((storage, storage.nbytes()))
         if storage.nbytes() > size:
             raise NotWhole(f"a storage claims {storage.nbytes()} bytes, and the file has {size}")
