@@ -192,3 +192,31 @@ NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_
 
 EQUAL_SCORES: Mapping[str, float] = {"q_proj.weight": 0.0, "q_proj.bias": 0.0}
 """`weights` for `generic`: queries are 0, so every score of a dot product is 0 and weights are uniform."""
+
+
+HIGHEST_SCORE = 600.0
+"""Of a chosen key, against 0 for one at a right angle to it: others get no weight, also if scores are a tenth."""
+
+
+@lru_cache(maxsize=64)
+def each_key_chosen(config: AttentionConfig, length: int) -> Problem:
+    """As many queries as keys, each with the direction of its key in a plane: query i has all its weight on key i."""
+    angles = 2.0 * np.pi * np.arange(length) / length
+    root = float(np.sqrt(HIGHEST_SCORE / (config.softmax_scale * (1.0 - np.cos(angles[1])))))
+    places = root * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+    def passing(heads: int, width: int) -> NDArray:
+        return np.tile(selector(config.head_dim, width), (heads, 1))
+
+    def rows(width: int) -> NDArray:
+        found = np.zeros((1, length, width))
+        found[0, :, :2] = places
+        return found
+
+    weights: dict[str, NDArray | float] = {
+        **NO_BIASES,
+        "q_proj.weight": passing(config.num_heads, config.query_dim),
+        "k_proj.weight": passing(config.num_kv_heads, config.key_dim),
+    }
+    queries, keys = rows(config.query_dim), rows(config.key_dim)
+    return generic(config, query_len=length, key_len=length, weights=weights, queries=queries, keys=keys)

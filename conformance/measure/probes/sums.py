@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, changed, generic
+from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, changed, each_key_chosen, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.probe import Probe, Problems
 from conformance.measure.propose.equal_shapes import biases_where_equal
 from conformance.measure.propose.equivalent_calls import AMONG_ITEMS, asked_in
 from conformance.measure.propose.scores import up_to_scores
 from conformance.measure.propose.steps import Candidate, at_places, elsewhere, of_places, reordered, wide_first
-from conformance.measure.read.values import each_key_chosen
 from mha_core import AttentionConfig
 
 KEY_LENGTHS = (5, 4)

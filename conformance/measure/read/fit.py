@@ -26,8 +26,6 @@ from conformance.zoo.bug import DoesNotApply
 MOST = 12
 """Changes that are returned: more can't be told apart by these samples."""
 
-Finder = Callable[[Sequence[Sample]], list[Change]]
-
 
 def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
     """Every known change that gives all measured arrays, and is none where nothing differs; the simplest first.

@@ -145,23 +145,6 @@ def _alone(problem: Problem, item: int) -> Problem:
     return changed(problem, **alone)
 
 
-def read_scores(answer: Answer, problem: Problem) -> NDArray | None:
-    """(B, H, Lq, Lk): log weights less their mean over the keys that have a weight; NaN for the others, or None.
-
-    With a right softmax these are the scores less their mean over the allowed keys of the row.
-    """
-    weights = read_weights(answer, problem)
-    return None if weights is None else centred_logs(weights)
-
-
-def centred_logs(weights: NDArray) -> NDArray:
-    """Log weights less their mean over the positive ones of each row; NaN where a weight is not positive."""
-    positive = weights > 0.0
-    logs = np.log(np.where(positive, weights, 1.0))
-    mean = logs.sum(axis=-1, keepdims=True) / np.maximum(positive.sum(axis=-1, keepdims=True), 1)
-    return np.where(positive, logs - mean, np.nan)
-
-
 AXES = ("item", "head", "query", "key")
 
 
