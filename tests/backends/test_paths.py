@@ -44,7 +44,7 @@ def problem_of(case_id):
         return select((case_id,))[0].build()
     config = prime_config(num_heads=6, num_kv_heads=3, dropout=0.3)
     case = select(("every-source",))[0]
-    return replace(case, id="everything", config=config, mask=every_source, dropout=True).build()
+    return replace(case, id="everything", config=config, mask=every_source, training=True).build()
 
 
 def test_the_paths_of_each_backend(backend):
