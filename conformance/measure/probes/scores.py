@@ -25,6 +25,7 @@ from conformance.measure.grammar.roundings import COMMON
 from conformance.measure.places import PLACES, fault
 from conformance.measure.probe import Probe
 from conformance.measure.propose.scores import up_to_scores
+from conformance.measure.propose.steps import Candidate, at_places
 from conformance.measure.propose.weights import other_weights
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, reference
@@ -137,6 +138,12 @@ def _of_many_heads(asker: Asker) -> Sequence[Problem]:
     return [generic(MANY_HEADS, seed=7, query_len=4, key_len=7, weights=NO_BIASES)]
 
 
+def _of_each_head(evidence: Evidence) -> Iterator[Candidate]:
+    """What differs in queries, keys and scores; and scores with a number of each head, before bias and softcap."""
+    yield from up_to_scores(evidence)
+    yield from at_places(evidence, evidence.problems, ("similarity",), thoroughly=True)
+
+
 def of_softmax(evidence: Evidence) -> Iterator[Bug]:
     """Every softmax that gives the measured weights, of longer rows too."""
     rows = evidence.asker.nearest([_row(config) for config in evidence.asker.configs[:3]])
@@ -231,7 +238,7 @@ PROBES = (
         "12 heads, without biases or mask: what each head has of its own shows in heads that no other layer has.",
         r"a_{hij} = f_h(s_{hi1}, \ldots, s_{hin})_j \text{ with } f_h = \mathrm{softmax}?",
         _of_many_heads,
-        up_to_scores,
+        _of_each_head,
     ),
     Probe(
         "softmax-moderate",

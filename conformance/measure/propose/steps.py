@@ -53,7 +53,11 @@ def fitted(samples: Sequence[Sample], place: Place, *, thoroughly: bool = False)
     if not any(sample.differs for sample in samples):
         return []
     with any_numbers:
-        return fit(samples, thoroughly=thoroughly) if place.gauge is None else gauged(samples, place.gauge)
+        return (
+            fit(samples, thoroughly=thoroughly)
+            if place.gauge is None
+            else gauged(samples, place.gauge, thoroughly=thoroughly)
+        )
 
 
 def at_places(

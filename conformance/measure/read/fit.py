@@ -157,7 +157,7 @@ GAUGES: tuple[Gauge, ...] = (
 in another order, or as it is where the axis begins or ends."""
 
 
-def gauged(samples: Sequence[Sample], axis: int) -> list[Change]:
+def gauged(samples: Sequence[Sample], axis: int, *, thoroughly: bool = False) -> list[Change]:
     """The changes that some gauge shows, of arrays that are known up to a number along an axis."""
     found: dict[str, Change] = {}
     for gauge in GAUGES:
@@ -165,7 +165,7 @@ def gauged(samples: Sequence[Sample], axis: int) -> list[Change]:
         for one in samples:
             m, e = gauge(np.moveaxis(one.measured, axis, -1), np.moveaxis(one.expected, axis, -1))
             moved.append(replace(one, measured=np.moveaxis(m, -1, axis), expected=np.moveaxis(e, -1, axis)))
-        for change in fit(moved):
+        for change in fit(moved, thoroughly=thoroughly):
             found.setdefault(change.slug, change)
     for change in pattern_changes(samples) if axis in (-1, samples[0].expected.ndim - 1) else ():
         found.setdefault(change.slug, change)
