@@ -10,7 +10,6 @@ from conformance.judging.result import Result
 from conformance.reports.text import failure_text
 from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
-from tests.backends.drivers import AskedOnce
 
 PATHS = (None, "fast", "blocks")
 """The usual one, and what needs no weights: in the blocks that the rule makes, and in blocks of two queries."""
@@ -24,24 +23,17 @@ RESULTS: dict[tuple[str, str | None, str, str], Result] = {}
 
 
 HALF_IN_BLOCKS = ("every-source", "additive-grouped", "softcap", "blocks-in-training", "decoding-step-in-parts")
-AGAIN_IN_BLOCKS = (*HALF_IN_BLOCKS, "blocks-long", "dropout", "ragged-square")
-"""A second answer in blocks of two queries may differ by what a feature keeps, which one case of each shows."""
 
 
 def judged(case, backend, path, dtype):
-    """The result of a case. What a layer keeps from call to call, or mixes, does not depend on its dtype: it is asked
-    again in one, as `mha check` asks sequences of calls. See `conformance.judging.repeats`.
-    """
+    """The result of a case, which is asked once for all tests that look at it."""
     key = (backend.name, path, dtype, case.id)
     if key not in RESULTS:
-        again = dtype == (JAX_IN[path] if backend.name == "jax" and path is not None else "float64")
-        again = again and (path != "blocks" or case.id in AGAIN_IN_BLOCKS)
-        RESULTS[key] = run_case(case, (BackendSubject if again else AskedOnce)(backend, dtype, "cpu", path))
+        RESULTS[key] = run_case(case, BackendSubject(backend, dtype, "cpu", path))
     return RESULTS[key]
 
 
 def every_case(backend, path, dtype):
-    assert {case.id for case in all_cases()} > set(AGAIN_IN_BLOCKS)
     results = [judged(case, backend, path, dtype) for case in all_cases()]
     failures = [failure_text(result) for result in results if result.status != "equal"]
     assert not failures, "\n".join(failures)
