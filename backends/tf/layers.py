@@ -22,7 +22,7 @@ from backends.tf.ops.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.ops.framework import Shape, spec_errors_kept
+from backends.tf.ops.framework import Dense, Shape, spec_errors_kept
 from backends.tf.ops.heads import merge_heads, split_heads
 from backends.tf.ops.layer import AttentionLayer, LayerOptions, input_widths, split_options
 from backends.tf.ops.masks import Mask, Window, build_mask
@@ -71,7 +71,7 @@ class MultiHeadAttention(AttentionLayer):
         def dense(name: str, units: int) -> Any:
             if not config.projections:
                 return tf.identity
-            return keras.layers.Dense(units, use_bias=getattr(config.bias, name), name=name, dtype=self.dtype_policy)
+            return Dense(units, use_bias=getattr(config.bias, name), name=name, dtype=self.dtype_policy)
 
         self.q_proj = dense("q_proj", config.num_heads * config.head_dim)
         self.k_proj = dense("k_proj", config.num_kv_heads * config.head_dim)

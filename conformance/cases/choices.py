@@ -148,7 +148,7 @@ def describe(choose: Choose, space: Space) -> Description:
     takes them from a stream. A new choice comes last, or has a single option in `SMALL`.
 
     >>> description = describe(lambda name, options: options[0], SMALL)
-    >>> description.sizes.key_len, description.config.num_heads, description.mask.causal
+    >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]
     (1, 1, False)
     """
     ask = Asker(choose, space)

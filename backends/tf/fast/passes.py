@@ -181,7 +181,7 @@ class _ChunkPasses:
         plain = similarity(part.queries, part.keys, self.score._replace(vector=part.vector))
         allowed = allowed_keys(mask)
         scores, has_key = _masked(add_bias(plain, mask), allowed)
-        weights = tf.nn.softmax(scores)
+        weights = _softmax(scores, allowed)
         factor = self.dropping.factor(weights, mask, queries)
         return _Weighed(part, keys, plain, allowed, scores, has_key, weights, factor)
 
@@ -222,6 +222,18 @@ def _masked(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf
     has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
     infinity = tf.constant(float("inf"), scores.dtype)
     return tf.where(allowed, scores, tf.where(has_key, -infinity, tf.zeros((), scores.dtype))), has_key
+
+
+def _softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
+    """The softmax of each row, in which the weight of a lone key is 1.
+
+    tf.nn.softmax makes it 1 - 2^-24 in float32 where it runs without oneDNN, as it does on some processors.
+    """
+    weights = tf.nn.softmax(scores)
+    if allowed is None and scores.shape[-1] not in (None, 1):
+        return weights
+    one = tf.ones((), weights.dtype)
+    return tf.where(weights > 1.0 - 2.0**-23, one, weights)
 
 
 def _marks(scores: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from backends.tf.ops.attention import Score, additive_score, cap, cap_gradient, dot_score
+from backends.tf.ops.framework import matmul
 from backends.tf.ops.heads import fold_groups, unfold_groups
 
 
@@ -51,4 +52,4 @@ def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
     """(B, H, n, m) times values (B, G, m, dv), or (B, H, n, dv) times their transpose: each head with its group's."""
-    return unfold_groups(tf.matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])
+    return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from backends.tf.ops.framework import matmul, tensordot
 from backends.tf.ops.heads import repeat_kv_heads
 from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
 from mha_core.config import AttentionConfig
@@ -60,13 +61,13 @@ def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
 def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
     """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
     keys = repeat_kv_heads(keys, queries.shape[1])
-    return tf.matmul(queries * scale, keys, transpose_b=True)
+    return matmul(queries * scale, keys, transpose_b=True)
 
 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
     keys = repeat_kv_heads(keys, queries.shape[1])
-    return tf.tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
+    return tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
 
 
 def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
@@ -120,4 +121,4 @@ def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training
 
 def weighted_sum(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """(B, H, Lq, dv)."""
-    return tf.matmul(weights, repeat_kv_heads(values, weights.shape[1]))
+    return matmul(weights, repeat_kv_heads(values, weights.shape[1]))

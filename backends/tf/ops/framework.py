@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,33 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
         return array
     tensor = tf.convert_to_tensor(settled("", array))
     return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+def matmul(a: tf.Tensor, b: tf.Tensor, **transposed: bool) -> tf.Tensor:
+    """tf.matmul, with sums in at least float32."""
+    return _with_wide_sums(tf.matmul, a, b, **transposed)
+
+
+def tensordot(a: tf.Tensor, b: tf.Tensor, axes: int) -> tf.Tensor:
+    """tf.tensordot, with sums in at least float32."""
+    return _with_wide_sums(tf.tensordot, a, b, axes=axes)
+
+
+def _with_wide_sums(multiply: Callable[..., tf.Tensor], a: tf.Tensor, b: tf.Tensor, **options: Any) -> tf.Tensor:
+    """multiply(a, b): on processors without instructions for bfloat16, TensorFlow adds it up in bfloat16."""
+    if a.dtype != tf.bfloat16:
+        return multiply(a, b, **options)
+    return tf.cast(multiply(tf.cast(a, tf.float32), tf.cast(b, tf.float32), **options), tf.bfloat16)
+
+
+class Dense(keras.layers.Dense):
+    """Keras's Dense layer without an activation, whose product is that of `matmul`."""
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        if self.compute_dtype != "bfloat16":
+            return super().call(inputs, training=training)
+        product = matmul(inputs, tf.convert_to_tensor(self.kernel))
+        return product if self.bias is None else product + self.bias
 
 
 def to_numpy(tensor: Any) -> NDArray:

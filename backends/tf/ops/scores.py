@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from backends.tf.ops.attention import Score, additive_score, dot_score
-from backends.tf.ops.framework import Shape
+from backends.tf.ops.framework import Dense, Shape
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class AdditiveScore(keras.Layer):
     def __init__(self, score_dim: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.score_dim = score_dim
-        self.query = keras.layers.Dense(score_dim, use_bias=False, name="query", dtype=self.dtype_policy)
-        self.key = keras.layers.Dense(score_dim, use_bias=False, name="key", dtype=self.dtype_policy)
+        self.query = Dense(score_dim, use_bias=False, name="query", dtype=self.dtype_policy)
+        self.key = Dense(score_dim, use_bias=False, name="key", dtype=self.dtype_policy)
 
     def build(self, queries_shape: Shape, keys_shape: Shape) -> None:
         self.query.build(queries_shape)
