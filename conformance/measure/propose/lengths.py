@@ -18,12 +18,13 @@ from conformance.measure.designs import EQUAL_SCORES, generic
 from conformance.measure.evidence import Evidence, fits
 from conformance.measure.faults import bug_of, only_at
 from conformance.measure.grammar.sample import Sample
-from conformance.measure.grammar.where import Where, conditions_of_samples, parts_of
+from conformance.measure.grammar.where import Where, calls_changes, conditions_of_samples, parts_of
 from conformance.measure.places import PLACES, fault
 from conformance.measure.propose.mask_places import ARRAYS, mask_fault
 from conformance.measure.propose.masks import read_allowed
 from conformance.measure.propose.steps import fitted
 from conformance.measure.read.call import Call
+from conformance.measure.read.fit import gives, one_change
 from conformance.measure.read.solve import sample_of, solved
 from conformance.zoo.blocked import keys, queries
 from conformance.zoo.blocked.queries import in_blocks_of
@@ -167,10 +168,13 @@ def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem
     samples = []
     for problem in (*some, *rest):
         allowed = read_allowed(evidence, problem)
-        if allowed is not None:
+        if allowed is not None and allowed.shape[-1] > 1:  # a lone key has the weight 1, whatever is wrong
             own = np.ones(allowed.shape)
             samples.append(sample_of(evidence, problem, allowed * 1.0, own, place.axes))
-    yield from (mask_fault(place, change) for change in fitted(samples, place))
+    changes = fitted(samples, place)
+    if not changes and samples:
+        changes = [change for change in calls_changes(samples, one_change) if gives(change, samples)]
+    yield from (mask_fault(place, change) for change in changes)
 
 
 def _numbers(conditions: Sequence[Where]) -> list[int]:
