@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from conformance.cases.problem import Problem
 from conformance.zoo.bug import Bug
@@ -39,7 +39,8 @@ class Probe:
         gradients: whether gradients are compared instead of outputs. Such a probe is asked only of subjects with some.
         unknown: what is not known of a subject that refuses all of its problems, in words.
         everywhere: whether its candidates are tried at every probe that shows something: for steps that no probe can
-            make harmless to those before it.
+            make harmless to those before it. "first": before the probe's own; "last": if these explain nothing, since
+            it asks calls of many sizes.
         circumstances: kinds of calls that its problems are asked in: if they differ, the probes before are asked of the
             subject seen through one of them, and what they show is limited to such calls.
     """
@@ -51,5 +52,5 @@ class Probe:
     propose: Propose = field(default=nothing)
     gradients: bool = False
     unknown: str = ""
-    everywhere: bool = False
+    everywhere: Literal["first", "last"] | None = None
     circumstances: tuple[Circumstance, ...] = ()

@@ -183,7 +183,7 @@ PROBES = (
         r"\{(L_q, L_k) : o \ne o'\}, \quad \{i : o_i \ne o'_i\}",
         lambda asker: some_of_sweep(asker.configs, EQUAL, GENERIC),
         of_lengths,
-        everywhere=True,
+        everywhere="last",
         unknown="what other lengths give",
     ),
     Probe(

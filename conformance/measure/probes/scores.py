@@ -231,7 +231,7 @@ PROBES = (
         r"a_{ij} = f(s_{i1}, \ldots, s_{in})_j \text{ with } f = \mathrm{softmax}?",
         _of_rows,
         _rounded_or_other,
-        everywhere=True,
+        everywhere="first",
     ),
     Probe(
         "softmax-of-many-heads",

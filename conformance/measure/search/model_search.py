@@ -278,10 +278,11 @@ class ModelSearch:
         if self.on_file:
             return
         others = () if probe.gradients else all_probes()
-        everywhere = [other for other in others if other.everywhere and other.propose is not probe.propose]
-        slow = self.asker.costs.slow  # then what asks calls of many sizes is asked last, and only if it must
-        for one in (probe, *everywhere) if slow else (*everywhere, probe):
-            if slow and evidence.explained:
+        others = [other for other in others if other.propose is not probe.propose]
+        first = [other for other in others if other.everywhere == "first" and not self.asker.costs.slow]
+        last = [other for other in others if other.everywhere and other not in first]
+        for one in (*first, probe, *last):
+            if one in last and evidence.explained:
                 return
             try:
                 yield from one.propose(evidence)
