@@ -230,10 +230,9 @@ def _softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
     tf.nn.softmax makes it 1 - 2^-24 in float32 where it runs without oneDNN, as it does on some processors.
     """
     weights = tf.nn.softmax(scores)
-    if allowed is None and scores.shape[-1] not in (None, 1):
+    if weights.dtype != tf.float32 or (allowed is None and scores.shape[-1] not in (None, 1)):
         return weights
-    one = tf.ones((), weights.dtype)
-    return tf.where(weights > 1.0 - 2.0**-23, one, weights)
+    return tf.where(weights > 1.0 - 2.0**-23, tf.ones(()), weights)
 
 
 def _marks(scores: tf.Tensor) -> tf.Tensor:

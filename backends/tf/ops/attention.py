@@ -10,7 +10,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from backends.tf.ops.framework import matmul, tensordot
+from backends.tf.ops.framework import matmul, widened
 from backends.tf.ops.heads import repeat_kv_heads
 from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
 from mha_core.config import AttentionConfig
@@ -67,7 +67,8 @@ def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
     keys = repeat_kv_heads(keys, queries.shape[1])
-    return tensordot(tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis]), vector, axes=1)
+    hidden = tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis])  # (B, H, Lq, Lk, S)
+    return tf.cast(tf.tensordot(widened(hidden), widened(vector), axes=1), queries.dtype)
 
 
 def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,21 +70,14 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
+def widened(x: tf.Tensor) -> tf.Tensor:
+    """bfloat16 as float32, before numbers are added up: on some processors TensorFlow would add in bfloat16."""
+    return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
+
+
 def matmul(a: tf.Tensor, b: tf.Tensor, **transposed: bool) -> tf.Tensor:
     """tf.matmul, with sums in at least float32."""
-    return _with_wide_sums(tf.matmul, a, b, **transposed)
-
-
-def tensordot(a: tf.Tensor, b: tf.Tensor, axes: int) -> tf.Tensor:
-    """tf.tensordot, with sums in at least float32."""
-    return _with_wide_sums(tf.tensordot, a, b, axes=axes)
-
-
-def _with_wide_sums(multiply: Callable[..., tf.Tensor], a: tf.Tensor, b: tf.Tensor, **options: Any) -> tf.Tensor:
-    """multiply(a, b): on processors without instructions for bfloat16, TensorFlow adds it up in bfloat16."""
-    if a.dtype != tf.bfloat16:
-        return multiply(a, b, **options)
-    return tf.cast(multiply(tf.cast(a, tf.float32), tf.cast(b, tf.float32), **options), tf.bfloat16)
+    return tf.cast(tf.matmul(widened(a), widened(b), **transposed), a.dtype)
 
 
 class Dense(keras.layers.Dense):
