@@ -161,12 +161,11 @@ def function_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     if not np.isfinite(x).all() or not np.isfinite(y).all():
         return
     with any_numbers:
-        if np.ptp(np.concatenate([sample.expected[sample.known] for sample in samples])) == 0.0:
-            # Every function would do: what was the same number everywhere has become another.
-            yield from (one for family in FAMILIES[:2] for one in _of_family(samples, family, first))
-            return
-        yield from _without_number(samples, x, y, first.tolerance)
-        if first.axes == ("number",):  # a bound, or a cap, may make any one number of another
+        # Where all that is right is one number, every function would do: it became another.
+        one_number = np.ptp(np.concatenate([sample.expected[sample.known] for sample in samples])) == 0.0
+        if not one_number:
+            yield from _without_number(samples, x, y, first.tolerance)
+        if one_number or first.axes == ("number",):  # a bound, or a cap, may make any one number of another
             yield from (one for family in FAMILIES[:2] for one in _of_family(samples, family, first))
             return
         for family in FAMILIES:
@@ -211,11 +210,8 @@ def _times(change: Change, number: Expression) -> Change:
 
 def _numbers(samples: Sequence[Sample], read: Callable[[NDArray, NDArray], float]) -> list[Expression]:
     """A number read off each sample's (expected, measured) elements, as expressions."""
-    numbers = [
-        (read(sample.expected[sample.known], sample.measured[sample.known]), sample.setting)
-        for sample in samples
-        if sample.known.any()
-    ]
+    some = [one for one in samples if one.known.any()]
+    numbers = [(read(one.expected[one.known], one.measured[one.known]), one.setting) for one in some]
     return expressions_of(numbers, unit=max(sample.unit for sample in samples))
 
 

@@ -277,8 +277,7 @@ class ModelSearch:
         """What those propose whose candidates are tried everywhere, which are few; and what the probe proposes."""
         if self.on_file:
             return
-        others = () if probe.gradients else all_probes()
-        others = [other for other in others if other.propose is not probe.propose]
+        others = [] if probe.gradients else [one for one in all_probes() if one.propose is not probe.propose]
         first = [other for other in others if other.everywhere == "first" and not self.asker.costs.slow]
         last = [other for other in others if other.everywhere and other not in first]
         for one in (*first, probe, *last):
