@@ -36,6 +36,11 @@ def shape_changes(axes: tuple[str, ...]) -> Iterator[Change]:
             f"with its {first} and {second} axes exchanged (where they are equally long)",
             partial(_swapped, i - len(axes), j - len(axes)),
         )
+        yield Change(
+            f"exchanged-around-{first}-{second}",
+            f"with its {first} and {second} indices exchanged, around the end of the shorter axis",
+            partial(_swapped_around, i - len(axes), j - len(axes)),
+        )
     for order in _orders(len(axes)):
         names = ", ".join(axes[k] for k in order)
         slug = "-".join(axes[k] for k in order)
@@ -67,6 +72,14 @@ def _swapped(a: int, b: int, array: NDArray, axes: tuple[str, ...], setting: Set
     if array.shape[a] != array.shape[b]:
         raise DoesNotApply("axes of different lengths can't be exchanged")
     return array.swapaxes(a, b)
+
+
+def _swapped_around(a: int, b: int, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    n, m = array.shape[a], array.shape[b]
+    if 0 in (n, m):
+        raise DoesNotApply("no index is there")
+    swapped = array.swapaxes(a, b)
+    return swapped.take(np.arange(n) % m, axis=a).take(np.arange(m) % n, axis=b)
 
 
 def _read(order: tuple[int, ...], array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:

@@ -34,6 +34,9 @@ MOST_UNKNOWN, MOST_CALLS, MOST_ROWS = 400, 8, 40
 LEFT, OF_LOGARITHMS = 1e-9, 1e-8
 """Of the largest output, and of log weights, what may be left; more in coarser arithmetic."""
 
+SMALL_WEIGHT = 1e-3
+"""Up to which a weight tells too little of its factor."""
+
 AFTER_WEIGHTS = frozenset(("heads", "merged", "output"))
 
 Solved = tuple[NDArray, NDArray]
@@ -48,6 +51,8 @@ def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
     """
     try:
         with any_numbers:
+            if place.id == "dropout":
+                return _factors(evidence, problem)
             return _solved(evidence, problem, place)
     except (DoesNotApply, np.linalg.LinAlgError):
         return None
@@ -81,6 +86,16 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
     if found is None or np.abs(found.left).max() > _allowed(evidence, wanted):
         return None
     return _put_together(np.where(found.told, found.found, np.nan)[None], own.shape, axes)[0], own
+
+
+def _factors(evidence: Evidence, problem: Problem) -> Solved | None:
+    """The factors of dropout: the weights after it over those before, but for the smallest, which tell too little."""
+    call, kept = Call(evidence, problem, PLACES["dropout"]), PLACES["kept_weights"]
+    found = None if call.own is None else _solved(evidence, problem, kept)
+    if call.own is None or found is None:
+        return None
+    weights = call.state["weights"]
+    return np.where(weights > SMALL_WEIGHT, found[0] / weights, np.nan), call.own
 
 
 def _allowed(evidence: Evidence, wanted: NDArray) -> float:
