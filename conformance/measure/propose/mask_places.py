@@ -51,7 +51,8 @@ def given(mask: AttentionMask) -> tuple[str, ...]:
     return tuple(name for name, is_there in there.items() if is_there)
 
 
-def _sides(mask: AttentionMask) -> tuple[str, ...]:
+def sides_of(mask: AttentionMask) -> tuple[str, ...]:
+    """The sides of the window that a mask has, of SIDES."""
     return tuple(name for name, side in zip(SIDES, mask.window or (None, None), strict=True) if side is not None)
 
 
@@ -83,7 +84,7 @@ def with_array(state: State, source: str, array: NDArray) -> State:
 
 def _of_source(source: str) -> Place:
     def get(state: State, beneath: Step) -> NDArray | None:
-        there = source in given(state.inputs.mask) or source in _sides(state.inputs.mask)
+        there = source in given(state.inputs.mask) or source in sides_of(state.inputs.mask)
         return array_of(state, source) if there else None
 
     def put(state: State, beneath: Step, array: NDArray) -> NDArray:

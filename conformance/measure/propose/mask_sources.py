@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.measure.faults import bug_of
-from conformance.measure.propose.mask_places import OF_ALL, SOURCES, array_of, given, sentence_of, with_array, without
+from conformance.measure.propose.mask_places import (
+    OF_ALL,
+    SOURCES,
+    array_of,
+    given,
+    sentence_of,
+    sides_of,
+    with_array,
+    without,
+)
 from conformance.zoo.bug import Bug
 from mha_core.reference.state import State, Step
 
@@ -35,6 +44,11 @@ def _combined() -> Iterator[Bug]:
         for slug, join in (("or", np.logical_or), ("xor", np.logical_xor)):
             said = f"{' and '.join(names[source] for source in some)} are combined with {slug.upper()}, not AND"
             yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
+    for some in (some for size in range(1, len(SOURCES) + 1) for some in combinations(SOURCES, size)):
+        if "window" in some:
+            said = f"{' and '.join(names[source] for source in some)} are combined with OR, the window's sides too"
+            said += "; a bias without -inf lets in every key" if "bias" in some else ""
+            yield _where(f"or-sides-{'-'.join(some)}", said, partial(_joined_apart, some))
     for order in permutations(SOURCES, 2):
         rest = tuple(source for source in SOURCES if source not in order)
         for whole in ((*order, *rest), (*rest, *order), (*order, *rest[::-1])):
@@ -66,6 +80,18 @@ def _joined(some: tuple[str, ...], join: np.ufunc, state: State, here: frozenset
     if len(both) < 2:
         return state
     return with_array(without(state, *both), both[0], reduce(join, [array_of(state, source) for source in both]))
+
+
+def _joined_apart(some: tuple[str, ...], state: State, here: frozenset[str]) -> State:
+    """Joined by OR, with the sides of a window as two sources, and each bias as one."""
+    mask = state.inputs.mask
+    each = {source for source in some if source in here and source != "window"} | {*sides_of(mask)}
+    if mask.bias is not None and "bias" in some:
+        each.add("bias")
+    if len(each) < 2:
+        return state
+    joined = np.logical_or.reduce(np.broadcast_arrays(*(array_of(state, source) for source in sorted(each))))
+    return with_array(without(state, *(source for source in some if source in here)), "window", joined)
 
 
 def _first_of(order: tuple[str, ...], state: State, here: frozenset[str]) -> State:
