@@ -277,3 +277,16 @@ def test_a_nan_in_a_key_reaches_the_rows_that_may_see_it():
     keys[0, 5] = np.nan
     output = layer(x, keys, x, causal=True).numpy()
     np.testing.assert_array_equal(np.isnan(output).any(-1), [np.arange(40) >= 5, np.zeros(40, bool)])
+
+
+@pytest.mark.parametrize("lens", [None, [1, 3]])
+def test_a_lone_key_has_the_weight_1_whatever_the_processor(lens, monkeypatch):
+    """Without oneDNN, tf.nn.softmax makes it 1 - 2^-24, as it does here."""
+    softmax = tf.nn.softmax
+    monkeypatch.setattr(tf.nn, "softmax", lambda scores: tf.minimum(softmax(scores), 1.0 - 2.0**-24))
+    layer = MultiHeadAttention(6, 2, projections=False)
+    queries, keys, values = (tf.random.normal((2, length, 6)) for length in (2, 3, 3))
+    if lens is None:
+        keys, values = keys[:, :1], values[:, :1]
+    output = layer(queries, keys, values, lens).numpy()
+    np.testing.assert_array_equal(output[0], np.repeat(values.numpy()[0, :1], 2, axis=0))

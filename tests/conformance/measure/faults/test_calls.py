@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,29 @@ def test_of_a_right_past_nothing_is_found() -> None:
     found = measured(probes=["past*"], zoo=None)
     assert found.models == ((),)
     assert not found.unexplained
+
+
+# Dropout ------------------------------------------------------------------------------------------------------
+
+
+def in_training(seed: int) -> Problem:
+    """A call of several items in which a keep-mask drops weights, which no probe asks."""
+    config = replace(CONFIGS[seed], dropout=0.3)
+    keep = np.random.default_rng(seed).random((3, config.num_heads, 4, 6)) < 0.7
+    return generic(config, seed=60 + seed, batch=3, query_len=4, key_len=6, dropout_keep=keep)
+
+
+def test_factors_of_dropout_are_read_in_layers_of_several_items() -> None:
+    def next_item_too(state: State, kept: NDArray) -> NDArray:
+        if state.inputs.dropout_keep is None:
+            return kept
+        factor = state.inputs.dropout_keep / (1.0 - state.config.dropout)
+        following = np.minimum(np.arange(len(factor)) + 1, len(factor) - 1)
+        return state["weights"] * (0.8 * factor + 0.2 * factor[following])
+
+    bug = wrong_at("kept_weights", next_item_too)
+    found = measured(bug, probes=["dropout", "dropout-items"])
+    assert is_right(found, (bug,), [in_training(seed) for seed in range(4)], among=1), said(found)
 
 
 # Of some calls or items alone ---------------------------------------------------------------------------------

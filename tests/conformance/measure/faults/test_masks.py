@@ -14,6 +14,7 @@ from conformance.measure.designs import generic
 from conformance.measure.faults import with_inputs
 from conformance.zoo.bug import Bug, OnTop
 from mha_core import AttentionMask
+from mha_core.call.masks import allowed_keys
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
 from tests.conformance.measure.wrong import FRESH, is_right, measured, said, wrong_at
@@ -71,6 +72,29 @@ def _allowed(rule: Callable[[State, NDArray], NDArray]) -> Bug:
     return given_as(change)
 
 
+def _exchanged(state: State, allowed: NDArray) -> NDArray:
+    """allowed[j, i] for query i and key j, each around the end of the other's axis."""
+    queries, keys = np.arange(state.sizes.query_len), np.arange(state.sizes.key_len)
+    return allowed[:, :, keys % state.sizes.query_len][..., queries % state.sizes.key_len].swapaxes(2, 3)
+
+
+def _any_source(state: State) -> dict[str, Any]:
+    """Every source lets in what it allows: the sides of a window are two, and a bias is one, whatever it holds."""
+    mask = state.inputs.mask
+    left, right = mask.window or (None, None)
+    sources = [(name, getattr(mask, name)) for name in ("valid_lens", "allowed", "bias")]
+    sources += [("causal", mask.causal or None)]
+    sources += [("window", None if left is None else (left, None))]
+    sources += [("window", None if right is None else (None, right))]
+    each = [AttentionMask(**{name: one}, query_offset=mask.query_offset) for name, one in sources if one is not None]
+    if len(each) < 2:
+        return {}
+    let_in = [allowed_keys(one, state.sizes, state.config.num_heads) for one in each]
+    bias = None if mask.bias is None else np.where(np.isneginf(mask.bias), 0.0, mask.bias)
+    together = np.logical_or.reduce(np.broadcast_arrays(*let_in))
+    return {"valid_lens": None, "causal": False, "window": None, "bias": bias, "allowed": together}
+
+
 def _over_all(scores: Callable[[State], NDArray]) -> Bug:
     """The softmax of other scores over all keys; rows without a key are 0."""
 
@@ -91,6 +115,8 @@ SINGLE: dict[str, Bug] = {
     "window-halved": _window(lambda left, right: tuple(x if x is None else x // 2 for x in (left, right))),
     "offset-plus-1": given_as(lambda s: {"query_offset": np.asarray(s.inputs.mask.query_offset) + 1}),
     "allowed-heads-rolled": _allowed(lambda s, a: np.roll(a, 1, 1)),
+    "allowed-exchanged": _allowed(_exchanged),
+    "any-source-or-side": given_as(_any_source),
     "fill-minus-4321": _over_all(lambda s: np.where(s["allowed"], s["scores"], -4321.0)),
     "empty-last": _empty(lambda s, a: np.arange(s.sizes.key_len) == s.sizes.key_len - 1),
 }
