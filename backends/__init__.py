@@ -20,6 +20,7 @@
         capture.py     how a call of one is recorded
         probes.py      where they differ from the definition: the probe behind each known deviation
         live_probe.py  whether a live one computes what its parameters say
+        modules.py     any module of a model, by itself, in another dtype
 
 A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
 `GLOSSARY` has the functions of `ops/` and `fast/`. The framework decides the body, never the name, the order or the
@@ -63,6 +64,13 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "to_native": "config, weights, layout",  # the framework's own layer of a layout, with these parameters
         "from_native": "layer",  # -> (config, weights)
         "layout_of": "layer",  # the layout of its parameters
+    },
+    "native.modules": {
+        "parameters_of": "held",  # every parameter in it, by name
+        "numbers_in": "parameter",  # in NumPy
+        "computing": "held, dtype",  # a context with the module as a function that computes in `dtype`
+        "is_part": "held, outer, name, module",  # whether what `watch(outer)` tells is the held one
+        "to_native": "array, dtype",
     },
 }
 """Module -> function -> its arguments, which are equal in all four backends."""

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from mha.recordings.capture import capture
     from mha.recordings.live import diagnose
     from mha.recordings.recording import Recording
+    from mha.substitution.where import where
 
-__all__ = ["Conversion", "Projections", "Recording", "capture", "compare", "diagnose", "list_layers"]
+__all__ = ["Conversion", "Projections", "Recording", "capture", "compare", "diagnose", "list_layers", "where"]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "diagnose": "mha.recordings.live",
     "Conversion": "mha.convert.convert",
     "list_layers": "mha.convert.convert",
+    "where": "mha.substitution.where",
 }
 """Public name -> the module that defines it."""
 

@@ -15,6 +15,9 @@ from mha_core.errors import shown
 from mha_core.files.tensorfile import read_tensors, to_sealed
 from mha_core.files.writing import write_whole
 
+MODULES = "modules."
+"""How the names of arrays start that belong to the modules of a recording; they are read one by one."""
+
 Reference = Mapping[str, str]
 """{"array": its name}, and "as": "bfloat16" where the file holds the upper halves of float32 numbers."""
 
@@ -79,7 +82,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
         SpecError: it is no whole safetensors file, or has no such description; `what` is its kind, for the message.
         FileNotFoundError: there is no such file.
     """
-    arrays, metadata = read_tensors(path)
+    arrays, metadata = read_tensors(path, leave=MODULES)
     if key not in metadata:
         raise SpecError(f"{path} is no {what}: its metadata has no {key!r}")
     for array in arrays.values():

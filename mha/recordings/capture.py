@@ -13,92 +13,31 @@ For another kind of layer,
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
 from mha.coverage import Coverage, Survey, UnreadWarning
-from mha.projections.layer import Part, Parts, ProjectedLayer
+from mha.projections.layer import Part, ProjectedLayer
 from mha.projections.said import Projections
 from mha.projections.unlisted import Unlisted
 from mha.recordings.ends import Ends
+from mha.recordings.hooks import Adapter, Call, Hooks, adapters_for, hooks_of, known_to, register, unregister
+from mha.recordings.modules.recorder import LIMIT
+from mha.recordings.modules.whole import WholeRecording, recorded_modules
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
 from mha_core import SpecError
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
-from mha_core.files.declared import declared
 from mha_core.weights import check_weights
 
-
-class Adapter(Protocol):
-    """Translates the calls of one kind of layer into the terms of the definition.
-
-    It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
-    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without.
-    """
-
-    @property
-    def kind(self) -> str:
-        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
-
-    def matches(self, layer: Any) -> bool:
-        """Whether a module is such a layer."""
-
-    def check(self, layer: Any) -> None:
-        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
-
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
-        """One call: `arguments` are those of the layer's own signature by name, defaults included.
-
-        A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
-        """
-
-
-class Hooks(Parts, Protocol):
-    """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
-
-    ADAPTERS: Sequence[Adapter]
-
-    def versions(self) -> dict[str, str]:
-        """Package -> version of the framework and its libraries."""
-
-    def from_native(self, layer: Any) -> Any:
-        """Read one layer that is converted to canonical weights, and probe it."""
-
-    def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
-
-    def watch(
-        self, target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]
-    ) -> AbstractContextManager[None]:
-        """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer."""
-
-
-ENTRY_POINT_GROUP = "mha.capture"
-"""Package whose class a layer derives from -> the module with the hooks for it."""
-
-Call = ReadCall
-"""The public name of what an adapter's `read` returns."""
-
-_registered: list[Adapter] = []
-
-
-def register(adapter: Adapter) -> Adapter:
-    """Have `capture` read one more kind of layer; it is asked before all that are known. Returns the adapter."""
-    _registered.insert(0, adapter)
-    return adapter
-
-
-def unregister(adapter: Adapter) -> None:
-    """Undo `register`."""
-    _registered.remove(adapter)
+__all__ = ["Adapter", "Call", "Capture", "Hooks", "adapters_for", "capture", "hooks_of", "register", "unregister"]
 
 
 class Capture:
@@ -169,6 +108,10 @@ def capture(
     strict: bool = False,
     probe: bool = True,
     tokens: Any = None,
+    modules: bool = False,
+    depth: int | None = None,
+    only: Sequence[str] = ("*",),
+    limit: int = LIMIT,
 ) -> Iterator[Capture]:
     """Record every call that is made of the attention layers in `target` within the context.
 
@@ -190,6 +133,10 @@ def capture(
             its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word.
         tokens: what stands at each position, for `mha view`: a list of texts, or one for each item of the batch; or
             both by "keys" and "queries", where these are others.
+        modules: whether to record what every module is given and gives, for `mha where`, beside the attention layers;
+            of those, what can't be read is then named in the warning and is no error.
+        depth, only: which modules: so deep in the model (1: directly in it; None: all), and of these names.
+        limit: most bytes of what modules are given and give.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
@@ -209,9 +156,11 @@ def capture(
     """
     if path is not None:
         path = check_target(path, overwrite=overwrite)
+    unreadable: list[str] = []
+    whole: WholeRecording | None = None
     named = None if tokens is None else Tokens.of(tokens)
     hooks = hooks_of(target)
-    known = _known_to(hooks)
+    known = known_to(hooks)
 
     def choose(name: str, module: Any) -> Any:
         """The adapter for a module, or the Part that it is, if it is to be recorded."""
@@ -234,14 +183,27 @@ def capture(
                 adapter.probe(module)
         except SpecError as error:
             where = f" at {name}" if name else ""
-            raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
+            reason = f"{adapter.kind}{where} can't be recorded: {error}"
+            if modules:
+                unreadable.append(reason)
+                return None
+            raise SpecError(reason) from error
         return adapter
 
     def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        with nullcontext() if whole is None else whole.paused():  # an adapter may run the layer again
+            note(name, adapter, layer, arguments, output)
+
+    def note(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         if isinstance(adapter, Part):
             adapter.note(arguments, output)
         elif not isinstance(adapter, ProjectedLayer):
-            recorder.see(name, adapter, layer, arguments, output)
+            try:
+                recorder.see(name, adapter, layer, arguments, output)
+            except SpecError as error:
+                if not modules:
+                    raise
+                unreadable.append(str(error))
         elif name not in unlisted.refused:
             try:
                 recorder.see(name, adapter, layer, arguments, output)
@@ -263,13 +225,22 @@ def capture(
         try:
             stack.enter_context(hooks.watch(target, choose, see))
         except NoneFoundError as error:
-            raise SpecError(f"{error}. {reasons()}") from error
+            if not modules:
+                raise SpecError(f"{error}. {reasons()}") from error
         if recorder.ends is not None:
             with suppress(NoneFoundError):  # a target that can't be watched itself
                 stack.enter_context(hooks.watch(target, recorder.ends.choose, recorder.ends.see))
         if strict:
             survey.coverage().check()
+        if modules:
+            whole = stack.enter_context(recorded_modules(hooks, target, path, depth, only, limit))
         yield recorder
+        if whole is not None and path is not None:
+            whole.save(path, recorder.recording if recorder.calls else None, recorder.versions)
+    if modules and not recorder.calls:
+        if unreadable:
+            warnings.warn("; ".join(dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3)
+        return
     if not recorder.calls and unlisted.refused:
         raise SpecError(f"nothing to record: {reasons()}")
     recording = recorder.recording
@@ -277,13 +248,13 @@ def capture(
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    lines = [*unlisted.refused.values(), *unlisted.turning.values(), unlisted.beyond]
+    lines = [*dict.fromkeys(unreadable), *unlisted.refused.values(), *unlisted.turning.values(), unlisted.beyond]
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")
     if lines:
         warnings.warn("; ".join(lines), UnreadWarning, stacklevel=3)
-    if path is not None:
+    if path is not None and not modules:
         recording.save(path, overwrite=overwrite)
 
 
@@ -297,45 +268,3 @@ def _judged(name: str, call: ReadCall) -> str | None:
     if result.status == "equal":
         return None
     return "; ".join(mismatch.message for mismatch in result.mismatches) or result.message
-
-
-def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
-    """Name, layer and adapter of each attention layer in `target` that can be recorded; inner ones of these are not.
-
-    Raises:
-        SpecError: there is none.
-    """
-    hooks = hooks_of(target)
-    known = _known_to(hooks)
-    found: list[tuple[str, Any, Adapter]] = []
-
-    def choose(name: str, module: Any) -> Adapter | None:
-        adapter = known(module)
-        if adapter is not None:
-            found.append((name, module, adapter))
-        return adapter
-
-    with hooks.watch(target, choose, lambda *call: None):
-        return found
-
-
-def _known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """The function that gives the adapter of a module; those of transformers are asked if that package is imported."""
-    adapters = [*_registered, *hooks.ADAPTERS]
-    if "transformers" in sys.modules:
-        from mha.recipes.adapter import ADAPTERS
-
-        adapters += ADAPTERS
-    return lambda module: next((adapter for adapter in adapters if adapter.matches(module)), None)
-
-
-def hooks_of(target: Any) -> Hooks:
-    """The hooks of the framework that the target belongs to, imported when they are needed."""
-    found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
-    for cls in type(target).__mro__:
-        hooks = found.get(cls.__module__.split(".")[0])
-        if hooks is not None:
-            return cast(Hooks, hooks.load())
-    raise SpecError(
-        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
-    )

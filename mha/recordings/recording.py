@@ -178,6 +178,10 @@ class Recording:
         """Write the file atomically. Raises SpecError if it exists already, unless `overwrite`."""
         check_target(path, overwrite=overwrite)
         pool = ArrayPool()
+        pool.write(path, METADATA_KEY, self.described(pool))
+
+    def described(self, pool: ArrayPool) -> str:
+        """Everything but the arrays, as JSON; these go into the pool."""
         description = {
             "format": FORMAT,
             "versions": dict(self.versions),
@@ -190,7 +194,7 @@ class Recording:
             description["ends"] = [_describe_end(pool, f"ends.{i}", end) for i, end in enumerate(self.ends)]
         if self.tokens is not None:
             description["tokens"] = self.tokens.to_dict()
-        pool.write(path, METADATA_KEY, json.dumps(description, allow_nan=False))
+        return json.dumps(description, allow_nan=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:

@@ -74,8 +74,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return Header(metadata, tuple(found), 8 + len(raw))
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray], Mapping[str, str]]:
-    """Every array of a file, and its metadata.
+def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict[str, NDArray], Mapping[str, str]]:
+    """Every array of a file, and its metadata; but not arrays whose name starts with `leave`.
 
     Raises:
         SpecError: the file is not whole or its header is refused; the message is one line.
@@ -86,7 +86,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray], Mapp
     header = read_header(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in header.arrays}
+            arrays = {name: file.get_tensor(name) for name in header.arrays if not (leave and name.startswith(leave))}
         for name, array in arrays.items():
             if max(array.shape, default=0) > Path(path).stat().st_size:  # of an array without numbers
                 raise ValueError(f"{name} claims the shape {array.shape}")

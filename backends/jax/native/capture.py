@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import flax
@@ -93,17 +94,31 @@ def as_array(value: Any) -> tuple[NDArray, str] | None:
 
 
 @contextmanager
-def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def watch(
+    target: Any,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None = None,
+) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+
+    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
+    module, signature, arguments by position and by name.
 
     The modules in a linen model are made anew in each call, so they are chosen when they are called.
     """
-    with _watch_nnx(target, choose, seen) if isinstance(target, nnx.Module) else _watch_linen(target, choose, seen):
+    watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
+    with watching(target, choose, seen, begun):
         yield
 
 
 @contextmanager
-def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def _watch_linen(
+    target: nn.Module,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None,
+) -> Iterator[None]:
     inside = 0  # how many chosen modules are being called around this one
 
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -116,13 +131,16 @@ def _watch_linen(target: nn.Module, choose: Callable[[str, Any], Any], seen: Cal
         if adapter is None:
             return call(*args, **kwargs)
         closed = not getattr(adapter, "open", False)
+        if begun is not None:
+            _bound(module.__call__, args, kwargs)  # what JAX traces is refused
+            begun(name, module, inspect.signature(module.__call__), args, kwargs)
         inside += closed
         try:
             output = call(*args, **kwargs)
         finally:
             inside -= closed
-        seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
-        return output
+        instead = seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
+        return output if instead is None else instead
 
     with nn.intercept_methods(intercept):
         yield
@@ -145,7 +163,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def _watch_nnx(
+    target: nnx.Module,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None,
+) -> Iterator[None]:
     """`watch` for flax.nnx: replaces `__call__` of the modules' classes, and reports the chosen modules alone."""
     graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
     modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
@@ -153,14 +176,24 @@ def _watch_nnx(target: nnx.Module, choose: Callable[[str, Any], Any], seen: Call
     chosen = {id(module): (name, adapter) for name, module, adapter in outermost(outer_first, choose, "/")}
     if not chosen:
         raise none_found(target)
+    running: set[int] = set()
 
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
         def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
-            output = original(self, *args, **kwargs)
-            if id(self) in chosen:
-                name, adapter = chosen[id(self)]
-                seen(name, adapter, self, _bound(original, (self, *args), kwargs), output)
-            return output
+            if id(self) not in chosen or id(self) in running:  # a subclass calls what its base has
+                return original(self, *args, **kwargs)
+            name, adapter = chosen[id(self)]
+            if begun is not None:
+                _bound(original, (self, *args), kwargs)  # what JAX traces is refused
+                begun(name, self, inspect.signature(original.__get__(self)), args, kwargs)
+            running.add(id(self))
+            try:
+                output = original(self, *args, **kwargs)
+            finally:
+                running.remove(id(self))
+            instead = seen(name, adapter, self, _bound(original, (self, *args), kwargs), output)
+            return output if instead is None else instead
 
         return call
 

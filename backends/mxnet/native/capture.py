@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,16 @@ def as_array(value: Any) -> tuple[NDArray, str] | None:
 
 
 @contextmanager
-def watch(target: mx.gluon.Block, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def watch(
+    target: mx.gluon.Block,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None = None,
+) -> Iterator[None]:
     """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.
+
+    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, block,
+    signature, arguments by position and by name.
 
     Gluon's own hooks do not see keywords: while it lasts, each block has a `forward` of its own in place
     of its class's.
@@ -75,7 +84,7 @@ def watch(target: mx.gluon.Block, choose: Callable[[str, Any], Any], seen: Calla
     with ExitStack() as hooks:
         for name, block, adapter in chosen:
             hooks.callback(vars(block).pop, "forward", None)
-            vars(block)["forward"] = _forward(name, adapter, block, seen)
+            vars(block)["forward"] = _forward(name, adapter, block, seen, begun)
         yield
 
 
@@ -86,17 +95,22 @@ def _blocks(name: str, block: mx.gluon.Block) -> Iterator[tuple[str, mx.gluon.Bl
         yield from _blocks(f"{name}.{key}" if name else key, child)
 
 
-def _forward(name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[..., None]) -> Callable[..., Any]:
+def _forward(
+    name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[..., Any], begun: Callable[..., None] | None
+) -> Callable[..., Any]:
     original = block.forward
     signature = inspect.signature(original)
 
+    @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         arguments = arguments_of(signature, args, kwargs)
         if any(isinstance(value, mx.sym.Symbol) for value in arguments.values()):
             raise SpecError("a hybridized model can't be recorded: its calls have no numbers. Use hybridize(False).")
+        if begun is not None:
+            begun(name, block, signature, args, kwargs)
         output = original(*args, **kwargs)
-        seen(name, adapter, block, arguments, output)
-        return output
+        instead = seen(name, adapter, block, arguments, output)
+        return output if instead is None else instead
 
     return forward
 

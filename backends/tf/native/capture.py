@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import reduce, wraps
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from backends.tf.layers import MultiHeadAttention
 from backends.tf.native import convert as native
 from backends.tf.native import live_probe
+from backends.tf.native.modules import layers_in
 from backends.tf.ops.framework import random_state_kept, spec_errors_kept, to_numpy
 from backends.tf.weights import to_weights
 from mha_core import layouts
@@ -44,7 +45,7 @@ def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
     """The names of a layer's direct parts that hold weights, and what gives the ids of all layers in it."""
     kinds = (keras.Layer, keras.Variable, tf.Variable)
     parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
-    return parts, lambda: [id(part) for part in _layers(layer)]
+    return parts, lambda: [id(part) for part in layers_in(layer)]
 
 
 def modules_in(layer: Any) -> list[tuple[str, keras.Layer]]:
@@ -96,40 +97,44 @@ def as_array(value: Any) -> tuple[NDArray, str] | None:
 
 
 @contextmanager
-def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def watch(
+    target: Any,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None = None,
+) -> Iterator[None]:
     """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.
+
+    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, layer,
+    signature, arguments by position and by name.
 
     Keras has no hooks: while it lasts, each layer has a `call` of its own in place of its class's.
     """
     chosen: dict[int, tuple[str, Any, Any]] = {}
     inside: set[int] = set()
-    for layer in _layers(target):
+    for layer in layers_in(target):
         name = "" if layer is target else layer.path or layer.name
         adapter = None if id(layer) in inside else choose(name, layer)
         if adapter is not None:
             chosen[id(layer)] = (name, layer, adapter)
         if adapter is not None and not getattr(adapter, "open", False):
-            inside.update(id(part) for part in _layers(layer))
+            inside.update(id(part) for part in layers_in(layer))
     if not chosen:
         raise none_found(target)
     with ExitStack() as hooks:
         for name, layer, adapter in chosen.values():
             hooks.callback(vars(layer).pop, "call", None)
-            vars(layer)["call"] = _call(name, adapter, layer, seen)  # not by assignment: Keras would track it
+            vars(layer)["call"] = _call(name, adapter, layer, seen, begun)  # not by assignment: Keras would track it
         yield
 
 
-def _layers(target: Any) -> list[keras.Layer]:
-    """The layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
-    if isinstance(target, keras.Layer):
-        return list(target._flatten_layers(include_self=True, recursive=True))
-    return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
-
-
-def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]) -> Callable[..., Any]:
+def _call(
+    name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., Any], begun: Callable[..., None] | None
+) -> Callable[..., Any]:
     original = layer.call
     signature = inspect.signature(original)
 
+    @wraps(original)
     @spec_errors_kept()
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = arguments_of(signature, args, kwargs)
@@ -142,10 +147,12 @@ def _call(name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., None]
                 "model) can't be recorded. Call the layer eagerly: model(x), or compile it with run_eagerly=True."
             )
         arguments.setdefault("training", _is_training())
+        if begun is not None:
+            begun(name, layer, signature, args, kwargs)
         output = original(*args, **kwargs)
         with _parameters_as_they_are():
-            seen(name, adapter, layer, arguments, output)
-        return output
+            instead = seen(name, adapter, layer, arguments, output)
+        return output if instead is None else instead
 
     return call
 
@@ -256,7 +263,7 @@ class D2lLayer:
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
         training = bool(arguments.pop("training"))
-        rates = [part.rate for part in _layers(layer) if isinstance(part, keras.layers.Dropout)]
+        rates = [part.rate for part in layers_in(layer) if isinstance(part, keras.layers.Dropout)]
         refuse_dropout(training=training, rate=max(rates, default=0.0))
         arrays = _d2l_arrays(layer)
         dtypes = _dtypes(layer, next(iter(arguments.values())), output)
@@ -287,7 +294,7 @@ def _array(tensor: Any) -> NDArray:
 def _dtypes(layer: keras.Layer, *tensors: Any) -> tuple[str, str]:
     """The dtype that the layer computes in, to which Keras casts its inputs, and that of its parameters."""
     computed = [keras.backend.standardize_dtype(tensor.dtype) for tensor in tensors]
-    computed += [part.compute_dtype for part in _layers(layer) if part.weights]
+    computed += [part.compute_dtype for part in layers_in(layer) if part.weights]
     dtype = one_dtype(computed)
     return dtype, one_dtype(variable.dtype for variable in layer.weights) if layer.weights else dtype
 

@@ -79,8 +79,16 @@ def _holds(module: nn.Module) -> bool:
 
 
 @contextmanager
-def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
+def watch(
+    target: nn.Module,
+    choose: Callable[[str, Any], Any],
+    seen: Callable[..., Any],
+    begun: Callable[..., None] | None = None,
+) -> Iterator[None]:
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+
+    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
+    module, signature, arguments by position and by name.
 
     Forward hooks disable the fast paths that would skip the modules inside, except for that of encoders with nested
     tensors, which is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
@@ -92,46 +100,78 @@ def watch(target: nn.Module, choose: Callable[[str, Any], Any], seen: Callable[.
     if not chosen:
         raise none_found(target)
     with ExitStack() as hooks:
-        watching = [(module, _hook(name, adapter, seen)) for name, module, adapter in chosen]
-        handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watching]
-        hooks.callback(lambda: [handle.remove() for handle in handles])
+        watched = _Watched([(name, adapter, module) for name, module, adapter in chosen], seen, begun)
+        _WATCHED.append(watched)
+        hooks.callback(_WATCHED.remove, watched)
+        watched.attach()
+        hooks.callback(watched.detach)
         for encoder in target.modules():
             if isinstance(encoder, nn.TransformerEncoder) and encoder.use_nested_tensor:
                 hooks.callback(setattr, encoder, "use_nested_tensor", True)
                 encoder.use_nested_tensor = False
-                again = encoder.register_forward_hook(_without_hooks(watching, handles), prepend=True, with_kwargs=True)
+                again = encoder.register_forward_hook(_without_hooks, prepend=True, with_kwargs=True)
                 hooks.callback(again.remove)
         yield
 
 
-def _hook(name: str, adapter: Any, seen: Callable[..., None]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        framework.refuse_autocast(module)
-        seen(name, adapter, module, arguments_of(inspect.signature(module.forward), args, kwargs), output)
+class _Watched:
+    """The hooks of one `watch`."""
 
-    return hook
+    def __init__(
+        self, modules: list[tuple[str, Any, nn.Module]], seen: Callable[..., Any], begun: Callable[..., None] | None
+    ) -> None:
+        self._modules, self._seen, self._begun = modules, seen, begun
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        for name, adapter, module in self._modules:
+            if self._begun is not None:
+                self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after(name, adapter), with_kwargs=True))
+
+    def detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            framework.refuse_autocast(module)
+            assert self._begun is not None
+            self._begun(name, module, inspect.signature(module.forward), args, kwargs)
+
+        return hook
+
+    def _after(self, name: str, adapter: Any) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            framework.refuse_autocast(module)
+            return self._seen(
+                name, adapter, module, arguments_of(inspect.signature(module.forward), args, kwargs), output
+            )
+
+        return hook
 
 
-def _without_hooks(watching: list[Any], handles: list[Any]) -> Callable[..., Any]:
-    """A hook that replaces an encoder's output by its output without hooks; it removes `handles` and adds new ones."""
+_WATCHED: list[_Watched] = []
+"""Every `watch` that lasts."""
 
-    def hook(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
-        if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
-            return output  # without hooks no other path would be taken
-        for handle in handles:
-            handle.remove()
-        encoder.use_nested_tensor = True
-        try:
-            with warnings.catch_warnings():
-                # A warning about nested tensors, which says nothing about the captured layers.
-                warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
-                return encoder.forward(*args, **kwargs)
-        finally:
-            encoder.use_nested_tensor = False
-            handles[:] = [module.register_forward_hook(watch, with_kwargs=True) for module, watch in watching]
 
-    return hook
+def _without_hooks(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A hook that replaces an encoder's output by its output without any of our hooks."""
+    bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
+    if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
+        return output  # without hooks no other path would be taken
+    for watched in _WATCHED:
+        watched.detach()
+    encoder.use_nested_tensor = True
+    try:
+        with warnings.catch_warnings():
+            # A warning about nested tensors, which says nothing about the captured layers.
+            warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
+            return encoder.forward(*args, **kwargs)
+    finally:
+        encoder.use_nested_tensor = False
+        for watched in _WATCHED:
+            watched.attach()
 
 
 _DEFAULTS = {

@@ -1,0 +1,76 @@
+"""Any Keras layer, run by itself in another dtype: what `mha where` asks of an original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from backends.tf.ops.framework import to_numpy
+
+
+def layers_in(target: Any) -> list[keras.Layer]:
+    """The layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    if isinstance(target, keras.Layer):
+        return list(target._flatten_layers(include_self=True, recursive=True))
+    return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
+
+
+def hold(layer: Any) -> Any:
+    """What stands for a layer after its call: the layer itself."""
+    return layer
+
+
+def parameters_of(held: Any) -> dict[str, keras.Variable]:
+    """Every weight in a layer by its name; the names of several layers may be equal, so they are numbered."""
+    return {f"{number}.{variable.path}": variable for number, variable in enumerate(_floating(held))}
+
+
+def numbers_in(parameter: keras.Variable) -> NDArray:
+    """The numbers of a parameter in NumPy."""
+    return to_numpy(parameter)
+
+
+def _floating(held: Any) -> list[Any]:
+    """The variables of a layer, without the states of random numbers."""
+    return [variable for variable in held.variables if "float" in keras.backend.standardize_dtype(variable.dtype)]
+
+
+def is_training(layer: Any) -> bool:
+    """Whether a call of the layer may draw random numbers: Keras is told in the call, as `capture` sees."""
+    return False
+
+
+def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
+    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    return module is held
+
+
+@contextmanager
+def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
+    """The layer as a function, with its floating-point variables and its policy in `dtype`; they are put back after."""
+    layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
+    variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
+    policy = keras.dtype_policies.DTypePolicy(dtype)
+    try:
+        for layer, _ in layers:
+            layer._dtype_policy = policy
+        for variable, value, _ in variables:
+            variable._value = tf.Variable(tf.cast(value, dtype), trainable=False)
+            variable._dtype = dtype
+        yield held
+    finally:
+        for layer, own in layers:
+            layer._dtype_policy = own
+        for variable, value, name in variables:
+            variable._value, variable._dtype = value, name
+
+
+def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
+    """The array as a tensor; floating-point numbers in `dtype`."""
+    tensor = tf.constant(array)
+    return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor

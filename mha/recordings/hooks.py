@@ -1,0 +1,133 @@
+"""Adapters and hooks: what reads the calls of attention layers, of each framework and registered by others.
+
+Each framework has its hooks and its adapters in a module of its own, found by the entry points of group "mha.capture".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+from mha.projections.layer import Parts
+from mha_core import SpecError
+from mha_core.capture import ReadCall
+from mha_core.files.declared import declared
+
+
+class Adapter(Protocol):
+    """Translates the calls of one kind of layer into the terms of the definition.
+
+    It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
+    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+
+    def matches(self, layer: Any) -> bool:
+        """Whether a module is such a layer."""
+
+    def check(self, layer: Any) -> None:
+        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
+
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
+        """One call: `arguments` are those of the layer's own signature by name, defaults included.
+
+        A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
+        """
+
+
+class Hooks(Parts, Protocol):
+    """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
+
+    ADAPTERS: Sequence[Adapter]
+
+    modules: Any
+    """What runs a module by itself: `backends.NAME.native.modules`."""
+
+    def versions(self) -> dict[str, str]:
+        """Package -> version of the framework and its libraries."""
+
+    def from_native(self, layer: Any) -> Any:
+        """Read one layer that is converted to canonical weights, and probe it."""
+
+    def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
+        """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
+
+    def watch(
+        self,
+        target: Any,
+        choose: Callable[[str, Any], Any],
+        seen: Callable[..., Any],
+        begun: Callable[..., None] | None = None,
+    ) -> AbstractContextManager[None]:
+        """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer.
+
+        What that returns, unless it is None, takes the place of the output. Before the call runs
+        `begun(name, layer, signature, args, kwargs)`.
+        """
+
+
+ENTRY_POINT_GROUP = "mha.capture"
+"""Package whose class a layer derives from -> the module with the hooks for it."""
+
+Call = ReadCall
+"""The public name of what an adapter's `read` returns."""
+
+_registered: list[Adapter] = []
+
+
+def register(adapter: Adapter) -> Adapter:
+    """Have `capture` read one more kind of layer; it is asked before all that are known. Returns the adapter."""
+    _registered.insert(0, adapter)
+    return adapter
+
+
+def unregister(adapter: Adapter) -> None:
+    """Undo `register`."""
+    _registered.remove(adapter)
+
+
+def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
+    """Name, layer and adapter of each attention layer in `target` that can be recorded; inner ones of these are not.
+
+    Raises:
+        SpecError: there is none.
+    """
+    hooks = hooks_of(target)
+    known = known_to(hooks)
+    found: list[tuple[str, Any, Adapter]] = []
+
+    def choose(name: str, module: Any) -> Adapter | None:
+        adapter = known(module)
+        if adapter is not None:
+            found.append((name, module, adapter))
+        return adapter
+
+    with hooks.watch(target, choose, lambda *call: None):
+        return found
+
+
+def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
+    """The function that gives the adapter of a module; those of transformers are asked if that package is imported."""
+    adapters = [*_registered, *hooks.ADAPTERS]
+    if "transformers" in sys.modules:
+        from mha.recipes.adapter import ADAPTERS
+
+        adapters += ADAPTERS
+    return lambda module: next((adapter for adapter in adapters if adapter.matches(module)), None)
+
+
+def hooks_of(target: Any) -> Hooks:
+    """The hooks of the framework that the target belongs to, imported when they are needed."""
+    found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
+    for cls in type(target).__mro__:
+        hooks = found.get(cls.__module__.split(".")[0])
+        if hooks is not None:
+            return cast(Hooks, hooks.load())
+    raise SpecError(
+        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
+    )

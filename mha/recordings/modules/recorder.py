@@ -1,0 +1,171 @@
+"""ModuleRecorder: notes what every module of a model is given and gives, in the order in which calls begin."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from mha.coverage import kind_of
+from mha.recordings.modules.numbers import numbers_of
+from mha.recordings.modules.stream import ArrayStream
+from mha.recordings.modules.values import DEEPEST, parts_of
+from mha_core import SpecError
+from mha_core.errors import shown
+
+FORMAT = 1
+"""Of the description of modules in a recording's metadata."""
+
+METADATA_KEY = "mha_modules"
+
+LIMIT = 8 * 2**30
+"""Bytes of arrays that a recording holds unless another limit is said."""
+
+
+class ModuleRecorder:
+    """A recording of modules in progress.
+
+    Args:
+        hooks: of the framework: `as_array`, `watch`, and `modules`, its functions for single modules.
+        target: the model.
+        stream: where the arrays go.
+        depth: how deep in the model modules are recorded: 1 for those directly in it. None: all.
+        only: names of the modules to record; wildcards work. The model itself always is.
+
+    Raises:
+        SpecError: the model is in training and drops out.
+    """
+
+    open = True
+    """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
+
+    def __init__(
+        self, hooks: Any, target: Any, stream: ArrayStream, depth: int | None = None, only: Sequence[str] = ("*",)
+    ) -> None:
+        self._hooks, self._stream, self._depth, self._only = hooks, stream, depth, only
+        self._target = target
+        if hooks.modules.is_training(target):
+            raise SpecError(f"{kind_of(target)} drops out: record a model in inference, such as model.eval()")
+        self._held: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._open: list[tuple[int, Any]] = []
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Calls that are made inside are not the model's, and are not noted."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def choose(self, name: str, module: Any) -> ModuleRecorder | None:
+        """Itself for each module to record."""
+        if not name:
+            return self
+        deep = len(name.replace("/", ".").split("."))
+        if self._depth is not None and deep > self._depth:
+            return None
+        return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
+
+    def begun(
+        self, name: str, module: Any, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Note what a call is given, before it can change it."""
+        if self._paused:
+            return
+        if self._hooks.modules.is_training(module):
+            raise SpecError(f"{name or 'the model'} drops out: record a model in inference")
+        name = self._own_name(name, module)
+        parent = self._open[-1][0] if self._open else None
+        given = {key: self._described(value) for key, value in named(signature, args, kwargs).items()}
+        self._open.append((len(self._calls), module))
+        self._calls.append({"module": name, "within": parent, "given": given})
+
+    def _own_name(self, name: str, module: Any) -> str:
+        """The module's name; with a number, if another one was called by it."""
+        own, modules = name, self._hooks.modules
+        for number in count(2):
+            if own not in self._held:
+                self._held[own], self._kinds[own] = modules.hold(module), kind_of(module)
+                return own
+            if modules.is_part(self._held[own], self._held.get("", self._held[own]), name, module):
+                return own
+            own = f"{name}#{number}"
+        raise AssertionError
+
+    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        """Note what the call gave."""
+        while (
+            self._open and not self._paused
+        ):  # calls that ended in an error which the model caught are left open above it
+            position, own = self._open.pop()
+            if own is module:
+                self._calls[position]["gave"] = self._described(output)
+                return
+
+    def describe(self, versions: Mapping[str, str]) -> str:
+        """The description of the recorded modules and calls as JSON. SpecError if there was no call."""
+        if not self._calls:
+            raise SpecError("nothing to record: no module was called")
+        known: dict[int, tuple[Any, list[Any]]] = {}  # parameters stay alive, so that an id means one of them
+
+        def numbers(parameter: Any) -> list[Any]:
+            if id(parameter) not in known:
+                array = self._hooks.modules.numbers_in(parameter)
+                known[id(parameter)] = parameter, [list(array.shape), str(numbers_of(array).hashed)]
+            return known[id(parameter)][1]
+
+        modules = [
+            {
+                "name": name,
+                "kind": self._kinds[name],
+                "parameters": {key: numbers(one) for key, one in self._hooks.modules.parameters_of(held).items()},
+            }
+            for name, held in self._held.items()
+        ]
+        place = {name: position for position, name in enumerate(self._held)}
+        calls = [{**call, "module": place[call["module"]]} for call in self._calls]
+        return json.dumps({"format": FORMAT, "versions": dict(versions), "modules": modules, "calls": calls})
+
+    def _described(self, value: Any, depth: int = 0) -> Any:
+        """A value in JSON: arrays by reference, plain values as they are, all else by its class."""
+        found = self._hooks.as_array(value)
+        if found is None and isinstance(value, np.ndarray):
+            found = value, value.dtype.name
+        if found is not None:
+            array, dtype = found
+            if array.dtype.kind not in "fiub":
+                return {"unread": f"array of {array.dtype}"}
+            return {"array": self._stream.add(array), "dtype": dtype}
+        if value is None or isinstance(value, bool | int | str):
+            return {"is": value if not isinstance(value, str) else shown(value)}
+        if isinstance(value, float):
+            return {"is": value if np.isfinite(value) else str(value)}
+        parts = parts_of(value) if depth < DEEPEST else None
+        if parts is None:
+            return {"unread": kind_of(value)}
+        return {"parts": [[name, self._described(part, depth + 1)] for name, part in parts], "kind": kind_of(value)}
+
+
+def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, as they were given; those among *args by their number."""
+    bound = signature.bind(*args, **kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {str(len(found) + number): one for number, one in enumerate(value)}
+        else:
+            found[name] = value
+    return found

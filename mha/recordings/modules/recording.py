@@ -1,0 +1,182 @@
+"""ModuleRecording: the modules of a recorded model and their calls, whose arrays are read when they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from mha.recordings.modules.numbers import Numbers, total
+from mha.recordings.modules.recorder import FORMAT, METADATA_KEY
+from mha.recordings.modules.values import Place
+from mha_core import SpecError
+from mha_core.dtypes import DTYPES
+from mha_core.errors import one_line
+from mha_core.files.outside import parse_json_object
+from mha_core.files.tensorfile import read_header
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a recorded module: its shape, and its Numbers in place of its numbers."""
+
+    shape: tuple[int, ...]
+    numbers: Numbers
+
+
+@dataclass(frozen=True)
+class RecordedModule:
+    """A module of the model.
+
+    Attributes:
+        name: where it stands in the model; "" for the model itself.
+        kind: its class.
+        parameters: those in it and in the modules inside it, by name.
+    """
+
+    name: str
+    kind: str
+    parameters: Mapping[str, Parameter]
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The Numbers of all its parameters together."""
+        return total(one.numbers for one in self.parameters.values())
+
+
+@dataclass(frozen=True)
+class ArrayAt:
+    """An array in a recorded call.
+
+    Attributes:
+        place: where it stands in what was given or given back.
+        name: its name in the file.
+        dtype: of its numbers; the file holds bfloat16 numbers as float32.
+        shape: of the array.
+    """
+
+    place: Place
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype in DTYPES
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A call of a module.
+
+    Attributes:
+        module: position of the module.
+        within: position of the call in which it was made; None for a call that nothing recorded made.
+        given, gave: the arrays; `gave` is None if the call ended in an error.
+        plain: the other values that it was given, by place.
+        unread: places and classes of what was given or given back and can't be read.
+    """
+
+    module: int
+    within: int | None
+    given: tuple[ArrayAt, ...]
+    gave: tuple[ArrayAt, ...] | None
+    plain: Mapping[Place, Any]
+    unread: tuple[tuple[Place, str], ...]
+
+
+class ModuleRecording:
+    """What `mha.capture(..., modules=True)` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        SpecError: it is not whole, holds no modules, has a newer format, or contradicts itself.
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+        self.path = Path(path)
+        metadata = read_header(path).metadata
+        if METADATA_KEY not in metadata:
+            raise SpecError(f"{path} holds no modules: record the port with mha.capture(model, FILE, modules=True)")
+        try:
+            self._file = safe_open(path, framework="numpy")
+            shapes = ((name, self._file.get_slice(name).get_shape()) for name in read_header(path).arrays)
+            self._shapes = {name: tuple(shape) for name, shape in shapes}
+            found = parse_json_object(metadata[METADATA_KEY], what=f"the modules in {path}")
+            if found["format"] != FORMAT:
+                raise SpecError(f"its format is {found['format']}, and this release reads {FORMAT}")
+            self.versions: dict[str, str] = found["versions"]
+            self.modules = tuple(_module(one) for one in found["modules"])
+            self.calls = tuple(self._call(one, position) for position, one in enumerate(found["calls"]))
+        except Exception as error:  # whatever a description of another form brings out, or the package safetensors
+            reason = error if isinstance(error, SpecError) else one_line(error)
+            raise SpecError(f"{path} is a recording of modules that can't be used: {reason}") from error
+        if not self.calls:
+            raise SpecError(f"{path} holds no call of a module")
+
+    def array(self, at: ArrayAt) -> NDArray:
+        """The numbers of an array. SpecError if the file is damaged."""
+        try:
+            found: NDArray = self._file.get_tensor(at.name)
+        except Exception as error:
+            raise SpecError(f"{self.path} is damaged: {at.name} can't be read: {one_line(error)}") from error
+        return found
+
+    @property
+    def dtype(self) -> str:
+        """The dtype in which most arrays are that modules gave."""
+        names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
+        if not names:
+            raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
+        return max(dict.fromkeys(names), key=names.count)
+
+    def _call(self, found: Mapping[str, Any], position: int) -> ModuleCall:
+        module, within = found["module"], found["within"]
+        if not 0 <= module < len(self.modules) or (within is not None and not 0 <= within < position):
+            raise SpecError(f"call {position} names a module or a call that is not there")
+        given = list(_values(found["given"]))
+        gave = None if "gave" not in found else list(_values([["", found["gave"]]]))
+        return ModuleCall(
+            module,
+            within,
+            self._arrays(given),
+            None if gave is None else self._arrays(gave),
+            {place: value["is"] for place, value in given if "is" in value},
+            tuple((place, value["unread"]) for place, value in [*given, *(gave or [])] if "unread" in value),
+        )
+
+    def _arrays(self, values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[ArrayAt, ...]:
+        arrays = ((place, value["array"], value["dtype"]) for place, value in values if "array" in value)
+        return tuple(ArrayAt(place, name, dtype, self._shapes[name]) for place, name, dtype in arrays)
+
+
+def _module(found: Mapping[str, Any]) -> RecordedModule:
+    parameters = {
+        str(name): Parameter(tuple(shape), Numbers(int(np.prod(shape, dtype=np.int64)), int(hashed)))
+        for name, (shape, hashed) in found["parameters"].items()
+    }
+    return RecordedModule(str(found["name"]), str(found["kind"]), parameters)
+
+
+def _values(described: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """Place and description of each value; "" at the start of a place stands for the value itself."""
+    parts = described.items() if isinstance(described, Mapping) else described
+    for name, value in parts:
+        inner = (*place, str(name)) if name != "" or place else place
+        if "parts" in value:
+            yield from _values(value["parts"], inner)
+        else:
+            yield inner, value

@@ -1,0 +1,53 @@
+"""A recording of a whole model: its modules beside its attention layers, in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mha.recordings.array_pool import ArrayPool
+from mha.recordings.modules.recorder import METADATA_KEY, ModuleRecorder
+from mha.recordings.modules.stream import ArrayStream
+from mha_core import SpecError
+from mha_core.files.writing import check_output
+
+if TYPE_CHECKING:
+    from mha.recordings.recording import Recording
+
+
+class WholeRecording:
+    """The modules recorded so far, on disk."""
+
+    def __init__(self, recorder: ModuleRecorder, stream: ArrayStream) -> None:
+        self._recorder, self._stream = recorder, stream
+        self.paused = recorder.paused
+
+    def save(self, path: str | os.PathLike[str], attention: Recording | None, versions: Mapping[str, str]) -> None:
+        """Write the file, whole or not at all, with the calls of attention layers if there were any."""
+        from mha.recordings.recording import METADATA_KEY as ATTENTION
+
+        metadata = {METADATA_KEY: self._recorder.describe(versions)}
+        if attention is not None:
+            pool = ArrayPool()
+            metadata[ATTENTION] = attention.described(pool)
+            for name, array in pool.arrays.items():
+                self._stream.put(name, array)
+        self._stream.finish(path, metadata)
+
+
+@contextmanager
+def recorded_modules(
+    hooks: Any, target: Any, path: str | os.PathLike[str] | None, depth: int | None, only: Sequence[str], limit: int
+) -> Iterator[WholeRecording]:
+    """Record the modules of `target` while it lasts; see `mha.capture`. SpecError without a path."""
+    if path is None:
+        raise SpecError("modules=True needs a file to write to")
+    stream = ArrayStream(check_output(path, what="a recording"), limit)
+    try:
+        recorder = ModuleRecorder(hooks, target, stream, depth, only)
+        with hooks.watch(target, recorder.choose, recorder.see, recorder.begun):
+            yield WholeRecording(recorder, stream)
+    finally:
+        stream.close()

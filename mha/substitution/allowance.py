@@ -1,0 +1,84 @@
+"""How far a module of a port may be from its original's in float64: 8 times what the original's own rounding does.
+
+The rounding is measured on the module's own inputs: the original's module in the port's dtype; the same with the batch
+in another order; and in float64 with each input moved by half a unit in the last place of that dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FACTOR = 8.0
+"""How many times the measured rounding is allowed: see docs/where.md for how far right ports go."""
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Half a unit in the last place of 1."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An array that a module gave, judged.
+
+    Attributes:
+        ratio: its error over the measured rounding: the root mean square of both, or the largest of both if that is worse.
+        worst: the index of the largest error.
+        got, expected: the numbers there.
+        error: the largest error.
+    """
+
+    ratio: float
+    worst: tuple[int, ...]
+    got: float
+    expected: float
+    error: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is within its allowance."""
+        return self.ratio <= FACTOR
+
+
+def judge(got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str) -> Judged:
+    """Compare an array with the original's in float64.
+
+    Args:
+        got: the port's, of the shape of `exact`.
+        exact: the original's in float64.
+        roundings: the original's again, each rounded in another way.
+        dtype: the port's.
+
+    >>> exact = np.array([1.0, 2.0])
+    >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
+    True
+    """
+    got, exact = got.astype(np.float64), exact.astype(np.float64)
+    with np.errstate(all="ignore"):
+        error = _distance(got, exact)
+        size = np.abs(np.where(np.isfinite(exact), exact, 0.0))
+        ratios = []
+        for measure in (_rms, np.max):
+            floor = UNIT[dtype] * float(measure(size))
+            rounding = max([floor, *(float(measure(_finite(_distance(one, exact)))) for one in roundings)])
+            wrong = float(measure(error))
+            ratios.append(0.0 if wrong == 0.0 else float(np.divide(wrong, rounding)))
+    worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(error)), error.shape))
+    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]))
+
+
+def _distance(one: NDArray, other: NDArray) -> NDArray:
+    """Absolute differences; 0 where both are the same infinity or both are NaN, infinite where only one is."""
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    difference = np.abs(one.astype(np.float64) - other)
+    return np.where(same, 0.0, np.where(np.isfinite(difference), difference, np.inf))
+
+
+def _finite(array: NDArray) -> NDArray:
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+def _rms(array: NDArray) -> float:
+    return float(np.sqrt(np.mean(np.square(array))))

@@ -1,0 +1,247 @@
+"""Original: a live model, run once to see its modules called, and then module by module in any dtype."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.coverage import kind_of
+from mha.recordings.capture import hooks_of
+from mha.recordings.modules.numbers import Numbers, numbers_of, total
+from mha.recordings.modules.values import Place, changed, leaves
+from mha_core import SpecError
+from mha_core.dtypes import round_to
+from mha_core.errors import one_line
+
+
+@dataclass
+class OriginalModule:
+    """A module of the original: its name and class, itself, and its parameters' Numbers by name."""
+
+    name: str
+    kind: str
+    held: Any
+    parameters: dict[str, tuple[tuple[int, ...], Numbers]] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The Numbers of all its parameters together."""
+        return total(numbers for _, numbers in self.parameters.values())
+
+
+@dataclass
+class OriginalCall:
+    """A call of a module as it was made.
+
+    Attributes:
+        module: position of the module.
+        within: position of the call that made it, or None.
+        signature, arguments: what it was called with, by name.
+        given, gave: its arrays in NumPy, by place.
+        steady: whether a second run of the model gave the same.
+    """
+
+    module: int
+    within: int | None
+    signature: inspect.Signature
+    arguments: dict[str, Any]
+    given: dict[Place, NDArray]
+    gave: dict[Place, NDArray] | None = None
+    steady: bool = True
+
+
+class Original:
+    """A live model and the calls of its modules on one batch of inputs.
+
+    Args:
+        model: of any framework that `mha.capture` knows, in inference.
+        inputs: what it is called with: by name, or in order.
+        dtype: that of the port's parameters; those of the original are compared with them as numbers of it.
+
+    Raises:
+        SpecError: the model drops out, can't be run on the inputs, or has parameters without numbers.
+    """
+
+    def __init__(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any], dtype: str) -> None:
+        self.hooks = hooks_of(model)
+        self.native = self.hooks.modules
+        if self.native.is_training(model):
+            raise SpecError(f"the original {kind_of(model)} drops out: give it in inference, such as model.eval()")
+        self.modules: list[OriginalModule] = []
+        self.calls: list[OriginalCall] = []
+        self._open: list[tuple[int, Any]] = []
+        self._run(model, inputs)
+        self._compare_with(lambda: self._run(model, inputs))
+        known: dict[int, tuple[Any, tuple[tuple[int, ...], Numbers]]] = {}
+        for module in self.modules:
+            for name, parameter in self.native.parameters_of(module.held).items():
+                if id(parameter) not in known:
+                    array = self.native.numbers_in(parameter)
+                    known[id(parameter)] = parameter, (array.shape, numbers_of(round_to(array, dtype)))
+                module.parameters[name] = known[id(parameter)][1]
+
+    def _run(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> None:
+        native = {key: self._as_native(value) for key, value in dict(_by_name(inputs)).items()}
+        args = [value for key, value in native.items() if isinstance(key, int)]
+        kwargs = {key: value for key, value in native.items() if isinstance(key, str)}
+        held = self.native.hold(model) if not hasattr(model, "scope") else None
+        try:
+            with self.hooks.watch(model, lambda name, module: _OPEN, self._see, self._begin):
+                if held is None:  # a bound module of linen
+                    model(*args, **kwargs)
+                else:
+                    with self.native.computing(held, self._own_dtype(held)) as run:
+                        run(*args, **kwargs)
+        except SpecError:
+            raise
+        except Exception as error:  # whatever a model raises
+            raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {one_line(error)}") from error
+
+    def _compare_with(self, again: Callable[[], None]) -> None:
+        """Run the model again, and note which of its calls gave something else."""
+        first, self.calls = self.calls, []
+        again()
+        second, self.calls = self.calls, first
+        for one, other in zip(first, second, strict=False):
+            mine, theirs = one.gave or {}, other.gave or {}
+            one.steady = mine.keys() == theirs.keys() and all(
+                np.array_equal(array, theirs[place], equal_nan=array.dtype.kind == "f") for place, array in mine.items()
+            )
+
+    def _own_dtype(self, held: Any) -> str:
+        """The dtype of most parameters."""
+        names = [self.native.numbers_in(one).dtype.name for one in self.native.parameters_of(held).values()]
+        return max(dict.fromkeys(names), key=names.count, default="float32")
+
+    def _as_native(self, value: Any) -> Any:
+        return self.native.to_native(value, None) if isinstance(value, np.ndarray) else value
+
+    def _begin(self, name: str, module: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        arguments = changed(arguments, lambda place, leaf: self._snapshot(leaf))
+        self._open.append((len(self.calls), module))
+        within = self._open[-2][0] if len(self._open) > 1 else None
+        self.calls.append(
+            OriginalCall(self._position(name, module), within, signature, arguments, self.arrays(arguments))
+        )
+
+    def _see(self, name: str, adapter: Any, module: Any, arguments: Any, output: Any) -> None:
+        while self._open:
+            position, own = self._open.pop()
+            if own is module:
+                self.calls[position].gave = self.arrays(output)
+                return
+
+    def _position(self, name: str, module: Any) -> int:
+        for position, known in enumerate(self.modules):
+            root = self.modules[0].held
+            if known.name == name and self.native.is_part(known.held, root, name, module):
+                return position
+        self.modules.append(OriginalModule(name, kind_of(module), self.native.hold(module)))
+        return len(self.modules) - 1
+
+    def _snapshot(self, leaf: Any) -> Any:
+        """A leaf as it is now: what may change in the call, such as a cache, is copied."""
+        plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
+        if plain or self.hooks.as_array(leaf) is not None:
+            return leaf
+        try:
+            return copy.deepcopy(leaf)
+        except Exception:  # a handle of the system, a generator
+            return leaf
+
+    def arrays(self, value: Any) -> dict[Place, NDArray]:
+        """The arrays in what a module was given or gave, in NumPy, by place."""
+        found = ((place, self.hooks.as_array(leaf)) for place, leaf in leaves(value))
+        return {place: one[0] for place, one in found if one is not None and one[0].dtype.kind in "fiub"}
+
+    def run(
+        self,
+        call: OriginalCall,
+        givens: Sequence[Mapping[Place, NDArray]],
+        dtype: str,
+        replace: Mapping[int, Sequence[Mapping[Place, NDArray]]] = {},
+    ) -> list[dict[Place, NDArray]]:
+        """Run a module by itself, with its parameters and all floating-point arrays in `dtype`.
+
+        Args:
+            call: the call whose arguments are used where nothing else is given.
+            givens: for each run, arrays in place of those that the call was given.
+            replace: position of a module inside -> for each of its calls, arrays in place of those that it gives.
+
+        Raises:
+            SpecError: it can't be run on these.
+        """
+        module = self.modules[call.module]
+        try:
+            with self.native.computing(module.held, dtype) as run:
+                return [self._run_once(run, call, given, dtype, replace) for given in givens]
+        except Exception as error:  # whatever a module raises on a port's inputs
+            raise SpecError(f"the original can't be run on it in {dtype}: {one_line(error)}") from error
+
+    def _run_once(
+        self,
+        run: Callable[..., Any],
+        call: OriginalCall,
+        given: Mapping[Place, NDArray],
+        dtype: str,
+        replace: Mapping[int, Sequence[Mapping[Place, NDArray]]],
+    ) -> dict[Place, NDArray]:
+        turns = dict.fromkeys(replace, 0)
+
+        def native(place: Place, leaf: Any) -> Any:
+            found = given.get(place)
+            if found is None:
+                own = self.hooks.as_array(leaf)
+                if own is None:
+                    return self._snapshot(leaf)
+                found = own[0]
+                if found.dtype.kind != "f":
+                    return leaf
+            return self.native.to_native(found, dtype)
+
+        def choose(name: str, inner: Any) -> Any:
+            held = self.modules[call.module].held
+            inside = (one for one in replace if self.native.is_part(self.modules[one].held, held, name, inner))
+            return next(map(_Which, inside), None)
+
+        def seen(name: str, which: _Which, inner: Any, arguments: Any, output: Any) -> Any:
+            turn, turns[which.position] = turns[which.position], turns[which.position] + 1
+            instead = replace[which.position][turn] if turn < len(replace[which.position]) else {}
+            return changed(
+                output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
+            )
+
+        bound = inspect.BoundArguments(call.signature, changed(call.arguments, native))
+        if not replace:
+            return self.arrays(run(*bound.args, **bound.kwargs))
+        target = getattr(run.func, "__self__", None) if isinstance(run, partial) else run  # `module.apply` of linen
+        with self.hooks.watch(target, choose, seen):
+            return self.arrays(run(*bound.args, **bound.kwargs))
+
+
+class _Open:
+    """The adapter of every module of the original."""
+
+    open = True
+
+
+_OPEN = _Open()
+
+
+class _Which(_Open):
+    """The adapter of a module whose output is replaced: its position."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def _by_name(inputs: Mapping[str, Any] | Sequence[Any]) -> Mapping[Any, Any]:
+    return inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))

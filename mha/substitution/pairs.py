@@ -1,0 +1,213 @@
+"""Pairs: which module of a port stands for which of its original.
+
+Found in this order, until nothing more is found: as a map says; by name; by parameters that are the same numbers,
+transposed, reshaped or packed as they may be; by the parts, where all that are paired stand in each other's module; and
+by order and shape, among what is left in a paired module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mha.recordings.modules.numbers import NONE, Numbers
+from mha_core import SpecError
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """What pairing needs of a module, of either model.
+
+    Attributes:
+        name, kind: where it stands, and its class.
+        numbers: the Numbers of its parameters.
+        within: positions of the modules around it, the nearest first.
+        shapes: of the floating-point arrays that its first call gave.
+    """
+
+    name: str
+    kind: str
+    numbers: Numbers
+    within: tuple[int, ...]
+    shapes: Shapes
+
+
+@dataclass
+class Pairs:
+    """The pairs found: position in the original -> position in the port, and how each was found.
+
+    Raises:
+        SpecError: two pairs of a map contradict each other.
+    """
+
+    originals: Sequence[Module]
+    ports: Sequence[Module]
+    named: Mapping[str, str] = field(default_factory=dict)
+    found: dict[int, int] = field(default_factory=dict)
+    how: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._back: dict[int, int] = {}
+        self._inside = [_inside(side) for side in (self.originals, self.ports)]
+        self._by_map()
+        self._pair(0, 0, "the models themselves")
+        self._by_key("name", lambda module: _plain(module.name) or None)
+        while True:
+            before = len(self.found)
+            self._by_key("the same numbers", lambda module: module.numbers if module.numbers != NONE else None)
+            self._by_parts()
+            self._by_order()
+            if len(self.found) == before:
+                return
+
+    def port_of(self, original: int) -> int | None:
+        """Position of the port's module; None if there is none."""
+        return self.found.get(original)
+
+    def original_of(self, port: int) -> int | None:
+        """Position of the original's module; None if there is none."""
+        return self._back.get(port)
+
+    def _pair(self, original: int, port: int, how: str) -> bool:
+        """Pair two modules, unless one is paired or a pair around or inside them contradicts it."""
+        if original in self.found or port in self._back or not self._fits(original, port):
+            return False
+        self.found[original], self._back[port], self.how[original] = port, original, how
+        return True
+
+    def _fits(self, original: int, port: int) -> bool:
+        for mine, theirs in (
+            (self.originals[original].within, self.ports[port].within),
+            (self._inside[0][original], self._inside[1][port]),
+        ):
+            if {self.found[one] for one in mine if one in self.found} != {one for one in theirs if one in self._back}:
+                return False
+        return True
+
+    def _by_map(self) -> None:
+        own = [{module.name: position for position, module in enumerate(side)} for side in (self.originals, self.ports)]
+        for original, port in self.named.items():
+            for name, known, what in ((original, own[0], "original"), (port, own[1], "port")):
+                if name not in known:
+                    raise SpecError(
+                        f"the map names {name!r}, and no module of the {what} that was called has that name"
+                    )
+            if not self._pair(own[0][original], own[1][port], "the map"):
+                raise SpecError(f"the map pairs {original!r} with {port!r}, which contradicts another of its pairs")
+
+    def _by_key(self, how: str, key: Callable[[Module], object]) -> None:
+        """Pair modules whose keys are equal; where several are, in order if there are equally many on both sides."""
+        groups: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, modules, paired in ((0, self.originals, self.found), (1, self.ports, self._back)):
+            for position, module in enumerate(modules):
+                if position not in paired and key(module) is not None:
+                    groups[key(module)][side].append(position)
+        for left, right in groups.values():
+            if len(left) != len(right):  # a module and its only part have the same numbers: the inner ones are alike
+                left, right = _innermost(left, self.originals), _innermost(right, self.ports)
+            if len(left) == len(right):
+                for original, port in zip(left, right, strict=True):
+                    self._pair(original, port, how)
+
+    def _by_parts(self) -> None:
+        """Pair modules whose paired parts are each other's, and of which each or none has others."""
+        parts = [_leaves(side) for side in (self.originals, self.ports)]
+        for port in reversed(range(len(self.ports))):
+            own = parts[1].get(port, frozenset())
+            paired = {self._back[leaf] for leaf in own if leaf in self._back}
+            if port in self._back or not paired:
+                continue
+            fitting = []
+            for original, theirs in parts[0].items():
+                inside = {leaf for leaf in theirs if leaf in self.found}
+                if original not in self.found and inside == paired and (theirs == inside) == (len(own) == len(paired)):
+                    fitting.append(original)
+            same = [one for one in fitting if self.originals[one].shapes == self.ports[port].shapes]
+            if len(same) == 1:
+                self._pair(same[0], port, "its parts")
+
+    def _by_order(self) -> None:
+        """Pair what is left in a paired module in its order, where shapes agree, and whether there are parameters."""
+        left: dict[tuple[int, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, modules, paired in ((0, self.originals, self.found), (1, self.ports, self._back)):
+            for position, module in enumerate(modules):
+                if position in paired:
+                    continue
+                around = next((one for one in module.within if one in paired), None)
+                if around is not None:
+                    left[(around if side == 0 else self._back[around],)][side].append(position)
+        for originals, ports in left.values():
+            for key in (self._with_size, self._with_shape):
+                for original, port in _in_order(
+                    [(one, key(self.originals[one])) for one in originals if one not in self.found],
+                    [(one, key(self.ports[one])) for one in ports if one not in self._back],
+                ):
+                    self._pair(original, port, "order and shape")
+
+    @staticmethod
+    def _with_size(module: Module) -> object:
+        kind = _kind(module.kind) if module.numbers == NONE else ""
+        return module.numbers.size, module.shapes, kind
+
+    @staticmethod
+    def _with_shape(module: Module) -> object:
+        return (module.numbers != NONE, module.shapes) if module.numbers != NONE else None
+
+
+def _plain(name: str) -> str:
+    """A name without what frameworks write differently: "encoder.layer.0" is "encoder/layer_0"."""
+    return "/".join(part for part in re.split(r"[./_#]|(?<=[a-z])(?=[0-9])", name.lower()) if part)
+
+
+def _kind(kind: str) -> str:
+    """A class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
+    return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
+
+
+def _innermost(positions: list[int], modules: Sequence[Module]) -> list[int]:
+    """Those of the modules in which none of the others stands."""
+    around = {outer for position in positions for outer in modules[position].within}
+    return [position for position in positions if position not in around]
+
+
+def _inside(modules: Sequence[Module]) -> dict[int, list[int]]:
+    """Position of each module -> positions of the modules inside it."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for position, module in enumerate(modules):
+        for around in module.within:
+            found[around].append(position)
+    return found
+
+
+def _leaves(modules: Sequence[Module]) -> dict[int, frozenset[int]]:
+    """Position of each module with parts -> its parts that have parameters and no such parts of their own."""
+    holding = [position for position, module in enumerate(modules) if module.numbers != NONE]
+    outer = {around for position in holding for around in modules[position].within}
+    found: dict[int, set[int]] = defaultdict(set)
+    for position in holding:
+        if position not in outer:
+            for around in modules[position].within:
+                found[around].add(position)
+    return {position: frozenset(parts) for position, parts in found.items()}
+
+
+def _in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
+    """The longest common sequence of two by their keys (Hunt and Szymanski); a key of None is no key."""
+    longest = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for i in reversed(range(len(left))):
+        for j in reversed(range(len(right))):
+            equal = left[i][1] is not None and left[i][1] == right[j][1]
+            longest[i][j] = longest[i + 1][j + 1] + 1 if equal else max(longest[i + 1][j], longest[i][j + 1])
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i][1] is not None and left[i][1] == right[j][1] and longest[i][j] == longest[i + 1][j + 1] + 1:
+            yield left[i][0], right[j][0]
+            i, j = i + 1, j + 1
+        elif longest[i + 1][j] >= longest[i][j + 1]:
+            i += 1
+        else:
+            j += 1

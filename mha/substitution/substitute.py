@@ -1,0 +1,164 @@
+"""One module of a port judged: its original's module runs on what it was given, and what both give is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.recordings.modules.values import Place
+from mha.substitution.allowance import UNIT, Judged, judge
+from mha.substitution.masks import translated
+from mha.substitution.matching import Matched, match
+from mha.substitution.original import Original, OriginalCall
+from mha_core import SpecError
+
+
+@dataclass
+class CallJudgement:
+    """One call of a module, judged.
+
+    Attributes:
+        arrays: place in what the port's module gave -> the judgement.
+        layouts: how arrays of other shapes were read.
+        own: what was given to the original alone, and stayed as in its own run.
+        masks: how many entries differ in each mask that both were given and write differently.
+        unmatched: what the port gave and nothing of the original stands for.
+    """
+
+    arrays: dict[Place, Judged] = field(default_factory=dict)
+    layouts: tuple[str, ...] = ()
+    own: tuple[Place, ...] = ()
+    masks: dict[str, int] = field(default_factory=dict)
+    unmatched: tuple[Place, ...] = ()
+
+    @property
+    def worst(self) -> tuple[Place, Judged]:
+        """The array that is worst, by place."""
+        return max(self.arrays.items(), key=lambda item: item[1].ratio)
+
+
+class Substitution:
+    """The call of a port's module beside its original's, ready to be run in any dtype.
+
+    Args:
+        original: the original.
+        recording: of the port.
+        call, recorded: the call of each.
+        dtype: the port's.
+
+    Raises:
+        SpecError: nothing that the port's module was given stands for anything that the original's is given.
+    """
+
+    def __init__(
+        self, original: Original, recording: ModuleRecording, call: OriginalCall, recorded: ModuleCall, dtype: str
+    ) -> None:
+        self._original, self._recording, self._call, self._dtype = original, recording, call, dtype
+        self._recorded = recorded
+        theirs = {at.place: recording.array(at) for at in recorded.given}
+        matched = match(call.given, theirs)
+        self._given = {one.original: one.array for one in matched}
+        left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
+        self.masks: dict[str, int] = {}
+        for place, own in call.given.items():
+            for other, array in left.items() if place not in self._given else ():
+                found = translated(array, own)
+                if found is not None:
+                    self._given[place], self.masks[".".join(other)] = found
+                    break
+        for one in matched:  # masks of one shape and meaning have been given to the original as they are
+            own = call.given[one.original]
+            found = translated(one.array, own) if own.ndim >= 2 else None
+            if found is not None and found[1] and own.dtype.kind != "i":
+                self.masks[".".join(one.port)] = found[1]
+        self.layouts = tuple(f"{'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)
+        self.own = tuple(place for place in call.given if place not in self._given)
+        floating = [place for place, array in call.given.items() if array.dtype.kind == "f"]
+        if call.given and not matched:
+            raise SpecError("nothing that it was given is what the original's module is given")
+        if floating and not any(place in self._given for place in floating):
+            raise SpecError("no array of numbers that it was given is what the original's module is given")
+
+    def judge(self, parts: Mapping[int, Sequence[ModuleCall]] = {}) -> CallJudgement:
+        """Run the original's module, and compare.
+
+        Args:
+            parts: position of the original's modules inside -> calls of the port's, whose outputs take the place of
+                theirs: what is then wrong is wrong in the lines of the module itself.
+
+        Raises:
+            SpecError: it can't be run; it gives something else in a second run; it is NaN in float64 and not in the
+                port's dtype; nothing that it gives is what the port's module gave.
+        """
+        replace = self._outputs_of(parts)
+        if not self._call.steady:
+            raise SpecError("the original's module gives something else when the model runs again")
+        turned = self._turned() if not replace else None
+        exact, moved = self._original.run(self._call, [self._given, self._moved()], "float64", replace)
+        own, *rest = self._original.run(self._call, [self._given, *([turned] if turned else [])], self._dtype, replace)
+        for place, array in own.items():
+            if array.dtype.kind == "f" and (np.isnan(exact[place]) & ~np.isnan(array)).any():
+                raise SpecError(
+                    f"the original's module gives NaN in float64 where it gives numbers in {self._dtype}; some eager "
+                    "attention does so in padding: give an original with attn_implementation='sdpa'"
+                )
+        roundings = [own, moved, *map(self._put_back, rest)]
+        gave = {at.place: self._recording.array(at) for at in self._recorded.gave or () if at.floating}
+        matched = match({place: array for place, array in exact.items() if array.dtype.kind == "f"}, gave)
+        if not matched:
+            raise SpecError("nothing that it gave has a shape that the original's module gives")
+        return CallJudgement(
+            {one.port: self._judged(one, exact, roundings) for one in matched},
+            (*self.layouts, *(f"output {'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)),
+            self.own,
+            self.masks,
+            tuple(place for place in gave if place not in {one.port for one in matched}),
+        )
+
+    def _judged(
+        self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
+    ) -> Judged:
+        place = one.original
+        return judge(one.array, exact[place], [each[place] for each in roundings if place in each], self._dtype)
+
+    def _moved(self) -> dict[Place, NDArray]:
+        """The inputs, each number moved by half a unit in its last place, up or down."""
+        rng = np.random.default_rng(0)
+        unit = UNIT[self._dtype]
+        return {
+            place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
+            if array.dtype.kind == "f"
+            else array
+            for place, array in self._given.items()
+        }
+
+    def _turned(self) -> dict[Place, NDArray] | None:
+        """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
+        sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
+        if len(sizes) != 1 or sizes == {1}:
+            return None
+        full = {**self._call.given, **self._given}
+        return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
+
+    def _put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """What was given for `_turned`, in the batch's own order."""
+        sizes = {len(array) for array in self._call.given.values() if array.ndim > 1}
+        return {
+            place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes
+        }
+
+    def _outputs_of(self, parts: Mapping[int, Sequence[ModuleCall]]) -> dict[int, list[dict[Place, NDArray]]]:
+        """For each module inside, what the port's gave in its place, call by call."""
+        found = {}
+        for position, calls in parts.items():
+            own = [call for call in self._original.calls if call.module == position]
+            outputs = []
+            for mine, theirs in zip(own, calls, strict=False):
+                gave = {at.place: self._recording.array(at) for at in theirs.gave or () if at.floating}
+                outputs.append({one.original: one.array for one in match(mine.gave or {}, gave)})
+            found[position] = outputs
+        return found

@@ -1,0 +1,327 @@
+"""`mha.where`: which modules of a port are wrong, each judged by its original's on what the port's was given."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.substitution.original import Original, OriginalCall
+from mha.substitution.pairs import Module, Pairs
+from mha.substitution.substitute import CallJudgement, Substitution
+from mha_core import SpecError
+
+Status = Literal["equal", "wrong", "through its parts", "not judged"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ModuleResult:
+    """One module of the port.
+
+    Attributes:
+        name, kind: where it stands in the port, and its class.
+        depth: how many modules stand around it.
+        original, how: the name of its original's module, and how the pair was found; None for a module without one.
+        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are.
+        ratio: its worst error over the measured rounding, of all its calls; None if not judged.
+        place, index: the array and the element that are worst.
+        got, expected: the numbers there.
+        reason: why it was not judged, or what else is to be said.
+        parameters: whether it has some, and whether they are the original's: "same", "other" or "".
+        own_lines: whether it is wrong with right parts, so in its own lines.
+    """
+
+    name: str
+    kind: str
+    depth: int
+    original: str | None
+    how: str
+    status: Status
+    ratio: float | None = None
+    place: str = ""
+    index: tuple[int, ...] = ()
+    got: float | None = None
+    expected: float | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    parameters: str = ""
+    own_lines: bool = False
+
+
+@dataclass(frozen=True)
+class WhereReport:
+    """What `where` found: a result for each module of the port that was called, in the order of the calls.
+
+    Attributes:
+        results: one for each module.
+        uncovered: modules with parameters of their own that nothing but the whole model judges.
+        dtype: the port's.
+        versions: package -> version, of the port's recording.
+        pairs: name of the original's module -> that of the port's.
+    """
+
+    results: tuple[ModuleResult, ...]
+    uncovered: tuple[str, ...]
+    dtype: str
+    versions: Mapping[str, str]
+    pairs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Names of the modules that are wrong by themselves; "" is the model itself."""
+        return tuple(one.name for one in self.results if one.status == "wrong")
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Names of the modules that were judged."""
+        return tuple(one.name for one in self.results if one.status != "not judged")
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Names of the modules that were not judged."""
+        return tuple(one.name for one in self.results if one.status == "not judged")
+
+    @property
+    def equal(self) -> bool:
+        """Whether every module with parameters was judged, and none is wrong."""
+        return not self.uncovered and all(one.status in ("equal", "not judged") for one in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as a dict of JSON values."""
+        from dataclasses import asdict
+
+        return {
+            "schema": SCHEMA_VERSION,
+            "equal": self.equal,
+            "wrong": list(self.wrong),
+            "uncovered": list(self.uncovered),
+            "dtype": self.dtype,
+            "versions": dict(self.versions),
+            "modules": [asdict(one) for one in self.results],
+        }
+
+
+def where(
+    original: Any,
+    recording: ModuleRecording | str | os.PathLike[str],
+    *,
+    inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    pairs: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> WhereReport:
+    """Find the modules of a port that are wrong.
+
+    Each module of the original runs in float64 on what the port's module was given. So errors of the modules before it
+    cancel, and every wrong module shows.
+
+    Args:
+        original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
+            or Gluon. Its parameters are put into other dtypes meanwhile, and put back.
+        recording: of the port, by `mha.capture(port, FILE, modules=True)`.
+        inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
+            what the port was called with.
+        pairs: name of a module of the original -> name of the port's, where the search can't know it.
+        progress: is told what is being done.
+
+    Raises:
+        SpecError: the original can't be run on the inputs; the recording can't be used; pairs contradict each other.
+
+    >>> import tempfile, numpy as np, torch, mha
+    >>> model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.LayerNorm(5)).eval()
+    >>> port = torch.nn.Sequential(model[0], torch.nn.GELU("tanh"), model[2]).eval()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with mha.capture(port, folder + "/port.safetensors", modules=True):
+    ...         _ = port(torch.randn(2, 6))
+    ...     where(model, folder + "/port.safetensors").wrong
+    ('1',)
+    """
+    if not isinstance(recording, ModuleRecording):
+        recording = ModuleRecording(recording)
+    if inputs is None:
+        inputs = _inputs_of(recording)
+    progress("the original")
+    dtype = recording.dtype
+    own = Original(original, inputs, _parameter_dtype(recording))
+    found = Pairs(_originals(own), _ports(recording), pairs or {})
+    return _Judge(own, recording, found, dtype, progress).report()
+
+
+class _Judge:
+    """Judges every pair, the innermost first."""
+
+    def __init__(
+        self, own: Original, recording: ModuleRecording, pairs: Pairs, dtype: str, progress: Callable[[str], None]
+    ) -> None:
+        self.own, self.recording, self.pairs, self.dtype, self.progress = own, recording, pairs, dtype, progress
+        self.calls = _by_module(recording.calls)
+        self.own_calls = _by_module(own.calls)
+        self.modules = _ports(recording)
+        self.results: dict[int, ModuleResult] = {}
+
+    def report(self) -> WhereReport:
+        for port in reversed(range(len(self.modules))):  # calls begin outside
+            self.progress(self.modules[port].name or "the model")
+            self.results[port] = self._result(port)
+        results = tuple(self.results[port] for port in range(len(self.modules)))
+        names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
+        return WhereReport(results, self._uncovered(), self.dtype, self.recording.versions, names)
+
+    def _result(self, port: int) -> ModuleResult:
+        module, original = self.modules[port], self.pairs.original_of(port)
+        about: dict[str, Any] = {"name": module.name, "kind": module.kind, "depth": len(module.within)}
+        if original is None:
+            return ModuleResult(
+                **about,
+                original=None,
+                how="",
+                status="not judged",
+                reason="no module of the original is known to be it",
+            )
+        about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
+        if module.numbers.size:
+            about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
+        mine, theirs = self.own_calls[original], self.calls[port]
+        if len(mine) != len(theirs):
+            reason = f"the original calls it {len(mine)} times and the port {len(theirs)} times"
+            return ModuleResult(**about, status="not judged", reason=reason)
+        try:
+            ready = [
+                Substitution(self.own, self.recording, call, recorded, self.dtype)
+                for call, recorded in zip(mine, theirs, strict=True)
+            ]
+            judged = [one.judge() for one in ready]
+        except SpecError as error:
+            return ModuleResult(**about, status="not judged", reason=str(error))
+        parts = [one for one in self._parts(port) if self.results[one].status in ("wrong", "through its parts")]
+        worst = max(judged, key=lambda one: one.worst[1].ratio)
+        status: Status = "equal" if worst.worst[1].equal else "wrong"
+        own_lines = False
+        if parts and status == "wrong":
+            alone = self._alone(port, ready)
+            if alone is None or alone.worst[1].equal:
+                status = "through its parts"
+            else:
+                worst, own_lines = alone, True
+        elif status == "wrong":
+            own_lines = bool(self._parts(port))
+        elif parts:
+            status = "through its parts"
+        return _filled(about, status, worst, own_lines)
+
+    def _alone(self, port: int, ready: Sequence[Substitution]) -> CallJudgement | None:
+        """The worst call with the port's outputs in place of those of its parts; None if that can't be run."""
+        parts = {}
+        for part in self._parts(port):
+            original = self.pairs.original_of(part)
+            assert original is not None
+            parts[original] = self.calls[part]
+        try:
+            return max((one.judge(parts) for one in ready), key=lambda one: one.worst[1].ratio)
+        except SpecError:
+            return None
+
+    def _parts(self, port: int) -> list[int]:
+        """The judged modules inside that stand in no other judged one."""
+        found = []
+        for one in range(port + 1, len(self.modules)):
+            within = self.modules[one].within
+            if port in within and self.results[one].status != "not judged":
+                between = within[: within.index(port)]
+                if not any(self.results[outer].status != "not judged" for outer in between):
+                    found.append(one)
+        return found
+
+    def _uncovered(self) -> tuple[str, ...]:
+        """Modules with parameters of their own that no judged module but the model itself holds."""
+        outer = {around for module in self.modules for around in module.within if module.numbers.size}
+        found = []
+        for port, module in enumerate(self.modules):
+            if not module.numbers.size or port in outer:
+                continue
+            around = [one for one in (port, *module.within) if one or len(self.modules) == 1]
+            if not any(self.results[one].status != "not judged" for one in around):
+                found.append(module.name)
+        return tuple(found)
+
+
+def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, own_lines: bool) -> ModuleResult:
+    place, worst = call.worst
+    notes = [*call.layouts]
+    notes += [
+        f"{name} excludes other keys than the original's mask: {n} entries differ"
+        for name, n in call.masks.items()
+        if n
+    ]
+    notes += [f"not compared: {'.'.join(one) or 'an output'}" for one in call.unmatched]
+    if call.own:
+        notes.append("as in the original's own run: " + ", ".join(".".join(one) for one in call.own))
+    return ModuleResult(
+        **about,
+        status=status,
+        ratio=worst.ratio,
+        place=".".join(place),
+        index=worst.worst,
+        got=worst.got,
+        expected=worst.expected,
+        notes=tuple(notes),
+        own_lines=own_lines,
+    )
+
+
+def _by_module(calls: Sequence[Any]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = defaultdict(list)
+    for call in calls:
+        found[call.module].append(call)
+    return found
+
+
+def _inputs_of(recording: ModuleRecording) -> Mapping[str, Any]:
+    """What the port itself was called with."""
+    first = recording.calls[0]
+    arrays = {at.place: recording.array(at) for at in first.given}
+    if any(len(place) != 1 for place in arrays):
+        raise SpecError("the port is called with nested arrays: say what the original is called with (inputs=)")
+    plain = {place[0]: value for place, value in first.plain.items() if len(place) == 1 and value is not None}
+    return {**{place[0]: array for place, array in arrays.items()}, **plain}
+
+
+def _parameter_dtype(recording: ModuleRecording) -> str:
+    """The dtype in which the port's outputs are: its parameters are compared as numbers of it."""
+    return recording.dtype
+
+
+def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, ...]]:
+    """Position of each module -> those around its first call, the nearest first."""
+    found: dict[int, tuple[int, ...]] = {}
+    around: list[tuple[int, ...]] = []
+    for call in calls:
+        outer = () if call.within is None else (calls[call.within].module, *around[call.within])
+        around.append(tuple(dict.fromkeys(outer)))
+        found.setdefault(call.module, around[-1])
+    return found
+
+
+def _originals(own: Original) -> list[Module]:
+    within = _within(own.calls)
+    first = {call.module: call for call in reversed(own.calls)}
+    found = []
+    for position, module in enumerate(own.modules):
+        gave = (first[position].gave or {}).values()
+        shapes = tuple(array.shape for array in gave if array.dtype.kind == "f")
+        found.append(Module(module.name, module.kind, module.numbers, within[position], shapes))
+    return found
+
+
+def _ports(recording: ModuleRecording) -> list[Module]:
+    within = _within(recording.calls)
+    first = {call.module: call for call in reversed(recording.calls)}
+    found = []
+    for position, module in enumerate(recording.modules):
+        shapes = tuple(at.shape for at in first[position].gave or () if at.floating)
+        found.append(Module(module.name, module.kind, module.numbers, within[position], shapes))
+    return found
