@@ -24,7 +24,7 @@ class Judged:
     """An array that a module gave, judged.
 
     Attributes:
-        ratio: its error over the measured rounding: the root mean square of both, or the largest of both if that is worse.
+        ratio: its error over the measured rounding: the root mean square of both; or the largest, if worse.
         worst: the index of the largest error.
         got, expected: the numbers there.
         error: the largest error.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.native import convert as native
 from backends.jax.native import live_probe
+from backends.jax.native import modules as modules
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from backends.mxnet.layers import MultiHeadAttention
 from backends.mxnet.native import convert as native
+from backends.mxnet.native import modules as modules
 from backends.mxnet.ops.framework import mx, to_numpy
 from backends.mxnet.weights import to_weights
 from mha_core.capture import (

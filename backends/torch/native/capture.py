@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from backends.torch.layers import MultiHeadAttention
 from backends.torch.native import convert as native
 from backends.torch.native import live_probe
+from backends.torch.native import modules as modules
 from backends.torch.ops import framework
 from backends.torch.weights import to_weights
 from mha_core import layouts
