@@ -150,6 +150,20 @@ def _origin(named: Any) -> str:
     return f"{module}:{path}" if found is named else ""
 
 
+def load_object(spec: str, what: str) -> Any:
+    """What `package.module:name` names, whatever it is; the current folder is searched too.
+
+    Args:
+        spec: the place.
+        what: what is loaded, for messages: "the original".
+
+    Raises:
+        SpecError: the spec is malformed, nothing is there, or importing it fails.
+    """
+    module_name, path = _parse(spec, what)
+    return _find(f"{what} {spec!r}", module_name, path)
+
+
 def load_subjects(
     spec: str, dtypes: Sequence[str], *, time_limit: float = DEFAULT_TIME_LIMIT
 ) -> tuple[list[LoadedSubject], list[str]]:
@@ -176,13 +190,13 @@ def check_time_limit(seconds: float) -> float:
     return seconds
 
 
-def _parse(spec: str) -> tuple[str, str]:
+def _parse(spec: str, what: str = "subject") -> tuple[str, str]:
     """The module and the name in it."""
     module_name, colon, path = spec.partition(":")
     names = [*module_name.split("."), *path.split(".")]
     if not colon or not all(name.isidentifier() for name in names):
         hint = "; name the module, not its file" if "/" in spec or spec.endswith(".py") else ""
-        raise SpecError(f"subject {spec!r} must read package.module:factory, such as mine.layers:attention{hint}")
+        raise SpecError(f"{what} {spec!r} must read package.module:factory, such as mine.layers:attention{hint}")
     return module_name, path
 
 

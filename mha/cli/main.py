@@ -17,6 +17,7 @@ from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
 from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
+from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
@@ -41,7 +42,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, port, replay, bench):
+for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, bench):
     main.add_command(command)
 for command in (heads, learn, view):
     main.add_command(command)

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 FACTOR = 8.0
 """How many times the measured rounding is allowed: see docs/where.md for how far right ports go."""
 
+BLURRED = 2.0**12
+"""A module whose own rounding moves what it gives by more than so many units in the last place can't be judged."""
+
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half a unit in the last place of 1."""
 
@@ -28,6 +31,7 @@ class Judged:
         worst: the index of the largest error.
         got, expected: the numbers there.
         error: the largest error.
+        rounding: the measured rounding as a fraction of what the original's gives, by root mean squares.
     """
 
     ratio: float
@@ -35,11 +39,16 @@ class Judged:
     got: float
     expected: float
     error: float
+    rounding: float
 
     @property
     def equal(self) -> bool:
         """Whether it is within its allowance."""
         return self.ratio <= FACTOR
+
+    def blurred(self, dtype: str) -> bool:
+        """Whether rounding moves so much that no error of interest could be seen."""
+        return self.rounding > min(BLURRED * UNIT[dtype], 0.25)
 
 
 def judge(got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str) -> Judged:
@@ -59,14 +68,15 @@ def judge(got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str
     with np.errstate(all="ignore"):
         error = _distance(got, exact)
         size = np.abs(np.where(np.isfinite(exact), exact, 0.0))
-        ratios = []
+        ratios, relative = [], []
         for measure in (_rms, np.max):
             floor = UNIT[dtype] * float(measure(size))
             rounding = max([floor, *(float(measure(_finite(_distance(one, exact)))) for one in roundings)])
             wrong = float(measure(error))
             ratios.append(0.0 if wrong == 0.0 else float(np.divide(wrong, rounding)))
+            relative.append(UNIT[dtype] * rounding / floor if floor else 0.0)
     worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(error)), error.shape))
-    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]))
+    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0])
 
 
 def _distance(one: NDArray, other: NDArray) -> NDArray:

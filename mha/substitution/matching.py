@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,27 @@ class Matched:
 def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray]) -> list[Matched]:
     """Pair arrays: those of equal names first, then those whose numbers are nearest, if their shapes allow it.
 
+    Where the original has the same numbers at several places, one array of the port's stands for all of them.
+
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
     [(('hidden',), ('x',), 'first two axes exchanged')]
     """
+    same = {place: _first_equal(originals, place) for place in originals}
+    found = _matched({place: array for place, array in originals.items() if same[place] == place}, ports)
+    first = {one.original: one for one in found}
+    again = ((place, first.get(other)) for place, other in same.items() if place != other)
+    return [*found, *(replace(one, original=place) for place, one in again if one is not None)]
+
+
+def _first_equal(arrays: Mapping[Place, NDArray], place: Place) -> Place:
+    """The first place where the same numbers stand, such as the queries for keys in self-attention."""
+    own = arrays[place]
+    alike = (other for other, array in arrays.items() if array.dtype.kind == "f" and np.array_equal(array, own))
+    return next(alike, place) if own.size and own.dtype.kind == "f" and np.ptp(own) > 0 else place
+
+
+def _matched(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray]) -> list[Matched]:
     found: list[Matched] = []
     for exact in (True, False):
         choices: list[tuple[float, int, Matched]] = []
@@ -54,6 +71,8 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray]) ->
 
 def _layouts(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
     """The port's array in the original's shape, in each way that may be meant."""
+    if own.dtype.kind in "iu" and theirs.dtype.kind == "f" and (theirs == np.rint(theirs)).all():
+        theirs = theirs.astype(own.dtype)  # indices, which MXNet's functions give as whole floating-point numbers
     if (own.dtype.kind == "f") != (theirs.dtype.kind == "f"):
         return
     if own.shape == theirs.shape:

@@ -20,6 +20,9 @@ from mha_core import SpecError
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
 
+PASSED = "given to a part"
+"""How places start of what a module gives to a part of it."""
+
 
 @dataclass
 class OriginalModule:
@@ -174,7 +177,8 @@ class Original:
         Args:
             call: the call whose arguments are used where nothing else is given.
             givens: for each run, arrays in place of those that the call was given.
-            replace: position of a module inside -> for each of its calls, arrays in place of those that it gives.
+            replace: position of a module inside -> for each of its calls, arrays in place of those that it gives. What
+                it is given is then returned too, at the places (PASSED, position, number of the call, ...).
 
         Raises:
             SpecError: it can't be run on these.
@@ -219,12 +223,18 @@ class Original:
                 output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
             )
 
+        def begun(name: str, inner: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+            which = choose(name, inner).position
+            given = self.arrays(dict(signature.bind(*args, **kwargs).arguments))
+            passed.update({(PASSED, str(which), str(turns[which]), *place): array for place, array in given.items()})
+
+        passed: dict[Place, NDArray] = {}
         bound = inspect.BoundArguments(call.signature, changed(call.arguments, native))
         if not replace:
             return self.arrays(run(*bound.args, **bound.kwargs))
         target = getattr(run.func, "__self__", None) if isinstance(run, partial) else run  # `module.apply` of linen
-        with self.hooks.watch(target, choose, seen):
-            return self.arrays(run(*bound.args, **bound.kwargs))
+        with self.hooks.watch(target, choose, seen, begun):
+            return {**self.arrays(run(*bound.args, **bound.kwargs)), **passed}
 
 
 class _Open:

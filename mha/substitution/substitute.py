@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
 from mha.substitution.masks import translated
 from mha.substitution.matching import Matched, match
-from mha.substitution.original import Original, OriginalCall
+from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
+
+
+class Part(NamedTuple):
+    """A module inside the judged one: the position of the original's, the port's name, and the calls of both."""
+
+    original: int
+    name: str
+    calls: Sequence[tuple[OriginalCall, ModuleCall]]
 
 
 @dataclass
@@ -27,6 +36,7 @@ class CallJudgement:
         own: what was given to the original alone, and stayed as in its own run.
         masks: how many entries differ in each mask that both were given and write differently.
         unmatched: what the port gave and nothing of the original stands for.
+        notes: what else is to be said.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -34,6 +44,7 @@ class CallJudgement:
     own: tuple[Place, ...] = ()
     masks: dict[str, int] = field(default_factory=dict)
     unmatched: tuple[Place, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def worst(self) -> tuple[Place, Judged]:
@@ -83,20 +94,20 @@ class Substitution:
         if floating and not any(place in self._given for place in floating):
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
-    def judge(self, parts: Mapping[int, Sequence[ModuleCall]] = {}) -> CallJudgement:
+    def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
         """Run the original's module, and compare.
 
         Args:
-            parts: position of the original's modules inside -> calls of the port's, whose outputs take the place of
-                theirs: what is then wrong is wrong in the lines of the module itself.
+            parts: modules inside, whose outputs take the place of those of the original's. What is then wrong, in what
+                the module gives or in what it gives to these parts, is wrong in its own lines.
 
         Raises:
-            SpecError: it can't be run; it gives something else in a second run; it is NaN in float64 and not in the
+            SpecError: it can't be run; it gave something else in a second run; it is NaN in float64 and not in the
                 port's dtype; nothing that it gives is what the port's module gave.
         """
-        replace = self._outputs_of(parts)
         if not self._call.steady:
             raise SpecError("the original's module gives something else when the model runs again")
+        replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
         turned = self._turned() if not replace else None
         exact, moved = self._original.run(self._call, [self._given, self._moved()], "float64", replace)
         own, *rest = self._original.run(self._call, [self._given, *([turned] if turned else [])], self._dtype, replace)
@@ -107,17 +118,37 @@ class Substitution:
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
                 )
         roundings = [own, moved, *map(self._put_back, rest)]
-        gave = {at.place: self._recording.array(at) for at in self._recorded.gave or () if at.floating}
-        matched = match({place: array for place, array in exact.items() if array.dtype.kind == "f"}, gave)
+        gave = self._floating(self._recorded.gave or ())
+        matched = match({place: array for place, array in exact.items() if _is_output(place, array)}, gave)
         if not matched:
             raise SpecError("nothing that it gave has a shape that the original's module gives")
+        judged = {one.port: self._judged(one, exact, roundings) for one in matched}
+        for part in parts:
+            for turn, (_, theirs) in enumerate(part.calls):
+                start = (PASSED, str(part.original), str(turn))
+                given = {place: one for place, one in exact.items() if place[:3] == start and one.dtype.kind == "f"}
+                for one in match(given, self._floating(theirs.given)):
+                    judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
+        for place, found in judged.items():
+            if found.blurred(self._dtype):
+                raise SpecError(
+                    f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.rounding:.1%}: "
+                    "nothing smaller could be seen"
+                )
         return CallJudgement(
-            {one.port: self._judged(one, exact, roundings) for one in matched},
+            judged,
             (*self.layouts, *(f"output {'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)),
             self.own,
             self.masks,
             tuple(place for place in gave if place not in {one.port for one in matched}),
         )
+
+    def _floating(self, arrays: Sequence[ArrayAt]) -> dict[Place, NDArray]:
+        return {at.place: self._recording.array(at) for at in arrays if at.floating}
+
+    def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall) -> dict[Place, NDArray]:
+        """What the port's module gave, at the places of what the original's gives."""
+        return {one.original: one.array for one in match(mine.gave or {}, self._floating(theirs.gave or ()))}
 
     def _judged(
         self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
@@ -151,14 +182,6 @@ class Substitution:
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes
         }
 
-    def _outputs_of(self, parts: Mapping[int, Sequence[ModuleCall]]) -> dict[int, list[dict[Place, NDArray]]]:
-        """For each module inside, what the port's gave in its place, call by call."""
-        found = {}
-        for position, calls in parts.items():
-            own = [call for call in self._original.calls if call.module == position]
-            outputs = []
-            for mine, theirs in zip(own, calls, strict=False):
-                gave = {at.place: self._recording.array(at) for at in theirs.gave or () if at.floating}
-                outputs.append({one.original: one.array for one in match(mine.gave or {}, gave)})
-            found[position] = outputs
-        return found
+
+def _is_output(place: Place, array: NDArray) -> bool:
+    return array.dtype.kind == "f" and place[:1] != (PASSED,)

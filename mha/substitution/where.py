@@ -5,105 +5,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.pairs import Module, Pairs
-from mha.substitution.substitute import CallJudgement, Substitution
+from mha.substitution.report import ModuleResult, Status, WhereReport
+from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha_core import SpecError
-
-Status = Literal["equal", "wrong", "through its parts", "not judged"]
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class ModuleResult:
-    """One module of the port.
-
-    Attributes:
-        name, kind: where it stands in the port, and its class.
-        depth: how many modules stand around it.
-        original, how: the name of its original's module, and how the pair was found; None for a module without one.
-        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are.
-        ratio: its worst error over the measured rounding, of all its calls; None if not judged.
-        place, index: the array and the element that are worst.
-        got, expected: the numbers there.
-        reason: why it was not judged, or what else is to be said.
-        parameters: whether it has some, and whether they are the original's: "same", "other" or "".
-        own_lines: whether it is wrong with right parts, so in its own lines.
-    """
-
-    name: str
-    kind: str
-    depth: int
-    original: str | None
-    how: str
-    status: Status
-    ratio: float | None = None
-    place: str = ""
-    index: tuple[int, ...] = ()
-    got: float | None = None
-    expected: float | None = None
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-    parameters: str = ""
-    own_lines: bool = False
-
-
-@dataclass(frozen=True)
-class WhereReport:
-    """What `where` found: a result for each module of the port that was called, in the order of the calls.
-
-    Attributes:
-        results: one for each module.
-        uncovered: modules with parameters of their own that nothing but the whole model judges.
-        dtype: the port's.
-        versions: package -> version, of the port's recording.
-        pairs: name of the original's module -> that of the port's.
-    """
-
-    results: tuple[ModuleResult, ...]
-    uncovered: tuple[str, ...]
-    dtype: str
-    versions: Mapping[str, str]
-    pairs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def wrong(self) -> tuple[str, ...]:
-        """Names of the modules that are wrong by themselves; "" is the model itself."""
-        return tuple(one.name for one in self.results if one.status == "wrong")
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """Names of the modules that were judged."""
-        return tuple(one.name for one in self.results if one.status != "not judged")
-
-    @property
-    def unjudged(self) -> tuple[str, ...]:
-        """Names of the modules that were not judged."""
-        return tuple(one.name for one in self.results if one.status == "not judged")
-
-    @property
-    def equal(self) -> bool:
-        """Whether every module with parameters was judged, and none is wrong."""
-        return not self.uncovered and all(one.status in ("equal", "not judged") for one in self.results)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as a dict of JSON values."""
-        from dataclasses import asdict
-
-        return {
-            "schema": SCHEMA_VERSION,
-            "equal": self.equal,
-            "wrong": list(self.wrong),
-            "uncovered": list(self.uncovered),
-            "dtype": self.dtype,
-            "versions": dict(self.versions),
-            "modules": [asdict(one) for one in self.results],
-        }
 
 
 def where(
@@ -186,13 +95,14 @@ class _Judge:
         if module.numbers.size:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
         mine, theirs = self.own_calls[original], self.calls[port]
+        calls = list(zip(mine, theirs, strict=False))
         if len(mine) != len(theirs):
             reason = f"the original calls it {len(mine)} times and the port {len(theirs)} times"
             return ModuleResult(**about, status="not judged", reason=reason)
         try:
             ready = [
-                Substitution(self.own, self.recording, call, recorded, self.dtype)
-                for call, recorded in zip(mine, theirs, strict=True)
+                Substitution(self.own, self.recording, self.own.calls[one], self.recording.calls[other], self.dtype)
+                for one, other in calls
             ]
             judged = [one.judge() for one in ready]
         except SpecError as error:
@@ -202,7 +112,9 @@ class _Judge:
         status: Status = "equal" if worst.worst[1].equal else "wrong"
         own_lines = False
         if parts and status == "wrong":
-            alone = self._alone(port, ready)
+            alone = self._alone(port, ready, calls)
+            if alone is None:
+                worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
             if alone is None or alone.worst[1].equal:
                 status = "through its parts"
             else:
@@ -211,19 +123,31 @@ class _Judge:
             own_lines = bool(self._parts(port))
         elif parts:
             status = "through its parts"
-        return _filled(about, status, worst, own_lines)
+        unpaired = self._unpaired(port) if own_lines else ()
+        return _filled(about, status, worst, own_lines=own_lines, unpaired=unpaired)
 
-    def _alone(self, port: int, ready: Sequence[Substitution]) -> CallJudgement | None:
+    def _alone(
+        self, port: int, ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
+    ) -> CallJudgement | None:
         """The worst call with the port's outputs in place of those of its parts; None if that can't be run."""
-        parts = {}
-        for part in self._parts(port):
-            original = self.pairs.original_of(part)
-            assert original is not None
-            parts[original] = self.calls[part]
-        try:
-            return max((one.judge(parts) for one in ready), key=lambda one: one.worst[1].ratio)
-        except SpecError:
-            return None
+        found = []
+        for one, (mine, theirs) in zip(ready, calls, strict=True):
+            parts = []
+            for part in self._parts(port):
+                original = self.pairs.original_of(part)
+                assert original is not None
+                own = [self.own.calls[call] for call in self.own_calls[original] if _holds(self.own.calls, mine, call)]
+                other = [
+                    self.recording.calls[call]
+                    for call in self.calls[part]
+                    if _holds(self.recording.calls, theirs, call)
+                ]
+                parts.append(Part(original, self.modules[part].name, list(zip(own, other, strict=False))))
+            try:
+                found.append(one.judge(parts))
+            except SpecError:
+                return None
+        return max(found, key=lambda one: one.worst[1].ratio)
 
     def _parts(self, port: int) -> list[int]:
         """The judged modules inside that stand in no other judged one."""
@@ -235,6 +159,17 @@ class _Judge:
                 if not any(self.results[outer].status != "not judged" for outer in between):
                     found.append(one)
         return found
+
+    def _unpaired(self, port: int) -> tuple[str, ...]:
+        """Names of the modules inside that were not judged and stand in no other judged one."""
+        found = []
+        for one in range(port + 1, len(self.modules)):
+            within = self.modules[one].within
+            if port in within and self.results[one].status == "not judged":
+                around = within[: within.index(port)]
+                if all(self.results[outer].status == "not judged" for outer in around):
+                    found.append(self.modules[one].name)
+        return tuple(found)
 
     def _uncovered(self) -> tuple[str, ...]:
         """Modules with parameters of their own that no judged module but the model itself holds."""
@@ -249,9 +184,9 @@ class _Judge:
         return tuple(found)
 
 
-def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, own_lines: bool) -> ModuleResult:
+def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, **rest: Any) -> ModuleResult:
     place, worst = call.worst
-    notes = [*call.layouts]
+    notes = [*call.notes, *call.layouts]
     notes += [
         f"{name} excludes other keys than the original's mask: {n} entries differ"
         for name, n in call.masks.items()
@@ -269,15 +204,23 @@ def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, own_l
         got=worst.got,
         expected=worst.expected,
         notes=tuple(notes),
-        own_lines=own_lines,
+        **rest,
     )
 
 
-def _by_module(calls: Sequence[Any]) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = defaultdict(list)
-    for call in calls:
-        found[call.module].append(call)
+def _by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]]:
+    """Position of each module -> positions of its calls."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for position, call in enumerate(calls):
+        found[call.module].append(position)
     return found
+
+
+def _holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
+    """Whether a call was made within another one."""
+    while inner is not None and inner > outer:
+        inner = calls[inner].within
+    return inner == outer
 
 
 def _inputs_of(recording: ModuleRecording) -> Mapping[str, Any]:

@@ -1,0 +1,79 @@
+"""`mha where`: find the modules of a port that are wrong, with the live original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mha.cli import options
+from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
+from mha.cli.options import Options, argument
+
+
+class WhereOptions(Options):
+    """The arguments and options of `mha where`."""
+
+    original: str = argument()
+    recording: Path = options.path_argument()
+    inputs: Path | None = options.any_path(
+        "--inputs",
+        help="What the original is called with, .npz or .safetensors. Default: what the port was called with.",
+    )
+    map: Path | None = options.any_path(
+        "--map",
+        help="Pairs of modules in TOML. A file that is not there is written with the pairs found, to be edited.",
+    )
+    json_path: Path | None = options.json_file()
+
+
+@options.command(WhereOptions)
+def where(asked: WhereOptions) -> None:
+    """Find the modules of a port that are wrong: each is compared with ORIGINAL's on what the port's was given.
+
+    RECORDING is a file that mha.capture(port, FILE, modules=True) wrote. ORIGINAL is the live model: "minilm", a folder
+    as `mha port` takes it, or package.module:factory, a model or a function without arguments that returns one. Errors
+    of earlier modules cancel, so every wrong module shows at once.
+
+    Exit status: 0 equal, 1 a module is wrong or one with parameters has no original, 2 could not run.
+    """
+    from mha.recordings.modules.recording import ModuleRecording
+    from mha.substitution.pairs import read_map, write_map
+    from mha.substitution.text import findings, last_line, tree
+    from mha.substitution.where import where as run
+
+    console, errors = consoles()
+    recording = ModuleRecording(asked.recording)  # refused before an original is loaded
+    pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
+    given = None if asked.inputs is None else read_inputs(asked.inputs)
+    with errors.status("loading") as status:
+        found = run(original_named(asked.original), recording, inputs=given, pairs=pairs, progress=says(status))
+    say(console, *findings(found), "", *tree(found), "", last_line(found))
+    write_asked(asked.json_path, found.to_dict)
+    if asked.map is not None and pairs is None:
+        write_map(asked.map, found.pairs)
+    finish(not found.equal)
+
+
+def original_named(spec: str) -> Any:
+    """The live original: a model of `mha port`, or what a factory gives."""
+    from conformance.subjects.load import load_object
+    from mha.port.encoder import PACKAGED, load_encoder
+    from mha_core.errors import one_line
+
+    if spec in PACKAGED or ":" not in spec:
+        return load_encoder(spec).model
+    named = load_object(spec, "the original")
+    if not callable(named) or hasattr(named, "parameters") or hasattr(named, "variables"):
+        return named
+    try:
+        return named()
+    except (Exception, SystemExit) as error:
+        raise CouldNotRun(f"the original {spec!r} can't be made: it raised {one_line(error)}") from error
+
+
+def read_inputs(path: Path) -> dict[str, Any]:
+    """The arrays of a file by name."""
+    from mha.formats import open_checkpoint
+
+    with open_checkpoint(path) as checkpoint:
+        return {name: entry.load() for name, entry in checkpoint.entries.items()}

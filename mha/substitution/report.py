@@ -1,0 +1,98 @@
+"""WhereReport: what `mha.where` found, a result for each module of the port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["equal", "wrong", "through its parts", "not judged"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ModuleResult:
+    """One module of the port.
+
+    Attributes:
+        name, kind: where it stands in the port, and its class.
+        depth: how many modules stand around it.
+        original, how: the name of its original's module, and how the pair was found; None for a module without one.
+        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are.
+        ratio: its worst error over the measured rounding, of all its calls; None if not judged.
+        place, index: the array and the element that are worst.
+        got, expected: the numbers there.
+        reason: why it was not judged, or what else is to be said.
+        parameters: whether it has some, and whether they are the original's: "same", "other" or "".
+        own_lines: whether it is wrong with right parts, so in its own lines.
+        unpaired: the modules inside whose lines count as its own, because they have no original.
+    """
+
+    name: str
+    kind: str
+    depth: int
+    original: str | None
+    how: str
+    status: Status
+    ratio: float | None = None
+    place: str = ""
+    index: tuple[int, ...] = ()
+    got: float | None = None
+    expected: float | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    parameters: str = ""
+    own_lines: bool = False
+    unpaired: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WhereReport:
+    """What `where` found: a result for each module of the port that was called, in the order of the calls.
+
+    Attributes:
+        results: one for each module.
+        uncovered: modules with parameters of their own that nothing but the whole model judges.
+        dtype: the port's.
+        versions: package -> version, of the port's recording.
+        pairs: name of the original's module -> that of the port's.
+    """
+
+    results: tuple[ModuleResult, ...]
+    uncovered: tuple[str, ...]
+    dtype: str
+    versions: Mapping[str, str]
+    pairs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Names of the modules that are wrong by themselves; "" is the model itself."""
+        return tuple(one.name for one in self.results if one.status == "wrong")
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Names of the modules that were judged."""
+        return tuple(one.name for one in self.results if one.status != "not judged")
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Names of the modules that were not judged."""
+        return tuple(one.name for one in self.results if one.status == "not judged")
+
+    @property
+    def equal(self) -> bool:
+        """Whether every module with parameters was judged, and none is wrong."""
+        return not self.uncovered and all(one.status in ("equal", "not judged") for one in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as a dict of JSON values."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "equal": self.equal,
+            "wrong": list(self.wrong),
+            "uncovered": list(self.uncovered),
+            "dtype": self.dtype,
+            "versions": dict(self.versions),
+            "modules": [asdict(one) for one in self.results],
+        }

@@ -1,0 +1,81 @@
+"""A WhereReport in words: the wrong modules first, then the tree, then a last line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mha.substitution.allowance import FACTOR
+from mha.substitution.report import ModuleResult, WhereReport
+
+SHOWN = 12
+"""Most names that a line lists; the JSON has them all."""
+
+
+def findings(report: WhereReport) -> Iterator[str]:
+    """What is wrong, one module a paragraph, and what was not judged."""
+    for one in report.results:
+        if one.status == "wrong":
+            yield _finding(one)
+    if report.uncovered:
+        yield (
+            f"Not judged, and with parameters of their own: {_some(report.uncovered)}. No module of the original "
+            "is known to be theirs: name the pairs in a file (--map)."
+        )
+
+
+def tree(report: WhereReport) -> Iterator[str]:
+    """One line a module: its place, its verdict, its ratio, and the original's module."""
+    width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
+    for one in report.results:
+        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)}"
+        names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
+        reason = f"  {one.reason}" if one.reason else ""
+        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
+
+
+def last_line(report: WhereReport) -> str:
+    """How many modules were judged, and the verdict."""
+    judged = len(report.judged)
+    what = f"{judged} of {len(report.results)} modules were judged"
+    if report.wrong:
+        return f"Wrong: {_some(tuple(map(_name, report.wrong)))}. {what}, the others are equal, or wrong through these."
+    if not report.equal:
+        return f"{what}; none is wrong, but not all that have parameters were judged."
+    return f"Equal: {what}, and none is further from the original in float64 than {FACTOR:g} times what rounding does."
+
+
+def _finding(one: ModuleResult) -> str:
+    where = f"{one.place} " if one.place else ""
+    what = "by itself"
+    if one.own_lines:
+        others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""
+        what = f"in its own lines{others} (errors of its parts are taken out)"
+    parameters = {
+        "same": " Its parameters are the original's, so what it computes is wrong.",
+        "other": " Its parameters are not the original's.",
+        "": "",
+    }[one.parameters if not one.own_lines else ""]
+    notes = "".join(f"\n  {note}" for note in one.notes)
+    return (
+        f"{_name(one.name)} ({one.kind}) is wrong {what}: {_number(one.ratio)} times what rounding does, worst at "
+        f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
+        f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
+    )
+
+
+def _own(one: ModuleResult) -> str:
+    """The module's name, shorter where it stands in others."""
+    return _name(one.name) if one.depth < 2 else one.name.replace("/", ".").rpartition(".")[2]
+
+
+def _name(name: str) -> str:
+    return name or "the model"
+
+
+def _number(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2g}" if ratio < 1e4 else f"{ratio:.1e}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

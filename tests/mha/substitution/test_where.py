@@ -1,0 +1,152 @@
+"""`mha.where`: the wrong modules of ports in five APIs, and of one whose original is Keras."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mha
+from mha.substitution.text import findings, last_line, tree
+from mha_core import SpecError
+from tests.mha.substitution.models import FAULTS, PORTS, batch, call, original, state_of
+
+API_OF = {"tf": ("keras",), "jax": ("linen", "nnx"), "mxnet": ("gluon",), "torch": ()}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return original()
+
+
+def report_of(model, port, path, api):
+    with mha.capture(port, path, modules=True, overwrite=True):
+        call(api, port)
+    return mha.where(model, path, inputs=batch())
+
+
+@pytest.mark.parametrize("api", PORTS)
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_the_wrong_module_is_named_and_no_other(model, tmp_path, api, fault, request):
+    if not any(api in API_OF[name] for name in request.config.getoption("--backends").split(",")):
+        pytest.skip(f"the framework of {api} is not asked for")
+    report = report_of(model, PORTS[api](state_of(model), fault), tmp_path / "port.safetensors", api)
+    assert report.wrong == ((FAULTS[fault][api],) if fault else ())
+    assert report.equal is not bool(fault)
+    assert not report.uncovered
+    assert all(one.status == "not judged" or one.ratio <= 8 for one in report.results if one.status == "equal")
+    expected = "Wrong: " if fault else "Equal: "
+    assert last_line(report).startswith(expected)
+    assert len(list(tree(report))) == len(report.results)
+    assert len(list(findings(report))) == bool(fault)
+
+
+class Blocks(nn.Module):
+    """Two blocks of one kind, whose parts are wrong as asked."""
+
+    def __init__(self, wrong=(), factor=1.0):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 5), nn.Linear(5, 4), nn.LayerNorm(4)
+        self.wrong, self.factor = wrong, factor
+
+    def forward(self, x):
+        return self.last(self.first(x)[:, :4] + self.factor * self.second(torch.tanh(self.first(x))))
+
+
+def test_errors_of_a_module_and_of_the_lines_around_it_are_both_found(tmp_path):
+    torch.manual_seed(0)
+    model = Blocks().eval()
+    port = Blocks(factor=1.5).eval()
+    port.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        port.second.bias += 0.1
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(3, 6))
+    report = mha.where(model, tmp_path / "port.safetensors")
+    assert report.wrong == ("", "second")
+    own = {one.name: one for one in report.results}
+    assert own[""].own_lines
+    assert own["second"].parameters == "other"
+    assert own["first"].status == own["last"].status == "equal"
+
+
+def test_the_original_is_left_as_it_was(model, tmp_path):
+    before = state_of(model)
+    report_of(model, PORTS["linen"](before), tmp_path / "port.safetensors", "linen")
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert all(np.array_equal(array, before[name]) for name, array in state_of(model).items())
+
+
+def test_a_map_pairs_what_the_search_cannot(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(5, 5), "b": nn.Linear(5, 5)})
+
+    class Both(nn.Module):
+        def __init__(self, parts):
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x):
+            first, second = self.parts.values()
+            return second(first(x))
+
+    port = nn.ModuleDict({"x": nn.Linear(5, 5), "y": nn.Linear(5, 5)})
+    first, second = Both(model).eval(), Both(port).eval()
+    for new, old in (("x", "a"), ("y", "b")):
+        port[new].load_state_dict(model[old].state_dict())
+    with mha.capture(second, tmp_path / "second.safetensors", modules=True):
+        second(torch.randn(2, 5))
+    crossed = mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.y", "parts.b": "parts.x"})
+    assert crossed.wrong == ("parts.x", "parts.y")
+    with pytest.raises(SpecError, match="no module of the port that was called has that name"):
+        mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.z"})
+    with pytest.raises(SpecError, match="contradicts another"):
+        mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.y", "parts.b": "parts.y"})
+
+
+@pytest.mark.parametrize("what", ["dropout", "random", "raises", "other inputs"])
+def test_what_cannot_be_judged_is_said(tmp_path, what):
+    class Original(Blocks):
+        def forward(self, x):
+            if what == "raises" and x.dtype == torch.float64:
+                raise ValueError("no float64 here")
+            noise = torch.rand(()) if what == "random" else 0.0
+            return super().forward(x) + noise
+
+    torch.manual_seed(0)
+    model, port = Original().eval(), Blocks().eval()
+    port.load_state_dict(model.state_dict())
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(3, 6))
+    if what == "dropout":
+        with pytest.raises(SpecError, match="drops out"):
+            mha.where(nn.Sequential(nn.Dropout(0.5)), tmp_path / "port.safetensors")
+    elif what == "other inputs":
+        with pytest.raises(SpecError, match="can't be run on the inputs"):
+            mha.where(model, tmp_path / "port.safetensors", inputs=[np.ones((2, 3), np.float32)])
+    else:
+        report = mha.where(model, tmp_path / "port.safetensors")
+        assert report.unjudged == ("",)
+        (root,) = (one for one in report.results if not one.name)
+        assert ("no float64 here" if what == "raises" else "something else when the model runs again") in root.reason
+
+
+def test_a_module_without_an_original_is_no_pass(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).eval()
+    port = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 5), nn.Tanh()).eval()
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(3, 6))
+    report = mha.where(model, tmp_path / "port.safetensors")
+    assert not report.equal
+    assert {"0", "1"} & {*report.uncovered, *report.wrong}
+
+
+def test_the_report_is_json_and_frozen(model, tmp_path):
+    report = report_of(model, PORTS["linen"](state_of(model), "eps"), tmp_path / "port.safetensors", "linen")
+    found = report.to_dict()
+    assert found["wrong"] == ["layers_1/norm2"]
+    assert [one["name"] for one in found["modules"]] == [one.name for one in report.results]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.dtype = "float64"
