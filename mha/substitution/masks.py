@@ -29,25 +29,33 @@ def allowed_in(mask: NDArray) -> NDArray | None:
     return np.expand_dims(allowed, {2: (1, 2), 3: (1,), 4: ()}[mask.ndim])
 
 
-def translated(port: NDArray, original: NDArray) -> tuple[NDArray, int] | None:
+def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
     """The port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
 
-    A mask that is True where keys are excluded is taken for one if it is the exact opposite of the original's.
+    Whether True means that a key is attended to or excluded can't be seen: the reading that differs less is taken, and
+    with `other` the other one. There is none for two masks of numbers to be added.
+
+    >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
+    0
     """
     theirs, own = allowed_in(port), allowed_in(original)
-    if theirs is None or own is None:
+    if theirs is None or own is None or (port.dtype.kind in "iu" and original.dtype.kind in "iu"):
         return None
     try:
         shape = np.broadcast_shapes(theirs.shape, own.shape)
     except ValueError:
         return None
     theirs, own = np.broadcast_to(theirs, shape), np.broadcast_to(own, shape)
-    if (theirs == ~own).all():
-        theirs = own
+    known = port.dtype.kind == original.dtype.kind == "f"
+    if other and known:
+        return None
+    if not known and (int((theirs != own).sum()) * 2 > own.size) != other:
+        theirs = ~theirs
     different = int((theirs != own).sum())
     if not different:
         return original, 0
     if original.dtype.kind == "f":
         lowest = original.min() if (original < EXCLUDED).any() else np.finfo(original.dtype).min
-        return np.where(theirs, original.dtype.type(0), lowest).astype(original.dtype), different
-    return theirs.astype(original.dtype), different
+        theirs = np.where(theirs, original.dtype.type(0), original.dtype.type(lowest))
+    fits = theirs.size == original.size
+    return (theirs.reshape(original.shape) if fits else theirs).astype(original.dtype), different

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mha.substitution.unseen import Unseen
+
 Status = Literal["equal", "wrong", "through its parts", "not judged"]
 
 SCHEMA_VERSION = 1
@@ -57,6 +59,7 @@ class WhereReport:
         dtype: the port's.
         versions: package -> version, of the port's recording.
         pairs: name of the original's module -> that of the port's.
+        unseen: the bugs that an equal module could have without being wrong on these inputs.
     """
 
     results: tuple[ModuleResult, ...]
@@ -64,6 +67,7 @@ class WhereReport:
     dtype: str
     versions: Mapping[str, str]
     pairs: Mapping[str, str] = field(default_factory=dict)
+    unseen: tuple[Unseen, ...] = ()
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -94,5 +98,6 @@ class WhereReport:
             "uncovered": list(self.uncovered),
             "dtype": self.dtype,
             "versions": dict(self.versions),
+            "unseen": [asdict(one) for one in self.unseen],
             "modules": [asdict(one) for one in self.results],
         }

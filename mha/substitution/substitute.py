@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,30 +72,31 @@ class Substitution:
         self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs)
-        self._given = {one.original: one.array for one in matched}
+        self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
-        self.masks: dict[str, int] = {}
+        self._masks: dict[Place, tuple[Place, NDArray]] = {}
         for place, own in call.given.items():
-            for other, array in left.items() if place not in self._given else ():
-                found = translated(array, own)
-                if found is not None:
-                    self._given[place], self.masks[".".join(other)] = found
-                    break
-        for one in matched:  # masks of one shape and meaning have been given to the original as they are
-            own = call.given[one.original]
-            found = translated(one.array, own) if own.ndim >= 2 else None
-            if found is not None and found[1] and own.dtype.kind != "i":
-                self.masks[".".join(one.port)] = found[1]
+            beside = [(one.port, one.array) for one in matched if one.original == place] or left.items()
+            masks = ((other, array) for other, array in beside if translated(array, own) is not None)
+            found = next(masks, None)
+            if found is not None:
+                self._masks[place] = found
         self.layouts = tuple(f"{'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)
-        self.own = tuple(place for place in call.given if place not in self._given)
+        self.own = tuple(place for place in call.given if place not in self.given and place not in self._masks)
+        self.masks: dict[str, int] = {}
+        self.exact: dict[Place, NDArray] = {}
+        self._roundings: list[dict[Place, NDArray]] = []
         floating = [place for place, array in call.given.items() if array.dtype.kind == "f"]
+        self._read_masks(other=False)
         if call.given and not matched:
             raise SpecError("nothing that it was given is what the original's module is given")
-        if floating and not any(place in self._given for place in floating):
+        if floating and not any(place in self.given for place in floating):
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
         """Run the original's module, and compare.
+
+        Masks that can be read in two ways are read in the second one if the first makes the module wrong.
 
         Args:
             parts: modules inside, whose outputs take the place of those of the original's. What is then wrong, in what
@@ -107,10 +108,29 @@ class Substitution:
         """
         if not self._call.steady:
             raise SpecError("the original's module gives something else when the model runs again")
+        found = self._judged_with(parts)
+        if not found.worst[1].equal and self._read_masks(other=True):
+            second = self._judged_with(parts)
+            if second.worst[1].equal:
+                return second
+            self._read_masks(other=False)
+        return found
+
+    def _read_masks(self, *, other: bool) -> bool:
+        """Put the port's masks into the original's form; whether there is such a reading."""
+        found = {}
+        for place, (port, array) in self._masks.items():
+            read = translated(array, self._call.given[place], other=other)
+            if read is not None:
+                found[place], self.masks[".".join(port)] = read
+        self.given = {**self.given, **found}
+        return bool(found)
+
+    def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
         replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
         turned = self._turned() if not replace else None
-        exact, moved = self._original.run(self._call, [self._given, self._moved()], "float64", replace)
-        own, *rest = self._original.run(self._call, [self._given, *([turned] if turned else [])], self._dtype, replace)
+        exact, moved = self._original.run(self._call, [self.given, self._moved()], "float64", replace)
+        own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
         for place, array in own.items():
             if array.dtype.kind == "f" and (np.isnan(exact[place]) & ~np.isnan(array)).any():
                 raise SpecError(
@@ -122,6 +142,9 @@ class Substitution:
         matched = match({place: array for place, array in exact.items() if _is_output(place, array)}, gave)
         if not matched:
             raise SpecError("nothing that it gave has a shape that the original's module gives")
+        if not parts:
+            self.exact = {place: array for place, array in exact.items() if _is_output(place, array)}
+            self._roundings = roundings
         judged = {one.port: self._judged(one, exact, roundings) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
@@ -139,9 +162,47 @@ class Substitution:
             judged,
             (*self.layouts, *(f"output {'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)),
             self.own,
-            self.masks,
+            dict(self.masks),
             tuple(place for place in gave if place not in {one.port for one in matched}),
         )
+
+    @property
+    def held(self) -> Any:
+        """The original's module."""
+        return self._original.modules[self._call.module].held
+
+    @property
+    def kind(self) -> str:
+        """Its class in words."""
+        return self._original.modules[self._call.module].kind
+
+    @property
+    def leaf(self) -> bool:
+        """Whether it calls no other module."""
+        position = next(i for i, call in enumerate(self._original.calls) if call is self._call)
+        return not any(call.within == position for call in self._original.calls[position + 1 :])
+
+    def parameters(self) -> dict[str, NDArray]:
+        """Its parameters by name."""
+        native = self._original.native
+        return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
+
+    def given_all(self) -> dict[Place, NDArray]:
+        """All arrays that it is given: the port's, and what stays as in the original's own run."""
+        return {**self._call.given, **self.given}
+
+    def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """What it gives in float64 on other arrays. SpecError if it can't be run on them."""
+        return self._original.run(self._call, [given], "float64")[0]
+
+    def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
+        """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
+        ratios = [
+            judge(found[place], array, [each[place] for each in self._roundings if place in each], self._dtype).ratio
+            for place, array in self.exact.items()
+            if place in found and found[place].shape == array.shape
+        ]
+        return max(ratios, default=np.inf)
 
     def _floating(self, arrays: Sequence[ArrayAt]) -> dict[Place, NDArray]:
         return {at.place: self._recording.array(at) for at in arrays if at.floating}
@@ -164,7 +225,7 @@ class Substitution:
             place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
             if array.dtype.kind == "f"
             else array
-            for place, array in self._given.items()
+            for place, array in self.given.items()
         }
 
     def _turned(self) -> dict[Place, NDArray] | None:
@@ -172,7 +233,7 @@ class Substitution:
         sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
         if len(sizes) != 1 or sizes == {1}:
             return None
-        full = {**self._call.given, **self._given}
+        full = {**self._call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
 
     def _put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:

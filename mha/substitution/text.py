@@ -33,6 +33,15 @@ def tree(report: WhereReport) -> Iterator[str]:
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
 
 
+def unseen(report: WhereReport) -> Iterator[str]:
+    """What these inputs would not have shown, a bug a line."""
+    bugs = dict.fromkeys(one.bug for one in report.unseen)
+    if bugs:
+        yield "These inputs would not have shown:"
+    for bug in bugs:
+        yield f"  {bug}, in {_some(tuple(_name(one.module) for one in report.unseen if one.bug == bug))}"
+
+
 def last_line(report: WhereReport) -> str:
     """How many modules were judged, and the verdict."""
     judged = len(report.judged)

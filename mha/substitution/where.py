@@ -12,6 +12,7 @@ from mha.substitution.original import Original, OriginalCall
 from mha.substitution.pairs import Module, Pairs
 from mha.substitution.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
+from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
 
 
@@ -71,6 +72,7 @@ class _Judge:
         self.own_calls = _by_module(own.calls)
         self.modules = _ports(recording)
         self.results: dict[int, ModuleResult] = {}
+        self.unseen: list[Unseen] = []
 
     def report(self) -> WhereReport:
         for port in reversed(range(len(self.modules))):  # calls begin outside
@@ -78,7 +80,8 @@ class _Judge:
             self.results[port] = self._result(port)
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
-        return WhereReport(results, self._uncovered(), self.dtype, self.recording.versions, names)
+        unseen = tuple(reversed(self.unseen))
+        return WhereReport(results, self._uncovered(), self.dtype, self.recording.versions, names, unseen)
 
     def _result(self, port: int) -> ModuleResult:
         module, original = self.modules[port], self.pairs.original_of(port)
@@ -110,6 +113,8 @@ class _Judge:
         parts = [one for one in self._parts(port) if self.results[one].status in ("wrong", "through its parts")]
         worst = max(judged, key=lambda one: one.worst[1].ratio)
         status: Status = "equal" if worst.worst[1].equal else "wrong"
+        if status == "equal":
+            self.unseen += unseen_in(module.name, ready[0])
         own_lines = False
         if parts and status == "wrong":
             alone = self._alone(port, ready, calls)

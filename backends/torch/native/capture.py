@@ -126,28 +126,29 @@ class _Watched:
 
     def attach(self) -> None:
         for name, adapter, module in self._modules:
+            signature = inspect.signature(module.forward)
             if self._begun is not None:
-                self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._after(name, adapter), with_kwargs=True))
+                before = self._before(name, signature)
+                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            after = self._after(name, adapter, signature)
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def detach(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def _before(self, name: str) -> Callable[..., None]:
+    def _before(self, name: str, signature: inspect.Signature) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             framework.refuse_autocast(module)
             assert self._begun is not None
-            self._begun(name, module, inspect.signature(module.forward), args, kwargs)
+            self._begun(name, module, signature, args, kwargs)
 
         return hook
 
-    def _after(self, name: str, adapter: Any) -> Callable[..., Any]:
+    def _after(self, name: str, adapter: Any, signature: inspect.Signature) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             framework.refuse_autocast(module)
-            return self._seen(
-                name, adapter, module, arguments_of(inspect.signature(module.forward), args, kwargs), output
-            )
+            return self._seen(name, adapter, module, arguments_of(signature, args, kwargs), output)
 
         return hook
 

@@ -38,7 +38,7 @@ def where(asked: WhereOptions) -> None:
     """
     from mha.recordings.modules.recording import ModuleRecording
     from mha.substitution.pairs import read_map, write_map
-    from mha.substitution.text import findings, last_line, tree
+    from mha.substitution.text import findings, last_line, tree, unseen
     from mha.substitution.where import where as run
 
     console, errors = consoles()
@@ -47,7 +47,7 @@ def where(asked: WhereOptions) -> None:
     given = None if asked.inputs is None else read_inputs(asked.inputs)
     with errors.status("loading") as status:
         found = run(original_named(asked.original), recording, inputs=given, pairs=pairs, progress=says(status))
-    say(console, *findings(found), "", *tree(found), "", last_line(found))
+    say(console, *findings(found), "", *tree(found), "", last_line(found), *unseen(found))
     write_asked(asked.json_path, found.to_dict)
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mha
-from mha.substitution.text import findings, last_line, tree
+from mha.substitution.text import findings, last_line, tree, unseen
 from mha_core import SpecError
 from tests.mha.substitution.models import FAULTS, PORTS, batch, call, original, state_of
 
@@ -150,3 +150,18 @@ def test_the_report_is_json_and_frozen(model, tmp_path):
     assert [one["name"] for one in found["modules"]] == [one.name for one in report.results]
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.dtype = "float64"
+
+
+def test_what_the_inputs_could_not_show_is_said(model, tmp_path):
+    report = report_of(model, PORTS["linen"](state_of(model)), tmp_path / "port.safetensors", "linen")
+    said = {(one.bug, one.module) for one in report.unseen}
+    assert ("an epsilon of 0.001", "norm") not in said  # 1e-12 in the model
+    assert not any(bug in ("no mask", "a bias lost") for bug, _ in said)
+    port = PORTS["linen"](state_of(model))
+    whole = {"ids": batch()["ids"][:1], "mask": np.ones((1, 5), np.int64)}
+    with mha.capture(port, tmp_path / "whole.safetensors", modules=True):
+        port(*map(np.asarray, whole.values()))
+    unpadded = mha.where(model, tmp_path / "whole.safetensors", inputs=whole)
+    assert unpadded.equal
+    assert {one.module for one in unpadded.unseen if one.bug == "no mask"} >= {"layers_0/attend", "layers_1"}
+    assert any(line.strip().startswith("no mask, in") for line in unseen(unpadded))
