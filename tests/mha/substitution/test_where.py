@@ -165,3 +165,26 @@ def test_what_the_inputs_could_not_show_is_said(model, tmp_path):
     assert unpadded.equal
     assert {one.module for one in unpadded.unseen if one.bug == "no mask"} >= {"layers_0/attend", "layers_1"}
     assert any(line.strip().startswith("no mask, in") for line in unseen(unpadded))
+
+
+def test_an_original_whose_float64_is_nan_is_not_believed(tmp_path):
+    """Eager decoders of transformers: finfo(float64).min becomes -inf in their float32 softmax."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3}
+    models = {}
+    for name in ("eager", "sdpa"):
+        config = LlamaConfig(vocab_size=11, num_key_value_heads=3, **sizes)
+        torch.manual_seed(0)
+        models[name] = LlamaModel._from_config(config, attn_implementation=name).eval()
+    models["eager"].load_state_dict(models["sdpa"].state_dict())
+    given = {"input_ids": torch.arange(10).reshape(2, 5), "attention_mask": torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])}
+    with mha.capture(models["sdpa"], tmp_path / "port.safetensors", modules=True), torch.no_grad():
+        models["sdpa"](**given, use_cache=False)
+    believed = mha.where(models["sdpa"], tmp_path / "port.safetensors")
+    assert believed.equal
+    assert not believed.unjudged
+    report = mha.where(models["eager"], tmp_path / "port.safetensors")
+    reasons = {one.name: one.reason for one in report.results if one.status == "not judged"}
+    assert reasons.keys() >= {"", "layers.0", "layers.1", "layers.0.self_attn"}
+    assert "attn_implementation='sdpa'" in reasons[""]
