@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -151,7 +152,7 @@ class _Environment:
         return [json.loads(line) for line in self.run("-m", "mha.matrix.inside", *arguments).splitlines()]
 
     def check(self, request: Request, *subject: str) -> dict[str, Any]:
-        """The report of `mha check` on a subject, which these options name. Raises Failed if it wrote none."""
+        """The report of `mha check` on subjects, which these options name. Raises Failed if it wrote none."""
         path = self.folder / "report.json"
         path.unlink(missing_ok=True)
         arguments = ["check", *subject, "--no-diagnosis", "--time-limit", f"{self.options.time_limit:g}"]
@@ -167,7 +168,7 @@ class _Environment:
 
 
 def _measure(row: Row, request: Request, environment: _Environment, progress: Callable[[str], None]) -> None:
-    """Fill a row: the backend, then each of the framework's own layers, then the probes, each on its own."""
+    """Fill a row: the backend and the framework's own layers, which one program runs if it can; then the probes."""
     progress(f"looking for layers of {row.backend}")
     try:
         (found,) = environment.inside("layers", row.backend, *request.dtypes)
@@ -179,21 +180,33 @@ def _measure(row: Row, request: Request, environment: _Environment, progress: Ca
     for name, value in found["measured"].items():
         setattr(row, name, value)
     asked = [("--backend", row.backend, "--device", "cpu"), *(("--subject", layer) for layer in found["layers"])]
-    for subject in asked:
-        progress(subject[1])
-        try:
-            report = environment.check(request, *subject)
-        except Failed as error:
-            row.problems.append(f"{subject[1]}: {error}")
-            continue
-        row.problems += report["could_not_run"]
-        for result in report["results"]:
-            row.results.append({name: value for name, value in result.items() if name not in UNUSED})
+    if not _check(row, request, environment, progress, asked):
+        for subject in asked:  # what ended their program costs only itself
+            _check(row, request, environment, progress, [subject])
     progress(f"probes of {row.backend}")
     try:
         row.probes = environment.inside("probes", row.backend)
     except Failed as error:
         row.problems.append(f"probes: {error}")
+
+
+def _check(
+    row: Row, request: Request, environment: _Environment, progress: Callable[[str], None], asked: list[tuple[str, ...]]
+) -> bool:
+    """Add what `mha check` says of subjects to a row; False, and nothing is added, if it says nothing of several."""
+    names = [subject[1] for subject in asked]
+    progress(f"{names[0]} and its {len(names) - 1} layers" if len(names) > 1 else names[0])
+    try:
+        report = environment.check(request, *chain(*asked))
+    except Failed as error:
+        if len(asked) > 1:
+            return False
+        row.problems.append(f"{names[0]}: {error}")
+        return True
+    row.problems += report["could_not_run"]
+    for result in report["results"]:
+        row.results.append({name: value for name, value in result.items() if name not in UNUSED})
+    return True
 
 
 def _key(one: ReleaseSet, request: Request, options: Options, backend: str) -> str:
