@@ -46,22 +46,27 @@ def test_the_second_build_gives_the_same_bytes(site, tmp_path):
     assert [name for name in first if first[name] != again[name]] == []
 
 
-@pytest.mark.parametrize(
-    ("page", "message"),
-    [
-        ("```{symbols} ops/heads.py split_headz\n```", "Object named 'split_headz' not found in include file"),
-        ("[there](nowhere.md)", "nowhere.md"),
-        ("```{math}\n\\nonsense{x}\n```", r"no MathML of '\\nonsense{x}'"),
-    ],
-)
-def test_what_is_gone_stops_the_build(page, message, tmp_path):
-    """A symbol of a backend, a page, a command of a formula."""
+GONE = {
+    "symbol": ("```{symbols} ops/heads.py split_headz\n```", "Object named 'split_headz' not found in include file"),
+    "page": ("[there](nowhere.md)", "nowhere.md"),
+    "formula": ("```{math}\n\\nonsense{x}\n```", r"no MathML of '\\nonsense{x}'"),
+}
+"""A page that names a symbol of a backend, a page or a command of a formula that is not there; and what is said."""
+
+
+def test_what_is_gone_stops_the_build(tmp_path):
+    """One build meets all of them: each is a warning of its page, and with `-W` any warning stops it."""
     source = tmp_path / "docs"
     source.mkdir()
     (tmp_path / "backends").symlink_to(ROOT / "backends")
     for name in ("conf.py", "_data", "_ext", "_static"):
         (source / name).symlink_to(ROOT / "docs" / name)
-    (source / "index.md").write_text(f"# A page\n\n{page}\n")
+    for name, (page, _) in GONE.items():
+        (source / f"{name}.md").write_text(f"# A page\n\n{page}\n")
+    (source / "index.md").write_text("# All\n\n```{toctree}\n" + "\n".join(GONE) + "\n```\n")
     done = build(source, tmp_path / "site")
     assert done.returncode == 1
-    assert message in done.stderr
+    for name, (_, message) in GONE.items():
+        said = [line for line in done.stderr.splitlines() if line.startswith(f"{source}/{name}.md") and message in line]
+        assert said, name
+        assert all(": WARNING: " in line for line in said), said
