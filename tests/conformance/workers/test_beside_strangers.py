@@ -161,6 +161,7 @@ def test_bytes_of_an_interpreter_run_nothing_here(lie, tmp_path, monkeypatch):
     """It greets as it must; what it says then is refused in one line that names it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("conformance.workers.process.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("conformance.workers.process.END_SECONDS", 0.1)  # it never ends by itself
     program = tmp_path / "python"
     (tmp_path / "liar.py").write_text(f"{LIAR}\n{LIES[lie]}\ntime.sleep(1)\n")
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -169,6 +170,7 @@ def test_bytes_of_an_interpreter_run_nothing_here(lie, tmp_path, monkeypatch):
     monkeypatch.setattr("conformance.workers.described.Home", lambda name: Home(name, 1.0))
     with pytest.raises(BackendError) as error:
         describe_backend("torch", Settings({"torch": str(program)}))
+    end_idle()
     assert "\n" not in str(error.value)
     assert str(program) in str(error.value)
     assert SAID.get(lie, "sent") in str(error.value)
