@@ -83,6 +83,10 @@ class Ranking:
             good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
         return good if len(good) else np.argwhere(misfit == misfit.min())[:1]
 
+    def takes(self, misfit: float) -> bool:
+        """Whether `add` keeps a hypothesis with this misfit."""
+        return misfit < self.cutoff or misfit < self.nearest[0]
+
     def add(self, misfit: float, hypothesis: Hypothesis) -> None:
         if misfit >= self.cutoff:
             if misfit < self.nearest[0]:
@@ -194,24 +198,28 @@ class Search:
             return
         made = self._output_by_key(reading, pairs)  # (pairs * channels, H * L)
         added = self._added(reading, keys[0], pairs)
+        asked = [
+            (query, bias)
+            for query in queries
+            for bias in [None, *(self.candidates.biases(query) if biased else ())]
+            if bias is None or bias.rows(reading.heads, reading.orders[0]) is not None
+        ]
+        projected = self._projected(reading, asked)
         for key in keys:
+            places = [place for place, (query, _) in enumerate(asked) if _apart(query, key, reading.tied)]
+            if not places:
+                continue
+            scores = self._scores(reading, key, projected, places)
             for mask in self.observed.masks:
-                found = [
-                    (query, bias)
-                    for query in queries
-                    if _apart(query, key, reading.tied)
-                    for bias in [None, *(self.candidates.biases(query) if biased else ())]
-                    if bias is None or bias.rows(reading.heads, reading.orders[0]) is not None
-                ]
-                if not found:
-                    continue
-                weights = self._weights(reading, key, found, mask)  # (found * differences, H * L)
-                given = (weights @ made.T).reshape(len(found), len(self.target), len(pairs), len(self.channels))
+                weights = self._weights(scores.copy(), mask)  # (places * differences, H * L)
+                given = (weights @ made.T).reshape(len(places), len(self.target), len(pairs), len(self.channels))
                 given -= self.target[None, :, None, :]
                 misfit = np.sqrt(self._squares(given, added) / self.size)
                 ranking.searched += misfit.size
                 for a, p in ranking.promising(misfit):
-                    (query, bias), (value, out) = found[a], pairs[p]
+                    if not ranking.takes(float(misfit[a, p])):
+                        continue
+                    (query, bias), (value, out) = asked[places[a]], pairs[p]
                     hypothesis = reading.hypothesis(query, key, value, out, mask, bias)
                     if reading.tied or hypothesis.is_plain():
                         ranking.add(float(misfit[a, p]), hypothesis)
@@ -253,31 +261,55 @@ class Search:
         made = [np.matmul(outs[o], values[v]).transpose(1, 0, 2) for v, o in pairs]
         return np.array(made, dtype=np.float32).reshape(len(pairs) * len(self.channels), -1)
 
-    def _weights(self, reading: Reading, key: Slice, found: list[tuple[Slice, Slice | None]], mask: str) -> NDArray:
-        """Differences between the rows' attention weights: (found * differences, H * L)."""
+    def _projected(self, reading: Reading, asked: list[tuple[Slice, Slice | None]]) -> _Projected:
+        """The queries of each pair of a projection and a bias, each projection and each bias once."""
         sample, heads, order = self.sample, reading.heads, reading.orders[0]
-        kv = kv_of(heads, reading.kv_heads, reading.tiled)
-        keys = sample.project(key, key.read(reading.kv_heads, reading.orders[1]), "k")[:, kv].transpose(
-            1, 2, 0
-        )  # (H, d, L)
-        scale = reading.hypothesis(found[0][0], key, key, reading.family.o[0]).scale_value
-        plain: dict[Slice, NDArray] = {}
-        shift: dict[tuple, NDArray] = {}
-        scores = np.empty((len(found), heads, len(sample.q), len(sample.k)), dtype=np.float32)
-        for i, (query, bias) in enumerate(found):
-            if query not in plain:
-                rows = query.read(heads, order)
-                plain[query] = np.matmul(sample.project(query, rows, "q").transpose(1, 0, 2), keys) * scale
-            scores[i] = plain[query]
-            if bias is not None:
-                name = (bias.source, bias.kind, bias.part)
-                if name not in shift:
-                    vector = bias.source.flat[bias.read(heads, order)]  # (H, d)
-                    shift[name] = np.matmul(vector[:, None, :], keys) * scale
-                scores[i] += shift[name]
-        weights = sample.attend(scores, mask)
-        combined = np.matmul(self.combine.astype(np.float32), weights)  # (found, H, differences, L)
-        return combined.transpose(0, 2, 1, 3).reshape(len(found) * len(self.combine), -1)
+        queries = list(dict.fromkeys(query for query, _ in asked))
+        names = [None if bias is None else (bias.source, bias.kind, bias.part) for _, bias in asked]
+        biases = {name: bias for name, (_, bias) in zip(names, asked, strict=True) if bias is not None}
+        rows = [sample.project(query, query.read(heads, order), "q") for query in queries]  # (n, H, d) each
+        rows.append(np.zeros((1, *rows[0].shape[1:])))  # no bias
+        rows += [bias.source.flat[bias.read(heads, order)][None] for bias in biases.values()]
+        place_of: dict[object, int] = {one: place for place, one in enumerate((*queries, None, *biases))}
+        return _Projected(
+            np.concatenate(rows).transpose(1, 0, 2),
+            np.array([place_of[query] for query, _ in asked]),
+            np.array([place_of[name] for name in names]) - len(queries),
+            reading.hypothesis(queries[0], queries[0], queries[0], reading.family.o[0]).scale_value,
+        )
+
+    def _scores(self, reading: Reading, key: Slice, projected: _Projected, places: list[int]) -> NDArray:
+        """The scores (places, H, n, L) of these queries, in float32."""
+        kv = kv_of(reading.heads, reading.kv_heads, reading.tiled)
+        keys = self.sample.project(key, key.read(reading.kv_heads, reading.orders[1]), "k")[:, kv]  # (L, H, d)
+        made = (np.matmul(projected.rows, keys.transpose(1, 2, 0)) * projected.scale).astype(np.float32)
+        count = (int(projected.query.max()) + 1) * len(self.sample.q)
+        plain = made[:, :count].reshape(reading.heads, -1, len(self.sample.q), len(self.sample.k)).swapaxes(0, 1)
+        scores: NDArray = plain[projected.query[places]]
+        scores += made[:, count:].swapaxes(0, 1)[projected.bias[places]][:, :, None]
+        return scores
+
+    def _weights(self, scores: NDArray, mask: str) -> NDArray:
+        """Differences between the rows' attention weights: (places * differences, H * L); `scores` are written to."""
+        weights = self.sample.attend(scores, mask)
+        combined = np.matmul(self.combine.astype(np.float32), weights)  # (places, H, differences, L)
+        return combined.transpose(0, 2, 1, 3).reshape(len(scores) * len(self.combine), -1)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """The queries of a reading.
+
+    Attributes:
+        rows: (H, n for each projection, then one for no bias and for each bias, d).
+        query, bias: the places of the projection and of the bias of each pair that is asked about.
+        scale: of the scores.
+    """
+
+    rows: NDArray
+    query: NDArray[np.intp]
+    bias: NDArray[np.intp]
+    scale: float
 
 
 def _unusual_width(width: int) -> tuple[int, int]:

@@ -87,9 +87,14 @@ def rounding_error(
     # Sums of exponentials and of weighted values: their partial sums grow, unlike those of numbers of either sign.
     growing = max(_sum_of(weights.shape[-1], dtype), weights.shape[-1] * SOFTMAX_UNIT**2)
     w_error = weights**2 * (s_error + together + 4.0 * softmax_unit**2 + growing) + tiny
-    spread = (values[:, :, None] - heads[:, :, :, None]) ** 2 * allowed[..., None]  # (B, H, Lq, Lk, dv)
-    moved = ((weights**2 * s_error)[..., None] * spread).sum(axis=3)
-    moved = np.where(far, spread.max(axis=3, initial=0.0) / SIGMAS**2, moved)
+    shares = weights**2 * s_error
+    # The sum of shares * (values - heads)**2, without an array that has all axes. Where its parts cancel, the last term
+    # of h_error is larger by far than what that leaves.
+    moved = shares @ values**2 - 2.0 * heads * (shares @ values) + heads**2 * shares.sum(axis=-1, keepdims=True)
+    moved = np.maximum(moved, 0.0)
+    if far.any():
+        spread = (values[:, :, None] - heads[:, :, :, None]) ** 2 * allowed[..., None]  # (B, H, Lq, Lk, dv)
+        moved = np.where(far, spread.max(axis=3, initial=0.0) / SIGMAS**2, moved)
     h_error = moved + weights**2 @ v_error + tiny + (unit**2 + 2.0 * growing) * heads**2
     h_error = h_error + (_sum_of(weights.shape[-1], dtype) + 4.0 * softmax_unit**2) * (weights**2 @ values**2)
 

@@ -93,6 +93,8 @@ class Hypothesis:
 
     def is_plain(self) -> bool:
         """Whether no rows are used twice, unless the file has several copies of them."""
+        if len({part.source.names for part in self.weights}) == len(self.weights):
+            return True
         used = Counter((part.source.names, part.kind, part.part) for part in self.weights)
         arrays = Counter({names: len(names) for names, _, _ in used})
         whole = Counter(part.source.names for part in self.weights if part.kind == "whole")
