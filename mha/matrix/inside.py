@@ -1,7 +1,7 @@
-"""What runs in an environment beside `mha check`: `python -m mha.matrix.inside layers|probes BACKEND [DTYPE ...]`.
+"""What runs in an environment beside `mha check`: `python -m mha.matrix.inside BACKEND [DTYPE ...]`.
 
-`layers` finds the framework's own layers, `probes` runs the entries of the tables that a function shows. Both print
-lines of JSON. Nothing is imported before the version of Python is known to be one that can read it.
+It prints lines of JSON: first the framework's own layers, then the outcome of each entry of the tables that a function
+shows. Nothing is imported before the version of Python is known to be one that can read it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ def main() -> None:
         sys.exit(f"this project needs Python 3.11 or newer. Got {sys.version_info[0]}.{sys.version_info[1]}.")
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a framework prints is no line of ours
-    part, backend, *dtypes = sys.argv[1:]
-    for line in [layers(backend, dtypes)] if part == "layers" else probes(backend):
+    backend, *dtypes = sys.argv[1:]
+    found = layers(backend, dtypes)
+    print(json.dumps(found), file=lines, flush=True)  # at once: a probe may end the process
+    for line in () if found["problem"] else probes(backend):
         print(json.dumps(line), file=lines, flush=True)
     os._exit(0)
 

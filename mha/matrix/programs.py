@@ -22,7 +22,15 @@ compile anew what it imports, because uv compiles nothing."""
 
 
 class Failed(Exception):
-    """A program ended with another status than 0, or took too long; the message is one line."""
+    """A program ended with another status than 0, or took too long; the message is one line.
+
+    Attributes:
+        printed: what it printed until then.
+    """
+
+    def __init__(self, message: str, printed: str = "") -> None:
+        super().__init__(message)
+        self.printed = printed
 
 
 def finish(command: Sequence[str], folder: Path, limit: float, **variables: str) -> str:
@@ -59,15 +67,16 @@ def finish(command: Sequence[str], folder: Path, limit: float, **variables: str)
             printed: str = started[0].communicate(timeout=limit)[0]
         except OSError as error:
             raise Failed(f"{command[0]} can't be started: {error.strerror}") from error
-        except subprocess.TimeoutExpired:
-            raise Failed(f"it took more than {limit:g} s") from None
+        except subprocess.TimeoutExpired as expired:
+            before = (expired.output or b"").decode(errors="backslashreplace")
+            raise Failed(f"it took more than {limit:g} s", before) from None
         finally:
             thread.shutdown()  # a start that an interrupt has left under way is waited for
             for process in started:
                 _end(process)
         if started[0].returncode != 0:
             errors.seek(0)
-            raise Failed(_how_it_ended(started[0].returncode, errors.read()))
+            raise Failed(_how_it_ended(started[0].returncode, errors.read()), printed)
     return printed
 
 

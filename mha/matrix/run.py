@@ -147,9 +147,14 @@ class _Environment:
         variables = {"PYTHONPATH": str(self.options.copy), "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         return finish([self.python, *arguments], self.folder, MOST_SECONDS, **variables)
 
-    def inside(self, *arguments: str) -> list[dict[str, Any]]:
-        """The lines of `mha.matrix.inside`. Raises Failed."""
-        return [json.loads(line) for line in self.run("-m", "mha.matrix.inside", *arguments).splitlines()]
+    def inside(self, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+        """The whole lines of `mha.matrix.inside`, and how it failed, if it did."""
+        failed = ""
+        try:
+            printed = self.run("-m", "mha.matrix.inside", *arguments)
+        except Failed as error:
+            printed, failed = error.printed, str(error)
+        return [json.loads(line) for line in printed.splitlines(keepends=True) if line.endswith("\n")], failed
 
     def check(self, request: Request, *subject: str) -> dict[str, Any]:
         """The report of `mha check` on subjects, which these options name. Raises Failed if it wrote none."""
@@ -168,12 +173,10 @@ class _Environment:
 
 
 def _measure(row: Row, request: Request, environment: _Environment, progress: Callable[[str], None]) -> None:
-    """Fill a row: the backend and the framework's own layers, which one program runs if it can; then the probes."""
-    progress(f"looking for layers of {row.backend}")
-    try:
-        (found,) = environment.inside("layers", row.backend, *request.dtypes)
-    except Failed as error:
-        found = {"problem": str(error)}
+    """Fill a row: what is there and the probes, then the backend and the framework's own layers."""
+    progress(f"looking for layers of {row.backend}, and its probes")
+    lines, failed = environment.inside(row.backend, *request.dtypes)
+    found, *probes = lines or [{"problem": failed}]
     if found["problem"]:
         row.problem = f"{row.backend} can't be used: {found['problem']}"
         return
@@ -183,11 +186,10 @@ def _measure(row: Row, request: Request, environment: _Environment, progress: Ca
     if not _check(row, request, environment, progress, asked):
         for subject in asked:  # what ended their program costs only itself
             _check(row, request, environment, progress, [subject])
-    progress(f"probes of {row.backend}")
-    try:
-        row.probes = environment.inside("probes", row.backend)
-    except Failed as error:
-        row.problems.append(f"probes: {error}")
+    if failed:
+        row.problems.append(f"probes: {failed}")
+    else:
+        row.probes = probes
 
 
 def _check(

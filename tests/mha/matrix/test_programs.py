@@ -105,3 +105,10 @@ def test_nothing_is_left_when_the_interrupt_comes_in_the_middle_of_a_start(tmp_p
         finish(program("import time; time.sleep(600)"), tmp_path, 60.0)
     assert started[0].returncode is not None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("end", ["exit 3", "exec sleep 60"])
+def test_what_was_printed_until_then_is_there(tmp_path, end):
+    with pytest.raises(Failed) as failed:
+        finish(["sh", "-c", f"echo one; echo two; {end}"], tmp_path, 1.0)
+    assert failed.value.printed == "one\ntwo\n"

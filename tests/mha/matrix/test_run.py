@@ -74,11 +74,8 @@ def says(*lines, then=":"):
 
 
 def finds(*layers, probes=":"):
-    """A shell command that stands for `mha.matrix.inside`."""
-    return f"""case "$*" in
-        *layers*) {says({"problem": "", "measured": FOUND, "layers": layers})} ;;
-        *) {probes} ;;
-    esac"""
+    """A shell command that stands for `mha.matrix.inside`; `probes` stands for what runs after the layers are found."""
+    return says({"problem": "", "measured": FOUND, "layers": layers}, then=probes)
 
 
 def reports(*results, could_not_run=()):
