@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from backends.torch.native.subjects import CPU, Tensors, TorchSubject, only_causal
 from backends.torch.ops.framework import TORCH_DTYPES, to_tensor
@@ -127,6 +126,9 @@ class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
         if inputs.mask.query_offset == 0:
             return {"is_causal": True}
+        # It imports TorchDynamo, which takes nearly as long as all the rest of PyTorch.
+        from torch.nn.attention.bias import causal_lower_right
+
         sizes = inputs.check(config)
         with warnings.catch_warnings():
             # It warns of NaN in rows without a key, where Lq > Lk; but those are zeros.
