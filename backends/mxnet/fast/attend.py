@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -24,8 +25,8 @@ from backends.mxnet.ops.attention import (
     weighted_sum,
 )
 from backends.mxnet.ops.framework import mx, to_array
-from backends.mxnet.ops.masks import Mask, part_of, place
-from backends.mxnet.ops.operators import operator, record, view
+from backends.mxnet.ops.masks import Mask, cut, part_of
+from backends.mxnet.ops.operators import operator, record, row_range, view
 from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
 
@@ -40,7 +41,7 @@ RUN_AHEAD = 2**25
 
 _add, _copy = operator("_npi_add"), operator("_copy")
 _transpose = operator("transpose")
-_slice = operator("slice_axis")
+_slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_slice_assign")
 
 
 class Floats(NamedTuple):
@@ -157,31 +158,37 @@ class Rules(NamedTuple):
 
     @property
     def differ_by_head(self) -> bool:
-        """Whether the scores of one head and those of another are masked or dropped differently."""
+        """Whether the scores of one head and those of another are masked differently."""
         sources = (self.mask.allowed, self.mask.bias)
-        several = any(source is not None and source.shape[1] > 1 for source in sources)
-        return several or self.mask.keep is not None or self.seed is not None
+        return any(source is not None and source.shape[1] > 1 for source in sources)
 
     def of(self, block: Block | None) -> BlockAttention:
         """The attention of a block; None: of the whole call as one block."""
-        mask = part_of(self.mask, block)
-        keep = self._keep(mask, block)
+        mask = part_of(self.mask._replace(keep=None), block)
+        keep = self._keep(mask.shape, block)
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
-    def _keep(self, mask: Mask, block: Block | None) -> Array | None:
-        """(rows, keys): 1 where dropout keeps a weight of the block, else 0; None without dropout.
+    def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
+        """The attention of a block, from that of the same items, queries and keys in the head before it."""
+        if self.differ_by_head:
+            return self.of(block)
+        drops = self.mask.keep is not None or self.seed is not None
+        return replace(attention, keep=self._keep(attention.shape, block)) if drops else attention
+
+    def _keep(self, shape: tuple[int, ...], block: Block | None) -> Array | None:
+        """(rows, keys): 1 where dropout keeps a weight of the block, which has this shape; None without dropout.
 
         The backward pass draws the random numbers again, so they depend only on the seed and the block.
         """
-        rows = math.prod(mask.shape[:3])
-        if mask.keep is not None:
-            return mask.keep.astype(self.dtype).reshape(rows, -1)
+        rows, keep = math.prod(shape[:3]), self.mask.keep
+        if keep is not None:
+            return (keep if block is None else cut(keep, block)).astype(self.dtype).reshape(rows, -1)
         if self.seed is None:
             return None
         counter = [0, 0, 0, 0] if block is None else [0, *(part.start for part in block[:3])]
         random = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
-        kept = random.random((rows, mask.shape[3]), dtype=np.float32) >= self.dropout
-        return to_array(kept, self.dtype, mask.ctx)
+        kept = random.random((rows, shape[3]), dtype=np.float32) >= self.dropout
+        return to_array(kept, self.dtype, self.mask.ctx)
 
 
 class _AtOnce:
@@ -254,9 +261,11 @@ class _HeadByHead:
                 _add(into, addend, out=into)
             self._wait(attention, d_queries)
             if d_bias is not None:
-                at = place(block, d_bias.shape)
-                so_far = d_bias[at]
-                d_bias[at] = so_far + _summed_to(view(own.scores, attention.shape), so_far.shape)
+                places = [(0, 1) if size == 1 else (part.start, part.stop) for part, size in zip(block, d_bias.shape)]
+                begin, end = zip(*places, strict=True)
+                so_far = _cut(d_bias, begin=begin, end=end)
+                so_far = _add(so_far, _summed_to(view(own.scores, attention.shape), so_far.shape))
+                _assign(d_bias, so_far, begin=begin, end=end, out=d_bias)
             if d_vector is not None:
                 _add(d_vector, own.vector, out=d_vector)
         return Floats((d_queries,), (d_keys,), (d_values,), _present(d_vector), (d_bias,) if wanted.bias else ())
@@ -271,7 +280,7 @@ class _HeadByHead:
     def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
         """Queries (n, d), keys (m, d) and values (dv, m) of a block; `turned` has all values, transposed."""
         width, query_len, key_len = self.values.shape[3], self.queries.shape[2], self.keys.shape[2]
-        values = turned[group * width : (group + 1) * width]
+        values = row_range(turned, group * width, (group + 1) * width)
         if block.keys.stop - block.keys.start < key_len:
             values = _slice(values, axis=1, begin=block.keys.start, end=block.keys.stop)
         queries = _rows(self.flat_queries, head, query_len, block.queries)
@@ -298,8 +307,7 @@ class _HeadByHead:
                 attention = None
                 for head in range(heads):
                     block = Block(items, slice(head, head + 1), rows, cols)
-                    if attention is None or self.rules.differ_by_head:
-                        attention = self.rules.of(block)
+                    attention = self.rules.of_next_head(attention, block) if attention else self.rules.of(block)
                     yield item * heads + head, item * groups + head * groups // heads, block, attention
 
 
@@ -308,9 +316,9 @@ def _flat(x: Array) -> Array:
     return view(x, (-1, x.shape[3]))
 
 
-def _rows(x: Array, head: int, length: int, rows: slice) -> Array:
-    """The given rows of a head in an array that `_flat` returned; `length` is L."""
-    return x[head * length + rows.start : head * length + rows.stop]
+def _rows(x: Array, head: int, length: int, part: slice) -> Array:
+    """The rows `part` of a head in an array that `_flat` returned; `length` is L."""
+    return row_range(x, head * length + part.start, head * length + part.stop)
 
 
 def _zeros(like: Array) -> Array:

@@ -8,7 +8,7 @@ FullyConnected, which reaches oneDNN where `dot` and `matmul` do not. Of N heads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,8 +28,9 @@ _softmax = operator("_npx_softmax", axis=-1)
 _softmax_backward = operator("_backward_softmax", axis=-1)
 _where = operator("where")  # all shapes alike; mx.np.where broadcasts, and takes four times as long
 _end = operator("_npx_sequence_mask", use_sequence_length=True, axis=1)
-_add = operator("_npi_add")
+_add, _subtract = operator("_npi_add"), operator("_npi_subtract")
 _assign = operator("_slice_assign")
+_full = operator("_npi_full")
 _join = operator("Concat", dim=-1)
 _slice = operator("slice_axis", axis=-1)
 
@@ -55,19 +56,23 @@ class Exclusion:
     stop: int32 (rows,), where the open keys of each row end, counted from `start`: those before are open to all.
     open: (rows, keys), 1 where a key is open, else 0; in place of `stop`.
     empty: whether some row may have no open key.
+    fillings: arrays of one number each, of the shape of `open`, that `fill` has used.
     """
 
     stop: Array | None = None
     open: Array | None = None
     start: int = 0
     empty: bool = True
+    fillings: dict[tuple[float, str], Array] = field(default_factory=dict)
 
     def fill(self, x: Array, value: float) -> Array:
         """X (..., m) with `value` at the excluded keys; x itself may be overwritten."""
         rows = view(x, (-1, x.shape[-1]))
         if self.open is not None:
-            otherwise = mx.np.full(rows.shape, value, dtype=x.dtype, ctx=x.ctx)
-            return view(_where(self.open, rows, otherwise), x.shape)
+            key = value, np.dtype(x.dtype).name
+            if key not in self.fillings:
+                self.fillings[key] = _full(shape=rows.shape, value=value, dtype=key[1], ctx=x.ctx)
+            return view(_where(self.open, rows, self.fillings[key]), x.shape)
         if self.start == 0:
             return view(_end(rows, self.stop, value=value), x.shape)
         filled = _end(_slice(rows, begin=self.start, end=None), self.stop, value=value)
@@ -82,12 +87,16 @@ def exclusion_of(mask: Mask) -> Exclusion | None:
         if mask.reach is None:
             return None
         first, stop = mask.reach
-        if (first <= 0).all():
-            stop = stop.clip(0, length)
-            fewest = int(stop.min())
-            start = fewest if 2 * fewest >= length else 0  # below that, one operation over all is faster than three
-            stop = np.broadcast_to((stop - start)[:, None], rows).reshape(-1)
-            return Exclusion(stop=to_array(stop, "int32", mask.ctx), start=start, empty=fewest == 0)
+        if not (first <= 0).all():
+            position = np.arange(length)
+            is_open = (position >= first[:, :, None]) & (position < stop[:, :, None])
+            rows_open = np.broadcast_to(is_open[:, None], mask.shape).reshape(-1, length)
+            return Exclusion(open=to_array(rows_open, "float32", mask.ctx))
+        stop = stop.clip(0, length)
+        fewest = int(stop.min())
+        start = fewest if 2 * fewest >= length else 0  # below that, one operation over all is faster than three
+        stop = np.broadcast_to((stop - start)[:, None], rows).reshape(-1)
+        return Exclusion(stop=to_array(stop, "int32", mask.ctx), start=start, empty=fewest == 0)
     allowed = allowed_keys(mask)
     if allowed is None:
         return None
@@ -131,7 +140,7 @@ class BlockAttention:
         scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:
-            cotangent = cotangent + _nan_rows(weights)
+            cotangent = _add(cotangent, _nan_rows(weights))
         else:
             weights = self._excluding(_add(weights, _nan_rows(weights), out=weights), 0.0)
         parts = _split(self._dropped(weights), keys)
@@ -248,5 +257,6 @@ def _with_heads(x: Array) -> Array:
 def _nan_rows(weights: Array) -> Array:
     """(..., n, 1): NaN for a row with a NaN, else 0. npx.softmax leaves zeros beside it, in float32 on a CPU."""
     rows = view(weights, (-1, weights.shape[-1]))
-    total = _connected(rows, mx.np.ones((1, rows.shape[1]), dtype=rows.dtype, ctx=rows.ctx), num_hidden=1)
-    return view(total - total, (*weights.shape[:-1], 1))
+    ones = _full(shape=(1, weights.shape[-1]), value=1.0, dtype=np.dtype(weights.dtype).name, ctx=weights.ctx)
+    total = _connected(rows, ones, num_hidden=1)
+    return view(_subtract(total, total), (*weights.shape[:-1], 1))

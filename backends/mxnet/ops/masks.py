@@ -110,7 +110,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
-        first, stop = (to_array(bound, "int64", mask.ctx)[:, None, :, None] for bound in mask.reach)
+        first, stop = (to_array(bound[:, None, :, None], "int64", mask.ctx) for bound in mask.reach)
         position = mx.np.arange(mask.shape[3], dtype="int64", ctx=mask.ctx)
         sources += [position >= first, position < stop]
     if mask.allowed is not None:

@@ -9,10 +9,10 @@ import ctypes
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
-from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, c_handle_array, c_str, check_call
-from mxnet.ndarray._internal import _imperative_invoke
+from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, c_handle_array, c_str, c_str_array, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from backends.mxnet.ops.framework import mx
@@ -24,22 +24,61 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
     """A function of mx.np arrays: one of MXNet's operators, by its own name.
 
-    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into.
+    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It calls
+    the library as MXNet's own function does, which encodes all attributes again in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
 
     def call(*arrays: mx.np.ndarray, out: Any = None, **more: Any) -> Any:
-        given = {**attributes, **more}
-        return _imperative_invoke(handle.value, arrays, list(given), list(given.values()), out, True, False)
+        given = {**attributes, **more} if more else attributes
+        keys, texts = _encoded(tuple(given), tuple(map(str, given.values())))
+        written = () if out is None else (out,) if isinstance(out, mx.nd.NDArray) else out
+        count = ctypes.c_int(len(written))
+        results = ctypes.POINTER(NDArrayHandle)()
+        if written:
+            results = ctypes.cast(c_handle_array(written), ctypes.POINTER(NDArrayHandle))
+        kinds = ctypes.POINTER(ctypes.c_int)()
+        check_call(
+            _LIB.MXImperativeInvokeEx(
+                handle,
+                len(arrays),
+                c_handle_array(arrays),
+                ctypes.byref(count),
+                ctypes.byref(results),
+                len(given),
+                keys,
+                texts,
+                ctypes.byref(kinds),
+            )
+        )
+        if out is not None:
+            return out
+        made = [mx.np.ndarray(NDArrayHandle(results[number])) for number in range(count.value)]
+        return made[0] if len(made) == 1 else made
 
     return call
 
 
-@mx.util.use_np
+@lru_cache(maxsize=1024)
+def _encoded(names: tuple[str, ...], texts: tuple[str, ...]) -> tuple[Any, Any]:
+    """Names and values of attributes as the library takes them."""
+    return c_str_array(names), c_str_array(texts)
+
+
 def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
     """X in another shape, without a copy, which `x.reshape` would make. Not for arrays without elements."""
-    return x.as_nd_ndarray().reshape(shape).as_np_ndarray()
+    handle = NDArrayHandle()
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    check_call(_LIB.MXNDArrayReshape64(x.handle, len(shape), sizes, False, ctypes.byref(handle)))
+    return mx.np.ndarray(handle, writable=x.writable)
+
+
+def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
+    """`x[start:stop]`, a view of some elements of the first axis, for 0 <= start < stop."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXNDArraySlice(x.handle, start, stop, ctypes.byref(handle)))
+    return mx.np.ndarray(handle, writable=x.writable)
 
 
 @mx.util.use_np
