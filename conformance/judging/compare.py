@@ -74,7 +74,9 @@ def compare(
         mismatch = _check_form(name, array, wanted, dtype)
         if mismatch is None:
             counts = where if name == "scores" else np.ones(wanted.shape, dtype=bool)
-            ratios[name], mismatch = _check_values(name, array, wanted, allowed[name], counts)
+            # The same bits are right whatever is allowed: what is allowed need not be computed.
+            same = same_bits({name: array}, {name: wanted})
+            ratios[name], mismatch = (0.0, None) if same else _check_values(name, array, wanted, allowed[name], counts)
         if mismatch is not None:
             mismatches.append(mismatch)
     if mismatches:

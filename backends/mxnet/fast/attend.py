@@ -261,7 +261,10 @@ class _HeadByHead:
                 _add(into, addend, out=into)
             self._wait(attention, d_queries)
             if d_bias is not None:
-                places = [(0, 1) if size == 1 else (part.start, part.stop) for part, size in zip(block, d_bias.shape)]
+                places = [
+                    (0, 1) if size == 1 else (part.start, part.stop)
+                    for part, size in zip(block[:4], d_bias.shape, strict=True)
+                ]
                 begin, end = zip(*places, strict=True)
                 so_far = _cut(d_bias, begin=begin, end=end)
                 so_far = _add(so_far, _summed_to(view(own.scores, attention.shape), so_far.shape))

@@ -22,24 +22,28 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
     all_weights = np.zeros((batch, config.num_heads, query_len, key_len))
     group = config.num_heads // config.num_kv_heads
     for b in range(batch):
-        unused = [is_padding(inputs.mask, b, j, config.num_heads, query_len, key_len) for j in range(key_len)]
+        keys, values = [], []
+        for j in range(key_len):
+            unused = is_padding(inputs.mask, b, j, config.num_heads, query_len, key_len)
+            if j < past_len:
+                key = [np.zeros(config.head_dim) if unused else head[j] for head in inputs.past_keys[b]]
+                value = [np.zeros(config.value_head_dim) if unused else head[j] for head in inputs.past_values[b]]
+            else:
+                x = np.zeros(config.key_dim) if unused else channels(inputs.keys, b, j - past_len)
+                y = np.zeros(config.value_dim) if unused else channels(inputs.values, b, j - past_len)
+                heads = range(config.num_kv_heads)
+                key = [project_head(config, weights, "k_proj", x, g, config.head_dim) for g in heads]
+                value = [project_head(config, weights, "v_proj", y, g, config.value_head_dim) for g in heads]
+            keys.append(key)
+            values.append(value)
         for i in range(query_len):
             concatenated = []
             for h in range(config.num_heads):
                 query = project_head(config, weights, "q_proj", channels(inputs.queries, b, i), h, config.head_dim)
-                scores, values = {}, {}
+                scores = {}
                 for j in range(key_len):
-                    if j < past_len:
-                        key = np.zeros(config.head_dim) if unused[j] else inputs.past_keys[b, h // group, j]
-                        value = np.zeros(config.value_head_dim) if unused[j] else inputs.past_values[b, h // group, j]
-                    else:
-                        new = j - past_len
-                        key_input = np.zeros(config.key_dim) if unused[j] else channels(inputs.keys, b, new)
-                        value_input = np.zeros(config.value_dim) if unused[j] else channels(inputs.values, b, new)
-                        key = project_head(config, weights, "k_proj", key_input, h // group, config.head_dim)
-                        value = project_head(config, weights, "v_proj", value_input, h // group, config.value_head_dim)
-                    values[j] = value
                     if may_attend(inputs.mask, b, h, i, j):
+                        key = keys[j][h // group]
                         scores[j] = score(config, weights, query, key) + bias_at(inputs.mask, b, h, i, j)
                 head = np.zeros(config.value_head_dim)
                 total = sum(math.exp(s - max(scores.values())) for s in scores.values())
@@ -48,7 +52,7 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
                     all_weights[b, h, i, j] = weight
                     if inputs.dropout_keep is not None:
                         weight *= float(inputs.dropout_keep[b, h, i, j]) / (1.0 - config.dropout)
-                    head += weight * values[j]
+                    head += weight * values[j][h // group]
                 concatenated.extend(head)
             if not config.projections:
                 output[b, i] = concatenated
