@@ -25,7 +25,7 @@ from backends.mxnet.ops.attention import (
     weighted_sum,
 )
 from backends.mxnet.ops.framework import mx, to_array
-from backends.mxnet.ops.masks import Mask, cut, part_of
+from backends.mxnet.ops.masks import Mask, cut, part_of, place
 from backends.mxnet.ops.operators import operator, record, row_range, view
 from mha_core.call.blocks import Block, Operands, query_blocks
 from mha_core.call.blocks import query_block as fitting_block
@@ -261,11 +261,7 @@ class _HeadByHead:
                 _add(into, addend, out=into)
             self._wait(attention, d_queries)
             if d_bias is not None:
-                places = [
-                    (0, 1) if size == 1 else (part.start, part.stop)
-                    for part, size in zip(block[:4], d_bias.shape, strict=True)
-                ]
-                begin, end = zip(*places, strict=True)
+                begin, end = _corners(block, d_bias.shape)
                 so_far = _cut(d_bias, begin=begin, end=end)
                 so_far = _add(so_far, _summed_to(view(own.scores, attention.shape), so_far.shape))
                 _assign(d_bias, so_far, begin=begin, end=end, out=d_bias)
@@ -322,6 +318,12 @@ def _flat(x: Array) -> Array:
 def _rows(x: Array, head: int, length: int, part: slice) -> Array:
     """The rows `part` of a head in an array that `_flat` returned; `length` is L."""
     return row_range(x, head * length + part.start, head * length + part.stop)
+
+
+def _corners(block: Block, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a block begins and ends in an array of this shape, which is broadcast along its axes of size 1."""
+    within = place(block, shape)
+    return tuple(part.start or 0 for part in within), tuple(part.stop or 1 for part in within)
 
 
 def _zeros(like: Array) -> Array:

@@ -71,11 +71,11 @@ def test_a_planted_bug_is_found_and_shrunk(name):
     def fails(case):
         return run_case(case, subject).status == "different"
 
-    failing = [case for case in random_cases(200, 7) if fails(case)]
-    assert failing
-    small = shrink(failing[0], fails)
+    failing = next((case for case in random_cases(200, 7) if fails(case)), None)
+    assert failing is not None
+    small = shrink(failing, fails)
     assert fails(small)
-    assert sum(small.sizes().values()) <= sum(failing[0].sizes().values())
+    assert sum(small.sizes().values()) <= sum(failing.sizes().values())
     assert fails(case_from_text(small.id))
 
 
