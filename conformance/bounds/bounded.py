@@ -13,6 +13,7 @@ given precision, whatever its order of operations. Two ways to add up errors (`R
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -68,10 +69,10 @@ def total_copies(x: NDArray) -> NDArray:
 
 
 def _digits(x: NDArray) -> NDArray:
-    """Int64 (rows, last axis): equal where the digits are."""
+    """Int32 (rows, last axis): equal where the digits are."""
     scaled = np.frexp(np.abs(x))[0].reshape(-1, x.shape[-1]) * DISTINCT
     scaled[np.isnan(scaled)] = 0.0
-    digits: NDArray = np.minimum(scaled, 2.0 * DISTINCT).astype(np.int64)
+    digits: NDArray = np.minimum(scaled, 2.0 * DISTINCT).astype(np.int32)
     return digits
 
 
@@ -124,11 +125,11 @@ class Rounding:
 
     def add(self, *errors: NDArray | float) -> NDArray:
         """The bound of a sum of errors."""
-        if self.probabilistic:
-            total: NDArray = np.asarray(sum(errors))
-            roots: NDArray = reduce(np.hypot, errors)  # type: ignore[arg-type]  # hypot: squares would underflow
-            return np.where(total < self.precision.linear_below, total, roots)
-        return np.asarray(sum(errors))
+        total: NDArray = np.asarray(reduce(operator.add, errors))
+        if not self.probabilistic:
+            return total
+        roots: NDArray = reduce(np.hypot, errors)  # type: ignore[arg-type]  # hypot: squares would underflow
+        return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
         """The bound of one rounding."""
@@ -171,13 +172,15 @@ class Rounding:
             of_a, of_b = total_copies(most_a)[..., :, None], total_copies(most_b.swapaxes(-1, -2))[..., None, :]
             squares = np.minimum(of_a, of_b)
         summation = self.gamma(max(n, 1), self.precision.ua, squares) * _matmul(most_a, most_b)
-        e = self.add(
-            self.carried(a.e, b.v),
-            self.carried(b.T.e, a.T.v).swapaxes(-1, -2),
-            self.carried(a.e, b.e),
-            summation,
-            n * self.precision.tau,
-        )
+        # Factors are often given exactly: what is 0 need not be added.
+        carried = []
+        if not _are_zeros(a.e, b.v):
+            carried.append(self.carried(a.e, b.v))
+        if not _are_zeros(b.e, a.v):
+            carried.append(self.carried(b.T.e, a.T.v).swapaxes(-1, -2))
+        if not (_are_zeros(a.e, b.e) or _are_zeros(b.e, a.e)):
+            carried.append(self.carried(a.e, b.e))
+        e = self.add(*carried, summation, n * self.precision.tau)
         return self.store(Bounded(a.v @ b.v if v is None else v, e))
 
     def times(self, a: Bounded, factor: NDArray | float) -> Bounded:
