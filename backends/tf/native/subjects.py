@@ -111,17 +111,15 @@ def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
 # Keras's layers -------------------------------------------------------------------------------------------
 
 
-NOTHING_DRAWN: Mapping[str, Mapping[str, Any]] = dict.fromkeys(("keras", "keras-gqa"), {"kernel_initializer": "zeros"})
-"""Layout -> an option of its layer: all kernels are replaced, and drawing them takes longer than a call."""
-
-
 class _LayerSubject(TfSubject):
     """A layer, made from the weights in its layout."""
 
     layout: ClassVar[str]
 
     def make(self, config: AttentionConfig, weights: Weights) -> keras.Layer:
-        return to_native(config, weights, self.layout, dtype=self.dtype, **NOTHING_DRAWN.get(self.layout, {}))
+        # All kernels are replaced: Keras's layers need draw none, which takes as long as a call.
+        options = {} if self.layout == "d2l-tf" else {"kernel_initializer": "zeros"}
+        return to_native(config, weights, self.layout, dtype=self.dtype, **options)
 
     def parameters(self, layer: keras.Layer) -> Tensors:
         return {name: variable.value for name, variable in variables(layer).items()}
