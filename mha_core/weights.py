@@ -119,11 +119,14 @@ def _shapes_of(config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[
     return shapes
 
 
+_FLOATING = frozenset(map(np.dtype, ("float64", "float32", "float16")))
+
+
 def _of_form(name: str, given: NDArray, shape: tuple[int, ...]) -> NDArray:
     array = np.asarray(given)
     if array.shape != shape:
         raise SpecError(f"{name} must have shape {shape}. Got {array.shape}.")
-    if str(array.dtype) not in ("float64", "float32", "float16"):
+    if array.dtype not in _FLOATING:
         raise SpecError(f"{name} must be float64, float32 or float16. Got {array.dtype}.")
     return array
 

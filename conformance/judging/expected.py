@@ -50,7 +50,7 @@ class Expected:
 def answer(problem: Problem, precision: Precision) -> Expected:
     """Run the reference on a problem, rounded to the storage dtype first; its errors are bounded once that is asked."""
     rounded = problem.rounded(precision.storage)
-    state = reference.run_state(rounded.config, rounded.weights, rounded.inputs)
+    state = reference.run_state(rounded.config, rounded.weights, rounded.inputs, sizes=rounded.sizes)
     return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from conformance.any_numbers import any_numbers
 from mha_core import AttentionConfig, AttentionInputs
+from mha_core.call.sizes import CallSizes
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.pipeline import run_state
@@ -74,6 +75,7 @@ def noted_run(
     *,
     forward: Mapping[str, Step] = FORWARD,
     backward: Mapping[str, Step] = BACKWARD,
+    sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
     """`reference.run_state`, and what the definition's own steps among these read."""
     reads: Reads = {}
@@ -81,7 +83,7 @@ def noted_run(
         {name: partial(_noting, step, reads) if step in _DEFINITION else step for name, step in pipeline.items()}
         for pipeline in (forward, backward)
     )
-    state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward)
+    state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward, sizes=sizes)
     return state, reads
 
 

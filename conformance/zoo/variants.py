@@ -63,7 +63,14 @@ class Variants:
             if right is None:
                 forward, backward = self._pipelines(bugs)
                 inputs = _inputs(problem, gradients)
-                state = reference.run_state(problem.config, problem.weights, inputs, forward=forward, backward=backward)
+                state = reference.run_state(
+                    problem.config,
+                    problem.weights,
+                    inputs,
+                    forward=forward,
+                    backward=backward,
+                    sizes=problem.sizes,
+                )
                 return _arrays(state)
             before = self._shared_run(problem, bugs[:-1], gradients)
             if before is not None:
@@ -112,6 +119,11 @@ class Variants:
             self._latest = bugs, pipelines(*bugs)
         return self._latest[1]
 
+    def right(self, problem: Problem) -> tuple[State, Reads] | None:
+        """The run without a bug and without gradients, and what its steps read; None where there is no room for it."""
+        found = self._right_run(problem, False)
+        return None if found is None else (found.state, found.reads)
+
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
         """The arrays without a bug, if they have been computed and kept."""
         right = self._right.get((problem, gradients))
@@ -121,7 +133,7 @@ class Variants:
         """The State of the reference without a bug, and its arrays; None where there is no room for it."""
         key = problem, gradients
         if key not in self._right:
-            state, reads = noted_run(problem.config, problem.weights, _inputs(problem, gradients))
+            state, reads = noted_run(problem.config, problem.weights, _inputs(problem, gradients), sizes=problem.sizes)
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs, read_only
+from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.reference.backward import BACKWARD, collect_gradients
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES, Trace
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, check_weights, weight_shapes
 
 
 def run(
@@ -54,14 +55,18 @@ def run_state(
     *,
     forward: Mapping[str, Step] | None = None,
     backward: Mapping[str, Step] | None = None,
+    sizes: CallSizes | None = None,
 ) -> State:
-    """Run the pipeline as `run` does, and return the State, which holds the array of every step; errors as there."""
+    """Run the pipeline as `run` does, and return the State, which holds the array of every step; errors as there.
+
+    Weights and inputs that have been checked for this config, which gave `sizes`, are not checked again.
+    """
     check_numpy()
-    checked = check_weights(config, weights)
-    sizes = inputs.check(config)
+    if sizes is None:
+        weights, sizes = check_weights(config, weights), inputs.check(config)
     state = State(
         config=config,
-        parameters={name: array.astype(np.float64) for name, array in checked.items()},
+        parameters={name: weights[name].astype(np.float64) for name in weight_shapes(config)},
         inputs=inputs.merged().as_float64(),
         sizes=sizes,
         is_split=inputs.is_split,

@@ -157,12 +157,12 @@ FAMILIES: tuple[Family, ...] = (
 def function_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     """Every function of the elements that may be meant; the caller verifies."""
     first = next(sample for sample in samples if sample.differs)
-    x, y = first.expected[first.known], first.measured[first.known]
+    x, y = first.pairs
     if not np.isfinite(x).all() or not np.isfinite(y).all():
         return
     with any_numbers:
         # Where all that is right is one number, every function would do: it became another.
-        one_number = np.ptp(np.concatenate([sample.expected[sample.known] for sample in samples])) == 0.0
+        one_number = np.ptp(np.concatenate([sample.pairs[0] for sample in samples])) == 0.0
         if not one_number:
             yield from _without_number(samples, x, y, first.tolerance)
         if one_number or first.axes == ("number",):  # a bound, or a cap, may make any one number of another
@@ -210,8 +210,12 @@ def _times(change: Change, number: Expression) -> Change:
 
 def _numbers(samples: Sequence[Sample], read: Callable[[NDArray, NDArray], float]) -> list[Expression]:
     """A number read off each sample's (expected, measured) elements, as expressions."""
-    some = [one for one in samples if one.known.any()]
-    numbers = [(read(one.expected[one.known], one.measured[one.known]), one.setting) for one in some]
+    numbers: list[tuple[float, Setting]] = []
+    for one in samples:
+        if one.known.any():
+            numbers.append((read(*one.pairs), one.setting))
+            if not math.isfinite(numbers[-1][0]):
+                return []
     return expressions_of(numbers, unit=max(sample.unit for sample in samples))
 
 
@@ -227,12 +231,15 @@ def with_number(slug: str, words: str, number: Expression, of: Callable[[NDArray
 def _of_family(samples: Sequence[Sample], family: Family, first: Sample) -> Iterator[Change]:
     read = family.read
     if read is None:
-        known = partial(_solved, family, tolerance=first.tolerance)
-        if not math.isfinite(known(first.expected[first.known], first.measured[first.known])):
+        of_first = _solved(family, *first.pairs, tolerance=first.tolerance)
+        if not math.isfinite(of_first):
             return
         # Where nothing differs a bound may be any large number: it is read off the others.
         samples = [sample for sample in samples if sample.differs]
-        read = known
+
+        def read(x: NDArray, y: NDArray) -> float:
+            return of_first if x is first.pairs[0] else _solved(family, x, y, tolerance=first.tolerance)
+
     for number in _numbers(samples, read)[:2]:
         yield with_number(family.slug, family.words, number, family.of)
 

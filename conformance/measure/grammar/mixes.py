@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.orders import RULES, taken
-from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes
+from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes, of_each
 from conformance.zoo.bug import DoesNotApply
 
 NONE = 1e-9
@@ -148,8 +148,12 @@ def _mixed(sample: Sample, read: Reading) -> tuple[float, float, float] | None:
     x = sample.expected
     with any_numbers:
         g = np.broadcast_to(read(x), x.shape)
-    known = sample.known & ~np.isnan(g) if sample.has_gaps else sample.known
-    x, g, m = x[known], g[known], sample.measured[known]
+    if sample.has_gaps:
+        known = sample.known & ~np.isnan(g)
+        x, g, m = x[known], g[known], sample.measured[known]
+    else:
+        x, m = sample.pairs
+        g = g.ravel() if len(x) == g.size else g[sample.known]
     xx, xg, gg, xm, gm = x @ x, x @ g, g @ g, x @ m, g @ m
     with any_numbers:
         determinant = xx * gg - xg * xg
@@ -229,9 +233,8 @@ def norm_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     axes = samples[0].axes
     for (position, name), (slug, norm), inside in product(enumerate(axes), NORMS.items(), INSIDE):
         axis = position - len(axes)
-        read = [_added(sample, axis, norm, inside) for sample in samples if sample.differs]
-        numbers = [one for one in read if one is not None]
-        if not numbers or len(numbers) < len(read):
+        numbers = of_each(_added(sample, axis, norm, inside) for sample in samples if sample.differs)
+        if not numbers:
             continue
         largest = max(abs(number) for number, _, _ in numbers)
         error = max(off for _, _, off in numbers) / largest if largest else None

@@ -133,42 +133,47 @@ def solve(distance: Callable[[float], NDArray], starts: Sequence[float], enough:
     1.414213562
     """
     with any_numbers:
-        sizes = [(_size(distance(start)), start) for start in starts]
-        for size, start in sorted(sizes, key=lambda one: one[0])[:2]:
-            found = _descended(distance, start, size) if np.isfinite(size) else None
-            if found is not None and np.abs(distance(found)).max(initial=0.0) <= enough:
-                return found
+        begun = [(start, distance(start)) for start in starts]
+        sizes = [_size(vector) for _, vector in begun]
+        for place in sorted(range(len(starts)), key=sizes.__getitem__)[:2]:
+            if np.isfinite(sizes[place]):
+                found, left = _descended(distance, *begun[place], sizes[place])
+                if np.abs(left).max(initial=0.0) <= enough:
+                    return found
     return None
 
 
 def _size(vector: NDArray) -> float:
-    size = float(np.sqrt(np.mean(vector * vector))) if vector.size else 0.0
-    return size if np.isfinite(size) else np.inf
+    size = math.sqrt(float(vector @ vector) / vector.size) if vector.size else 0.0
+    return size if math.isfinite(size) else math.inf
 
 
-def _descended(distance: Callable[[float], NDArray], number: float, size: float) -> float:
+def _descended(
+    distance: Callable[[float], NDArray], number: float, here: NDArray, size: float
+) -> tuple[float, NDArray]:
+    """Where it ends, and the vector there; `here` is the vector at the number, of this size."""
     first = size
     for step_number in range(STEPS):
         if step_number == HOPEFUL[0] and size > HOPEFUL[1] * first:
-            return number
-        here = distance(number)
+            break
         width = 1e-7 * max(abs(number), 1e-6)
         slope = (distance(number + width) - distance(number - width)) / (2.0 * width)
         square = float(slope @ slope)
         if not square or not np.isfinite(square):
-            return number
+            break
         step = -float(slope @ here) / square
         for _ in range(8):
-            after = _size(distance(number + step))
+            there = distance(number + step)
+            after = _size(there)
             if after < size:
                 break
             step /= 2.0
         else:
-            return number
-        number, size = number + step, after
+            break
+        number, here, size = number + step, there, after
         if abs(step) <= 1e-16 * abs(number):
-            return number
-    return number
+            break
+    return number, here
 
 
 def sigmoid(x: NDArray) -> NDArray:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.expressions import Expression, expressions_of
-from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes
+from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes, of_each
 from conformance.zoo.bug import DoesNotApply
 
 
@@ -91,17 +91,15 @@ def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True) -> Itera
         rests = [_rest(sample, way) for sample in samples]
         for position, name in axes:
             axis = position - count
-            read = [_constant_but(rest, one, (axis,), way) for rest, one in zip(rests, samples, strict=True)]
-            found = [one for one in read if one is not None]
-            if len(found) == len(read):
+            found = of_each(_constant_but(rest, one, (axis,), way) for rest, one in zip(rests, samples, strict=True))
+            if found is not None:
                 rules = _of_index(samples, found, name) if by_rule else _table(found, name)
                 for slug, words, profile in rules:
                     yield _change(way, f"{name}-{slug}", words, _on(axis, profile))
         for (i, first), (j, second) in combinations(axes, 2) if by_rule else ():
             a, b = i - count, j - count
-            read = [_constant_but(rest, one, (a, b), way) for rest, one in zip(rests, samples, strict=True)]
-            found = [one for one in read if one is not None]
-            if len(found) == len(read):
+            found = of_each(_constant_but(rest, one, (a, b), way) for rest, one in zip(rests, samples, strict=True))
+            if found is not None:
                 yield from _of_distance(samples, found, way, (first, second), (a, b))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.features import FEATURES
 from mha_core.reference.state import State
+
+T = TypeVar("T")
 
 LEAST_KNOWN = 0.5
 """A change that reads places that were not measured is judged by the others, if they are at least this share."""
@@ -83,6 +86,13 @@ class Sample:
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
+    def pairs(self) -> tuple[NDArray, NDArray]:
+        """(expected, measured), both flat: the elements that are known in both."""
+        if self.known.all():
+            return self.expected.ravel(), self.measured.ravel()
+        return self.expected[self.known], self.measured[self.known]
+
+    @cached_property
     def tolerance(self) -> float:
         """The absolute error within which numbers are equal."""
         measured = np.abs(self.measured[self.known])
@@ -128,6 +138,16 @@ class Sample:
     def after(self, array: NDArray) -> Sample:
         """The sample with another expected array."""
         return replace(self, expected=array)
+
+
+def of_each(read: Iterable[T | None]) -> list[T] | None:
+    """What was read of each; None as soon as one is None, and the others are not read."""
+    found: list[T] = []
+    for one in read:
+        if one is None:
+            return None
+        found.append(one)
+    return found
 
 
 def long_axes(samples: Sequence[Sample]) -> tuple[tuple[int, str], ...]:

@@ -5,7 +5,7 @@ a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -137,17 +137,28 @@ def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
     for family in FAMILIES if all(one.scored.scores.shape[-1] > 1 for one in samples) else ():
         numbers: list[float] = []
         for head in range(max(one.scored.scores.shape[1] for one in samples)):
-            inside = [_of_head(one, head) for one in samples if head < one.scored.scores.shape[1]]
-            solved = [_number_of(family, one, numbers) for one in inside if one.sample.differs]
-            found = [number for number in solved if number is not None]
-            if not found or len(found) < len(solved) or np.ptp(found) > 1e-6 * np.abs(found).max():
+            inside = (_of_head(one, head) for one in samples if head < one.scored.scores.shape[1])
+            number = _the_same(_number_of(family, one, numbers) for one in inside if one.sample.differs)
+            if number is None:
                 break
-            numbers.append(snapped(found[0], 1e-8))
+            numbers.append(snapped(number, 1e-8))
         else:
             make = _member_by_head(family, np.array(numbers))
             if all(one.is_given_by(one.made(make)) for one in samples):
                 words = f"a number of each head ({', '.join(f'{number:.6g}' for number in numbers)})"
                 yield softmax_bug(f"{family.name}-by-head-{numbers[0]:.6g}", make, family.words.format(words))
+
+
+def _the_same(numbers: Iterable[float | None]) -> float | None:
+    """The first of some numbers, if all are about the same; None if they are not, one is None, or there is none."""
+    found: list[float] = []
+    for number in numbers:  # most families have none in the first call: the others need not be looked at
+        if number is None:
+            return None
+        found.append(number)
+        if np.ptp(found) > 1e-6 * np.abs(found).max():
+            return None
+    return found[0] if found else None
 
 
 def _of_head(one: Weighed, head: int) -> Weighed:

@@ -104,7 +104,7 @@ class Backward:
         given = self.evidence.asker.rounded(self.problem)
         forward, self.steps = pipelines(*self.evidence.model)
         self.state = reference.run_state(
-            given.config, given.weights, given.inputs, forward=forward, backward=self.steps
+            given.config, given.weights, given.inputs, forward=forward, backward=self.steps, sizes=given.sizes
         )
         arrays = self.evidence.got_all(self.problem) or {}
         found = {name.removeprefix(GRADIENT): array for name, array in arrays.items() if is_gradient(name)}

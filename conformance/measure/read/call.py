@@ -44,8 +44,10 @@ class Call:
         runs = _runs.setdefault(self.evidence, {})
         if self.problem not in runs:
             steps, _ = pipelines(*self.evidence.model)
+            asked = self.evidence.asker.rounded(self.problem)
+            right = None if self.evidence.model else self.evidence.variants.right(asked)
             try:
-                runs[self.problem] = (steps, *_run(self.evidence.asker.rounded(self.problem), steps))
+                runs[self.problem] = (steps, *(_run(asked, steps) if right is None else right))
             except DoesNotApply:  # the model was measured in other calls
                 return
         self._steps, self.state, self._reads = runs[self.problem]
@@ -80,4 +82,5 @@ _runs: WeakKeyDictionary[Evidence, dict[Problem, tuple[dict[str, Step], State, R
 
 
 def _run(problem: Problem, steps: dict[str, Step]) -> tuple[State, Reads]:
-    return noted_run(problem.config, problem.weights, replace(problem.inputs, cotangent=None), forward=steps)
+    inputs = replace(problem.inputs, cotangent=None)
+    return noted_run(problem.config, problem.weights, inputs, forward=steps, sizes=problem.sizes)

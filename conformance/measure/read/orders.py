@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.orders import Indices, Order, SizedRule, exchange, order_change, table_of
-from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.grammar.sample import Change, Sample, Setting, of_each
 from conformance.zoo.bug import DoesNotApply
 
 ALIKE = 0.5
@@ -37,17 +37,21 @@ def orders_read(samples: Sequence[Sample], how: str = "exact", *, by_rule: bool 
     axes = samples[0].axes
     for position in range(len(axes)):
         axis = position - len(axes)
-        found = [(sample, *_matches(sample, axis, how)) for sample in samples]
+        found = of_each(_matched(sample, axis, how) for sample in samples)
         # Nothing to be read where every slice matches every other, or one matches none.
-        if not all((same.any(axis=1) | zero).all() for _, same, zero in found):
-            continue
-        if all(bool(np.diagonal(same).all()) for _, same, _ in found):
+        if found is None or all(bool(np.diagonal(same).all()) for _, same, _ in found):
             continue
         if by_rule:
             for order in {order.words: order for order in _agreeing(found)}.values():
                 yield order_change(axes[position], axis, order)
         elif (table := _as_seen(found)) is not None:
             yield order_change(axes[position], axis, table)
+
+
+def _matched(sample: Sample, axis: int, how: str) -> Match | None:
+    """The slices that match; None if one matches none."""
+    same, zero = _matches(sample, axis, how)
+    return (sample, same, zero) if (same.any(axis=1) | zero).all() else None
 
 
 def _matches(sample: Sample, axis: int, how: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

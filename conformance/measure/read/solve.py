@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -162,14 +163,15 @@ def _alike(evidence: Evidence, problem: Problem, call: Call) -> Iterable[Problem
     # Outputs of more queries than keys are sums of those of some of them.
     outputs = sizes.batch * min(sizes.query_len, sizes.key_len) * config.output_dim
     names = ("out_proj.weight",) if place.id in OF_VALUES | AFTER_WEIGHTS else ("out_proj.weight", "values")
-    for number in range(1, min(math.ceil(1.3 * unknown / max(outputs, 1)), MOST_CALLS)):
-        yield _varied(evidence, problem, names, number)
-
-
-def _varied(evidence: Evidence, problem: Problem, names: Sequence[str], number: int) -> Problem:
-    """The call with other numbers in some inputs, and in some weights if the layer takes others."""
-    rng = np.random.default_rng(abs(number) + 1000 * (number < 0))
     fixed = evidence.asker.fixed_weights is not None
+    for number in range(1, min(math.ceil(1.3 * unknown / max(outputs, 1)), MOST_CALLS)):
+        yield _varied(problem, names, number, fixed=fixed)
+
+
+@lru_cache(maxsize=2048)
+def _varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool) -> Problem:
+    """The call with other numbers in some inputs, and in some weights unless these are fixed; one for all places."""
+    rng = np.random.default_rng(abs(number) + 1000 * (number < 0))
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
     return changed(problem, {} if fixed else weights, **given)
@@ -238,8 +240,9 @@ def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Sol
     rows: list[NDArray] = []
     results: list[NDArray] = []
     own = problem.weights.get(f"{projection}.weight")
+    fixed = evidence.asker.fixed_weights is not None
     while own is not None and len(rows) < MOST_ROWS and (not rows or _rank(rows) < own.shape[1]):
-        call = _varied(evidence, problem, INPUTS[projection], -len(rows)) if rows else problem
+        call = _varied(problem, INPUTS[projection], -len(rows), fixed=fixed) if rows else problem
         read = solved(evidence, call, place)
         if read is None or not np.isfinite(read[0]).all():
             return None
