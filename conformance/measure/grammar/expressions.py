@@ -212,8 +212,9 @@ def _named(
     distinct = 1 + int((np.diff(np.sort(np.abs(measured))) > tolerance * np.abs(measured).max()).sum())
     sign, sizes = float(np.sign(measured[0])), np.abs(measured)
     with any_numbers:
-        ratios = sizes / table.values
-        hits = np.flatnonzero((np.abs(ratios - 1.0) <= tolerance).all(axis=1))
+        of_first = sizes[0] / table.values[:, 0]
+        near = np.flatnonzero(np.abs(of_first - 1.0) <= tolerance)  # a few, for which the others are looked at
+        hits = near[(np.abs(sizes / table.values[near] - 1.0) <= tolerance).all(axis=1)]
     exact = False
     for hit in hits:
         if (hit + 1) * (2 * tolerance) ** distinct < BY_CHANCE:
@@ -222,9 +223,13 @@ def _named(
     if exact or not multiples or distinct < 2:
         return
     with any_numbers:
+        of_last = sizes[-1] / table.values[:, -1]
+        near = np.flatnonzero(np.abs(of_first - of_last) <= 4.0 * tolerance * np.abs(of_first))
+        ratios = sizes / table.values[near]
         spread = np.ptp(ratios, axis=1) / np.abs(ratios).max(axis=1)
-    for hit in np.flatnonzero((spread <= 2 * tolerance) & np.isfinite(spread)):
-        words, number = neat(sign * float(np.median(ratios[hit])), tolerance)
+    for place in np.flatnonzero((spread <= 2 * tolerance) & np.isfinite(spread)):
+        hit = near[place]
+        words, number = neat(sign * float(np.median(ratios[place])), tolerance)
         tried = (hit + 1) * (100 if len(words) <= 6 else 1)
         # Numbers of small integers are quotients of some sum by accident.
         if not table.plain[hit] and (len(words) > 6 or distinct < 3):

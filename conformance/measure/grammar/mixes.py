@@ -113,13 +113,34 @@ Reading = Callable[[NDArray], NDArray]
 def mix_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     """Every mix that gives the largest sample that differs; the caller verifies."""
     first = max((sample for sample in samples if sample.differs), key=lambda sample: sample.known.sum())
-    for name, words, read in _readings(long_axes(samples), len(samples[0].axes)):
+    readings = list(_readings(long_axes(samples), len(samples[0].axes)))
+    for place in _likely(first, readings):
+        name, words, read = readings[place]
         try:
             found = _mixed(first, read)
             if found is not None and abs(found[1]) >= NONE:
                 yield from _mixes(samples, name, words, read)
         except DoesNotApply:
             continue
+
+
+def _likely(sample: Sample, readings: Sequence[tuple[str, str, Reading]]) -> Sequence[int]:
+    """The readings that `_mixed` may take: all are looked at together, with twice its tolerance."""
+    if not sample.known.all():
+        return range(len(readings))
+    x, m = sample.pairs
+    others = np.full((len(readings), len(x)), np.nan)
+    with any_numbers:
+        for row, (_, _, read) in zip(others, readings, strict=True):
+            try:
+                row.reshape(sample.expected.shape)[...] = read(sample.expected)
+            except DoesNotApply:
+                continue
+        xx, xg, gg, xm, gm = x @ x, others @ x, np.einsum("rn,rn->r", others, others), x @ m, others @ m
+        determinant = xx * gg - xg * xg
+        a, b = (xm * gg - gm * xg) / determinant, (gm * xx - xm * xg) / determinant
+        error = np.abs(a[:, None] * x + b[:, None] * others - m).max(axis=1, initial=0.0)
+        return np.flatnonzero(error <= 2.0 * sample.tolerance).tolist()
 
 
 def _readings(axes: Sequence[tuple[int, str]], count: int) -> Iterator[tuple[str, str, Reading]]:

@@ -38,6 +38,7 @@ class Call:
     state: State = field(init=False, repr=False)
     _steps: dict[str, Step] = field(init=False, repr=False)
     _reads: Reads = field(init=False, repr=False)
+    _repeated: State | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.own = None
@@ -63,19 +64,22 @@ class Call:
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
         """(n, ...): what a later step gives with each of n arrays in the place of the model's own."""
         if not self.is_of_items:
-            return np.stack([self._with(self.state, self._reads, array)[step] for array in arrays])
+            return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]
-        state, reads, sizes = self.state, self._reads, self.problem.sizes
-        if batch > 1 or sizes.past_len:  # else the one item is copied by broadcasting
-            asked = self.evidence.asker.rounded(self.problem)
-            state, reads = _run(resized(asked, count * batch, sizes.query_len, sizes.key_len), self._steps)
-        made = self._with(state, reads, arrays.reshape(-1, *arrays.shape[2:]))[step]
+        state, sizes = self.state, self.problem.sizes
+        if count > 1 and (batch > 1 or sizes.past_len):  # else the one item is copied by broadcasting
+            if self._repeated is None or self._repeated.sizes.batch != count * batch:
+                asked = self.evidence.asker.rounded(self.problem)
+                more = resized(asked, count * batch, sizes.query_len, sizes.key_len)
+                self._repeated, _ = _run(more, self._steps)
+            state = self._repeated
+        made = self._with(state, arrays.reshape(-1, *arrays.shape[2:]))[step]
         return np.asarray(made.reshape(count, batch, *made.shape[1:]))
 
-    def _with(self, state: State, reads: Reads, array: NDArray) -> State:
+    def _with(self, state: State, array: NDArray) -> State:
         changes = self.place.with_array(array)
         changed: dict[str, Step] = {name: OnTop(self._steps[name], change) for name, change in changes.items()}
-        return rerun(state, {**self._steps, **changed}, set(changed), reads=reads)[0]
+        return rerun(state, {**self._steps, **changed}, set(changed), reads=self._reads)[0]
 
 
 _runs: WeakKeyDictionary[Evidence, dict[Problem, tuple[dict[str, Step], State, Reads]]] = WeakKeyDictionary()
