@@ -55,6 +55,7 @@ def test_of_a_right_layer_nothing_is_found(dtype):
     assert found.models == ((),)
     assert not found.unexplained
     assert not found.differs
+    assert not found.silent
     assert not found.troubles
     assert found.asker.questions < 700
 

@@ -95,12 +95,6 @@ def test_a_past_is_measured_beside_a_softmax_over_all_queries() -> None:
     assert is_right(found, bugs, with_other_pasts()), said(found)
 
 
-def test_of_a_right_past_nothing_is_found() -> None:
-    found = measured(probes=["past*"], zoo=None)
-    assert found.models == ((),)
-    assert not found.unexplained
-
-
 # Dropout ------------------------------------------------------------------------------------------------------
 
 

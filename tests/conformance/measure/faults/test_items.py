@@ -122,7 +122,3 @@ def test_blocks_that_only_larger_lengths_fill_are_named() -> None:
         in_blocks_of(IN_BLOCKS["block-of-last-keys-dropped"], 128), probes=["lengths-of-hundreds"], zoo=None
     )
     assert "block-of-last-keys-dropped-of-128" in {bug.id for model in found.models for bug in model}
-
-
-def test_a_right_layer_has_no_finding() -> None:
-    assert measured(probes=[*OF_ITEMS, "lengths-of-hundreds"], zoo=None).models == ((),)

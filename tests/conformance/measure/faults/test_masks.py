@@ -156,9 +156,3 @@ def test_a_mask_that_is_wrong_in_a_way_not_on_file_is_measured(name: str) -> Non
     bug = SINGLE[name]
     found = measured(bug, probes=OWN)
     assert is_right(found, (bug,), fresh()), said(found)
-
-
-def test_a_right_layer_gets_no_finding() -> None:
-    found = measured(probes=OWN)
-    assert found.models == ((),)
-    assert not found.differs
