@@ -214,7 +214,7 @@ def _numbers(samples: Sequence[Sample], read: Callable[[NDArray, NDArray], float
     for one in samples:
         if one.known.any():
             numbers.append((read(*one.pairs), one.setting))
-            if not math.isfinite(numbers[-1][0]):
+            if not math.isfinite(numbers[-1][0]):  # the others need not be read
                 return []
     return expressions_of(numbers, unit=max(sample.unit for sample in samples))
 
@@ -231,15 +231,9 @@ def with_number(slug: str, words: str, number: Expression, of: Callable[[NDArray
 def _of_family(samples: Sequence[Sample], family: Family, first: Sample) -> Iterator[Change]:
     read = family.read
     if read is None:
-        of_first = _solved(family, *first.pairs, tolerance=first.tolerance)
-        if not math.isfinite(of_first):
-            return
         # Where nothing differs a bound may be any large number: it is read off the others.
         samples = [sample for sample in samples if sample.differs]
-
-        def read(x: NDArray, y: NDArray) -> float:
-            return of_first if x is first.pairs[0] else _solved(family, x, y, tolerance=first.tolerance)
-
+        read = partial(_solved, family, tolerance=first.tolerance)
     for number in _numbers(samples, read)[:2]:
         yield with_number(family.slug, family.words, number, family.of)
 
@@ -258,11 +252,7 @@ def _clipped_on_both_sides(samples: Sequence[Sample]) -> Iterator[Change]:
     below = _numbers(samples, lambda x, y: float(y.min()))
     for low, high in list(zip(below, above, strict=False))[:1]:
         slug, words = f"clipped-{low.slug}-to-{high.slug}", f"clipped to {low.words} ... {high.words}"
-        yield Change(slug, words, partial(_between, low, high))
-
-
-def _between(low: Expression, high: Expression, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-    return np.clip(x, low.at(setting), high.at(setting))
+        yield _of_two(slug, words, low, high, np.clip)
 
 
 def _affine(samples: Sequence[Sample]) -> Iterator[Change]:
