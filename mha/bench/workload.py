@@ -99,11 +99,6 @@ class Answer:
 def make_workload(setting: Setting, dtype: str) -> Workload:
     """Make the arrays of a setting; equal settings and dtypes give equal arrays."""
     config = AttentionConfig(setting.embed_dim, setting.num_heads, num_kv_heads=setting.num_kv_heads, bias=True)
-    return workload_of(setting, config, dtype)
-
-
-def workload_of(setting: Setting, config: AttentionConfig, dtype: str) -> Workload:
-    """The arrays of a setting for a layer of this config, whose heads may be fewer or of other widths."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray:

@@ -74,9 +74,6 @@ MEASURES = {
 }
 """Name -> measure."""
 
-GONE = ("output", "weights", "confidence", "confidence-words", "random")
-"""Measures of earlier releases, which rank heads worse or not at all."""
-
 
 def measure_of(name: str) -> Measure:
     """The measure of this name. SpecError if there is none.
@@ -86,10 +83,6 @@ def measure_of(name: str) -> Measure:
     ...
     mha_core.errors.SpecError: measure 'sharpness' is not known (known: gradient, leave-one-out)
     """
-    if name in GONE:
-        raise SpecError(
-            f"measure {name!r} is gone: use gradient, or leave-one-out, which the curves show to be the best"
-        )
     if name not in MEASURES:
         raise SpecError(f"measure {name!r} is not known (known: {', '.join(MEASURES)})")
     return MEASURES[name]

@@ -11,7 +11,7 @@ import rich.table
 from rich.console import Console
 from rich.markup import escape
 
-from mha.heads.tables import LIMITS, Report, Table, curve_tables, importance_tables, speed_tables, total
+from mha.heads.tables import LIMITS, Report, Table, curve_tables, importance_tables, speed_table, total
 
 
 def print_report(console: Console, report: Report, written: Path | None = None) -> None:
@@ -44,12 +44,9 @@ def print_report(console: Console, report: Report, written: Path | None = None) 
             line(f"Written: {written}")
         line()
     if report["speed"] is not None:
-        threads = report["speed"]["threads"]
-        line(f"Times faster with fewer heads ({threads} thread); in brackets what the arithmetic predicts")
-        for table in speed_tables(report, lambda entry: f"{entry['ratio']:.2f} [{entry['predicted']:.2f}]"):
-            show(table)
-        for problem in report["speed"]["problems"]:
-            line(problem)
+        title = f"Times faster ({report['speed']['threads']} thread); in brackets what the arithmetic predicts"
+        table = speed_table(report, lambda entry: f"{entry['ratio']:.2f} [{entry['predicted']:.2f}]")
+        show(replace(table, title=title))
     for text in LIMITS:
         line(text)
     line(f"{report['cpu_seconds']:.0f} s of processor time.")

@@ -42,7 +42,7 @@ def measure_heads(
     texts: Texts | None,
     measures: Sequence[str],
     cut: Cut | None = None,
-    timed_in: Sequence[str] | None = None,
+    speed: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Importance, curves, and what is cut; `schema.json` says the form.
@@ -52,7 +52,7 @@ def measure_heads(
         texts: those of a model; None of a recording.
         measures: names of MEASURES; heads are cut in the order of the first.
         cut: what to cut, which `check_count` and `check_names` allow; None for nothing.
-        timed_in: backends whose layer is timed, and the model in PyTorch; () for all, None for no timing.
+        speed: whether the model is timed with fewer and fewer heads.
         progress: is told, in words, what is being done.
     """
     started = time.process_time()
@@ -61,7 +61,10 @@ def measure_heads(
         progress(f"importance by {name}")
         found[name] = MEASURES[name].function(subject)
     judge = None if texts is None else Judge(subject, texts.judged)
-    scores = next(iter(found.values()))
+    times = None
+    if speed:
+        progress("speed")
+        times = measure_speed(subject, next(iter(found.values())))
     return {
         "schema": SCHEMA_VERSION,
         "model": subject.name,
@@ -74,7 +77,7 @@ def measure_heads(
         },
         "curves": None if judge is None else curves(judge, found, progress),
         "pruned": None if cut is None else _pruned(subject, judge, found, cut, progress),
-        "speed": None if timed_in is None else measure_speed(subject, scores, timed_in, progress),
+        "speed": times,
         "cpu_seconds": time.process_time() - started,
         "versions": _versions("numpy", "torch", "transformers", "gensim"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from mha.heads.importance import MEASURES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 LIMITS = (
     "What is measured is what comes out of this model for these texts: no explanation of what a head is for.",
@@ -96,18 +96,11 @@ def ratio(entry: Mapping[str, Any]) -> str:
     return f"×{entry['ratio']:.2f} ({limits}), predicted {entry['predicted']:.2f}"  # noqa: RUF001
 
 
-def speed_tables(report: Report, cell: Callable[[Mapping[str, Any]], str] = ratio) -> list[Table]:
-    """One table of layers and one of models: the time of the whole, and a `cell` for each with fewer heads."""
-    found = []
-    titles = {"layer": "One layer, by the heads that it has", "model": "The whole model, by heads removed"}
-    for of, title in titles.items():
-        own = [row for row in (report["speed"] or {"rows": []})["rows"] if row["of"] == of]
-        rows = []
-        for row in own:
-            whole, *others = row["entries"]
-            name = f"{row['framework']} ({row['size'][0]}, {row['size'][1]})"
-            time = float(f"{1000 * whole['time']['median']:.3g}")
-            rows.append((name, [f"{time:g} ms", *map(cell, others)]))
-        if own:
-            found.append(Table(title, "(batch, tokens)", [entry["name"] for entry in own[0]["entries"]], rows))
-    return found
+def speed_table(report: Report, cell: Callable[[Mapping[str, Any]], str] = ratio) -> Table:
+    """The time of the whole model by the size of the call, and a `cell` for each model with fewer heads."""
+    rows, speed = [], report["speed"]["rows"]
+    for row in speed:
+        whole, *others = row["entries"]
+        time = float(f"{1000 * whole['time']['median']:.3g}")
+        rows.append((str(tuple(row["size"])), [f"{time:g} ms", *map(cell, others)]))
+    return Table("Time by heads removed", "(batch, tokens)", [entry["name"] for entry in speed[0]["entries"]], rows)

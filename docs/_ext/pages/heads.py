@@ -10,7 +10,7 @@ from typing import Any
 from _ext.common import escaped, table
 from mha.heads.importance import MEASURES
 from mha.heads.page.page import plots_of
-from mha.heads.tables import curve_tables, speed_tables
+from mha.heads.tables import curve_tables, speed_table
 
 RESULT = Path(__file__).parents[2] / "_data" / "heads-minilm.json"
 
@@ -46,13 +46,11 @@ def kept(report: dict[str, Any]) -> str:
 
 
 def speed(report: dict[str, Any]) -> str:
-    """Times of layers and of the model."""
-    parts = []
-    for one in speed_tables(report):
-        rows = [(name, *cells) for name, cells in one.rows]
-        parts.append(f"{one.title}:\n\n" + of_heads([one.corner, *one.columns], rows))
-    about = report["speed"]
-    return "\n\n".join([*parts, f"{about['threads']} thread of {escaped(about['machine']['cpu'])}."])
+    """Times of the model."""
+    one, about = speed_table(report), report["speed"]
+    rows = [(name, *cells) for name, cells in one.rows]
+    found = f"{one.title}:\n\n" + of_heads([one.corner, *one.columns], rows)
+    return f"{found}\n\n{about['threads']} thread of {escaped(about['machine']['cpu'])}."
 
 
 def texts(report: dict[str, Any]) -> str:

@@ -31,8 +31,8 @@ class HeadsOptions(Apart):
     )
     prune: int | None = option("--prune", type=int, metavar="N", help="Cut the N least important heads, and prove it.")
     out: Path | None = options.output_file("--out", help="With --prune: write the cut layers, as safetensors.")
-    backend_names: tuple[str, ...] = options.backends("Prove and time in this backend alone (repeatable).")
-    speed: bool = options.flag("--speed", "Time the layer in each framework and the whole model, without heads.")
+    backend_names: tuple[str, ...] = options.backends("Prove in this backend alone (repeatable).")
+    speed: bool = options.flag("--speed", "Time the whole model in PyTorch with fewer and fewer heads.")
     json_path: Path | None = options.json_file()
     html_path: Path | None = options.output_file("--html", help="Also write it as one page.")
 
@@ -71,8 +71,7 @@ def heads(asked: HeadsOptions) -> None:
             backends, absent, broken = asked.backends(asked.backend_names, asked.settings())
             missing = tuple(line.split("'")[1] for line in absent)
             cut = Cut(asked.prune, tuple(backends), missing, asked.out)
-        timed_in = asked.backend_names if asked.speed else None
-        report = measure_heads(subject, texts, names, cut, timed_in, says(status))
+        report = measure_heads(subject, texts, names, cut, asked.speed, says(status))
     warn(errors, broken)
     pruned = report["pruned"]
     print_report(console, report, asked.out if pruned and pruned["equal"] else None)
@@ -87,6 +86,7 @@ def heads(asked: HeadsOptions) -> None:
 def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]:
     """What is measured, and the texts; what can't be used is refused before the model is loaded."""
     from mha.heads.prune import check_count, check_names
+    from mha.heads.speed import check_live
     from mha.heads.subject import of_encoder, of_recording
     from mha.heads.texts import DOCUMENTS, file_texts, lee_texts
     from mha.port.encoder import find_model, load_encoder
@@ -104,6 +104,8 @@ def _subject(asked: HeadsOptions, *, live: bool) -> tuple[Subject, Texts | None]
         documents = DOCUMENTS if asked.documents is None else asked.documents
         texts = lee_texts(documents) if asked.texts_path is None else file_texts(asked.texts_path)
         subject = of_encoder(load_encoder(asked.model), texts.measured)
+    if asked.speed:
+        check_live(subject)
     if asked.prune is not None:
         check_count(subject, asked.prune)
         check_names(subject)

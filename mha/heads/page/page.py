@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conformance.reports.selfcontained import template
 from mha.heads.page.plots import plot
-from mha.heads.tables import LIMITS, SCHEMA_VERSION, Report, curve_tables, importance_tables, speed_tables, total
+from mha.heads.tables import LIMITS, SCHEMA_VERSION, Report, curve_tables, importance_tables, speed_table, total
 from mha_core import SpecError
 from mha_core.files.writing import write_whole
 
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
     >>> render({"schema": 7})
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: a report of schema 7 can't be shown; it must be 2
+    mha_core.errors.SpecError: a report of schema 7 can't be shown; it must be 3
     """
     if report.get("schema") != SCHEMA_VERSION:
         raise SpecError(f"a report of schema {report.get('schema')!r} can't be shown; it must be {SCHEMA_VERSION}")
@@ -41,7 +41,7 @@ def render(report: Report) -> str:
         grids=importance_tables(report),
         plots=plots_of(report),
         curves=curve_tables(report),
-        timings=speed_tables(report),
+        timings=[speed_table(report)] if report["speed"] else [],
         limits=LIMITS,
     )
 
@@ -51,9 +51,9 @@ def plots_of(report: Report) -> list[dict[str, str]]:
     curves, found = report["curves"], []
     if curves is None:
         return []
-    models = [row for row in (report["speed"] or {"rows": []})["rows"] if row["of"] == "model"]
-    if models:
-        entries, (batch, tokens) = models[0]["entries"], models[0]["size"]
+    if report["speed"]:
+        first = report["speed"]["rows"][0]
+        entries, (batch, tokens) = first["entries"], first["size"]
         faster = {float(entry["name"]): entry["ratio"] for entry in entries}
         spans = {entry["ratio"]: (entry["ratio_lower"], entry["ratio_upper"]) for entry in entries[1:]}
         lines = {

@@ -189,8 +189,9 @@ def test_page_needs_nothing_else(written):
         (["nothing-of-this-name"], "model 'nothing-of-this-name' is not known"),
         (["BARE"], "has no weights: without projections its heads are its inputs"),
         (["GROUPED", "--prune", "3"], "can be cut by whole groups of 2 alone. Got 3"),
-        (["GROUPED", "-m", "confidence"], "measure 'confidence' is gone: use gradient, or leave-one-out"),
+        (["GROUPED", "-m", "confidence"], "measure 'confidence' is not known (known: gradient, leave-one-out)"),
         (["GROUPED", "--texts", "ONE"], "--texts is not for a recording"),
+        (["GROUPED", "--speed"], "GROUPED is a recording, and --speed times a whole model"),
     ],
 )
 def test_bad_input_is_one_line(arguments, says, tmp_path, monkeypatch):

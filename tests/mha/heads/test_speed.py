@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from conformance.workers.process import WorkerProcess  # noqa: E402
-from mha.bench.contestants.contestant import load  # noqa: E402
 from mha.heads import run as runs  # noqa: E402
 from mha.heads import speed  # noqa: E402
-from mha.heads.importance import leave_one_out  # noqa: E402
 from mha.heads.page.page import write_page  # noqa: E402
-from mha.heads.speed import Request, _layer, compared, products  # noqa: E402
+from mha.heads.speed import compared, products  # noqa: E402
 from mha.heads.subject import of_recording  # noqa: E402
-from mha_core import AttentionConfig, SpecError  # noqa: E402
+from mha_core import AttentionConfig  # noqa: E402
 from tests.mha.heads.test_prune import recording_of  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # it is about times, and a page
@@ -33,13 +29,23 @@ def sample_report():
     return json.loads((Path(__file__).parent / "sample.json").read_text(encoding="utf-8"))
 
 
-def test_a_layer_with_fewer_heads_is_what_arithmetic_says():
-    request = Request("torch", CONFIG, [4, 2], [(2, 5)], 0.001)
-    row = _layer(request, load("torch"), 2, 5)
-    assert [entry["name"] for entry in row["entries"]] == ["4", "2"]
-    assert [entry["predicted"] for entry in row["entries"]] == [1.0, 2.0]
-    assert row["entries"][0]["ratio"] == 1.0
+def test_a_model_with_fewer_heads_is_what_arithmetic_says(monkeypatch):
+    pytest.importorskip("transformers")
+    from mha.heads.subject import of_encoder
+    from mha.port.encoder import load_encoder
+
+    monkeypatch.setattr(speed, "SIZES", ((1, 4), (1, 10**6)))  # the model has no such positions
+    threads = torch.get_num_threads()
+    subject = of_encoder(load_encoder("minilm"), ["A cat sleeps."])
+    found = speed.measure_speed(subject, np.random.default_rng(0).random((6, 12)), seconds=1e-6)
+    assert torch.get_num_threads() == threads
+    (row,) = found["rows"]
+    assert [entry["name"] for entry in row["entries"]] == ["0", "12", "24", "36", "48"]
+    assert row["entries"][0]["ratio"] == row["entries"][0]["predicted"] == 1.0
+    predicted = [entry["predicted"] for entry in row["entries"]]
+    assert predicted == sorted(predicted)
     assert all(entry["time"]["samples"] >= 3 for entry in row["entries"])
+    assert subject.live.sites[0].config.num_heads == 12  # copies were cut
 
 
 def test_ratio_is_of_the_first():
@@ -60,40 +66,6 @@ def test_share_of_attention_in_minilm():
     attention, rest = 4 * 384**2 + 2 * 128 * 384, 2 * 384 * 1536
     assert products(model, 128) == 6 * (attention + rest)
     assert attention / (attention + rest) == pytest.approx(0.37, abs=0.005)
-
-
-def test_a_framework_that_does_not_run_is_a_line(monkeypatch):
-    subject = of_recording("small", recording_of(CONFIG))
-
-    def broken(request):
-        if request.framework != "torch":
-            raise SpecError(f"{request.framework} was not timed")
-        return {"rows": [{"of": "layer"}], "versions": {"torch": "2"}}
-
-    monkeypatch.setattr(speed, "_ask", broken)
-    monkeypatch.setattr(speed, "installed", lambda names: (["mxnet", "torch"], []))
-    found = speed.measure_speed(subject, leave_one_out(subject))
-    assert found["problems"] == ["mxnet was not timed"]
-    monkeypatch.setattr(speed, "installed", lambda names: (["mxnet"], []))
-    with pytest.raises(SpecError, match="nothing could be timed: mxnet was not timed"):
-        speed.measure_speed(subject, leave_one_out(subject))
-
-
-def test_what_goes_wrong_in_its_process_is_said():
-    request = Request("torch", CONFIG, [4, 2], [(1, 2)], 0.001)
-    assert [entry["name"] for entry in speed._ask(request)["rows"][0]["entries"]] == ["4", "2"]
-    with pytest.raises(SpecError, match="torch was not timed: num_heads must be a positive integer. Got 0."):
-        speed._ask(replace(request, heads=[0]))
-
-
-def test_a_process_that_ends_says_so(monkeypatch):
-    monkeypatch.setattr(speed, "rows_of", partial(eval, "__import__('os')._exit(3)"))
-    monkeypatch.setattr(WorkerProcess, "call", lambda self, function, request: CALL(self, function, {}))
-    with pytest.raises(SpecError, match="torch was not timed: its process ended itself with status 3"):
-        speed._ask(Request("torch", CONFIG, [4]))
-
-
-CALL = WorkerProcess.call
 
 
 def test_sample_has_the_form_of_the_schema():
