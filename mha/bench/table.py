@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
 
 from mha.bench.results import Key, Results, Row, best_peer, by_key, leanest_peer, median, ours
 from mha.bench.run import is_too_large
 from mha.bench.settings import Setting
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 GOAL = 1.0
 """The ratio of our time to the best peer's that must not be exceeded."""
@@ -37,9 +36,6 @@ class Cells:
 
     def rich(self) -> Table:
         """The table for the terminal, with ratios above the goal in red."""
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table(title=self.title, title_justify="left")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")

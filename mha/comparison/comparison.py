@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mha.comparison.arrays import PARTS, Difference
@@ -113,16 +113,12 @@ class Comparison:
             pair, difference = self.first
             first = {"original": pair.original, "port": pair.port, "part": difference.part, "name": difference.name}
         return {
+            **{own.name: getattr(self, own.name) for own in fields(self)},
             "schema": SCHEMA_VERSION,
             "equal": self.equal,
             "first": first,
-            "by": self.by,
-            "findings": list(self.findings),
-            "notes": list(self.notes),
-            "unpaired": list(self.unpaired),
             "failed": dict(self.failed),
             "pairs": [pair.to_dict() for pair in self.pairs],
-            "ends": [end.to_dict() for end in self.ends],
-            "unjudged": list(self.unjudged),
+            "ends": [asdict(end) for end in self.ends],
             "unseen": None if self.unseen is None else self.unseen.to_dict(),
         }

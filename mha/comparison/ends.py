@@ -7,8 +7,7 @@ allowance of the inputs of a next layer (docs/compare.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +39,6 @@ class EndPair:
     message: str
     follows: bool
     after: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The pair as a dict of JSON values."""
-        return {**asdict(self), "arrays": list(self.arrays), "left": list(self.left)}
 
 
 @dataclass

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
 
 from mha.comparison.arrays import PARTS, Difference, number
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.ends import EndPair
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MOST_FINDINGS = 12
 """Most findings that are written out."""
@@ -80,8 +79,6 @@ def other_dtypes(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def table(comparison: Comparison) -> Table:
     """A table with one row per pair: which parts are equal, and how large the differences of the others are."""
-    from rich.table import Table
-
     found = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     found.add_column("")
     past = any(difference.part == "past" for pair in comparison.pairs for difference in pair.differences)
@@ -93,7 +90,7 @@ def table(comparison: Comparison) -> Table:
     for pair in comparison.pairs:
         cells = [_cell(pair, name) for name in columns]
         numbers = ["-" if value is None else f"{value:.1e}" for value in (pair.distance, pair.allowed)]
-        found.add_row(_escaped(pair.name), *cells, *numbers)
+        found.add_row(escape(pair.name), *cells, *numbers)
     return found
 
 
@@ -106,12 +103,6 @@ def _cell(pair: Pair, part: str) -> str:
     if state == "different":
         return "[bold red]parts[/]"
     return f"[yellow]{'follows' if state == 'follows' else '-'}[/]"
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def lines(comparison: Comparison) -> Iterator[str]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mha.convert.convert import Conversion
 from mha.models.standing import MEANING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from mha.convert.convert import Conversion
 
 COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
 
 
 def print_report(console: Console, done: Conversion) -> None:
     """Print a table with a row for each layer, and the explanations of `lines` below it."""
-    from rich.markup import escape
-    from rich.table import Table
-
     causal = any(layer.standing.causal for layer in done.layers)
     table = Table(*COLUMNS, *(["causal"] if causal else []))
     for layer in done.layers:

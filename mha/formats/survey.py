@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,27 +145,8 @@ class Survey:
             "passed_over": list(self.passed_over),
             "read": len(self.layers),
             "of": len(self.order) + len(self.unseen),
-            "layers": [
-                {
-                    "number": numbers[layer.prefix],
-                    "prefix": layer.prefix,
-                    "layouts": list(layer.layouts),
-                    "num_heads": layer.num_heads,
-                    "num_kv_heads": layer.num_kv_heads,
-                    "dtypes": list(layer.dtypes),
-                    "shapes": {name: list(shape) for name, shape in layer.shapes.items()},
-                }
-                for layer in self.layers
-            ],
-            "incomplete": [
-                {
-                    "number": numbers[layer.prefix],
-                    "prefix": layer.prefix,
-                    "missing": {layout: list(names) for layout, names in layer.missing.items()},
-                    "there": list(layer.there),
-                }
-                for layer in self.incomplete
-            ],
+            "layers": [{"number": numbers[layer.prefix], **asdict(layer)} for layer in self.layers],
+            "incomplete": [{"number": numbers[layer.prefix], **asdict(layer)} for layer in self.incomplete],
             "unseen": list(self.unseen),
         }
 

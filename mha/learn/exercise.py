@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.cases.table import select
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.state import State
 
@@ -131,8 +132,6 @@ class StepExercise(Exercise):
     @cached_property
     def judged_by(self) -> tuple[Case, ...]:
         """The cases themselves."""
-        from conformance.cases.table import select
-
         return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 
 from mha.learn.exercise import NUMPY, Exercise
@@ -48,8 +49,6 @@ def exercise(name: str) -> Exercise:
     ...
     mha_core.errors.SpecError: exercise 'sofmax' is not known; did you mean 'softmax'? `mha learn list` lists them
     """
-    from difflib import get_close_matches
-
     named = {one.name: one for one in all_exercises()}
     wanted = name.replace("_", "-")
     if wanted in named:

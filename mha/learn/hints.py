@@ -15,8 +15,10 @@ from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
+from mha.heads.importance import MEASURES
 from mha.learn.bench import Place, bench
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
 from mha.learn.running.layering import diagnosed
@@ -73,9 +75,6 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> s
 
 def _measures(level: int) -> str:
     """What `mha heads` measures, and from level 3 on what its orders leave."""
-    from mha.heads.importance import MEASURES
-    from mha.learn.headwork import places
-
     at = places()
     known = {name: MEASURES[name].about for name in at}
     lines = [f"  {name}: {about}" for name, about in known.items()]

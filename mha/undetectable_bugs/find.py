@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,7 @@ class UndetectableBugs:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of JSON values."""
-        lists = ("tried", "parts", "seen", "within", "idle", "impossible", "untried", "beyond")
-        never = {words: list(bugs) for words, bugs in self.never_asked.items()}
-        found = {name: list(getattr(self, name)) for name in lists}
-        return {"calls": self.calls, "missed": self.missed, **found, "never_asked": never}
+        return {**asdict(self), "missed": self.missed}
 
     def text(self) -> str:
         """The result in words, one line for each reason."""

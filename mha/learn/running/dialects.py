@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from conformance.subjects.quiet import quiet_stderr
 from mha.learn.exercise import NUMPY
+from mha_core.backend import load
+from mha_core.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,6 @@ DIALECTS = {
 
 def prepare(name: str) -> str:
     """Import a framework, by its backend; "" if that worked, else why not in one line."""
-    from mha_core.backend import load
-    from mha_core.errors import one_line
-
     try:
         with quiet_stderr():
             load(name)  # MXNet can't be imported without what its backend does first

@@ -94,7 +94,7 @@ def test_what_was_not_compared_is_said(original):
         found, text = said(one, other)
         assert reason in text
         assert found.equal
-        assert found.to_dict()["unjudged"] == list(found.unjudged)
+        assert found.to_dict()["unjudged"] == found.unjudged
 
 
 def test_strict_and_also_refuse_what_holds_no_end(original, tmp_path):
