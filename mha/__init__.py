@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from mha.recordings.live import diagnose
     from mha.recordings.recording import Recording
     from mha.substitution.where import where
+    from mha.tolerances.tolerance import tolerance, tolerance_of
 
-__all__ = ["Conversion", "Projections", "Recording", "capture", "compare", "diagnose", "list_layers", "where"]
+__all__ = [
+    "Conversion",
+    "Projections",
+    "Recording",
+    "capture",
+    "compare",
+    "diagnose",
+    "list_layers",
+    "tolerance",
+    "tolerance_of",
+    "where",
+]
 
 # No name of a module of this package can stand here: importing the module would take its place.
 _HOMES = {
@@ -28,6 +40,8 @@ _HOMES = {
     "diagnose": "mha.recordings.live",
     "Conversion": "mha.convert.convert",
     "list_layers": "mha.convert.convert",
+    "tolerance": "mha.tolerances.tolerance",
+    "tolerance_of": "mha.tolerances.tolerance",
     "where": "mha.substitution.where",
 }
 """Public name -> the module that defines it."""

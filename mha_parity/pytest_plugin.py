@@ -1,12 +1,14 @@
 """The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
 
 It is there wherever this package is installed, and does nothing without that option: NumPy and the
-suite are imported only if it is given.
+suite are imported only if it is given, or a test takes the fixture `mha_tolerance`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +91,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from conformance.plugin import register
 
     register(config, specs, MARKER)
+
+
+@pytest.fixture(scope="session")
+def mha_tolerance() -> Callable[..., Any]:
+    """`mha.tolerance`: the right output of a layer, and the error that is allowed in each element of it."""
+    from mha import tolerance
+
+    return tolerance

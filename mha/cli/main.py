@@ -12,6 +12,7 @@ from mha.cli.ending import run as run_program
 from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
+from mha.cli.porter.audit import audit
 from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
@@ -42,7 +43,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, bench):
+for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, audit, bench):
     main.add_command(command)
 for command in (heads, learn, view):
     main.add_command(command)

@@ -26,6 +26,7 @@ from mha.recordings.recording import Recording
 from mha.undetectable_bugs.needed_calls import asked_by, is_of_gradients, need_of, signature
 from mha.undetectable_bugs.settings import beyond
 from mha_core import STAGES
+from mha_core.reference.state import State
 
 SECONDS = 2.0
 """Default time limit; bugs that were not tried by then are reported as untried."""
@@ -47,6 +48,15 @@ SHOWN = 16
 
 LAST = ("block-", "online-", "fill-", "past-")
 """Prefixes of the ids of bugs in rarer ways to compute attention; they are named after the others."""
+
+
+Told = Callable[[Shows, State], bool]
+"""Whether one problem tells a run of it with a bug from the right one."""
+
+
+def leaves_bound(shows: Shows, state: State) -> bool:
+    """Whether a recorded output leaves its computed bound in this run."""
+    return shows.first_stage(state) is not None
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,8 @@ def undetectable_bugs(
     *,
     seconds: float = SECONDS,
     bugs: Sequence[Bug] | None = None,
+    told: Told = leaves_bound,
+    cut: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> UndetectableBugs:
     """Put every bug of the zoo into the reference, and see whether the recorded calls would show it.
@@ -138,6 +150,8 @@ def undetectable_bugs(
         names: the calls that count. Default: all.
         seconds: how long it may take, roughly.
         bugs: the zoo. Default: all of it.
+        told: whether a call shows the run with a bug. Default: whether an output leaves its bound.
+        cut: whether what shows in a part of a call shows in all of it.
         progress: is told what is being done.
 
     >>> from mha.recordings.recording import RecordedCall, RecordedLayer
@@ -162,19 +176,19 @@ def undetectable_bugs(
     left = [one for one in verdicts.values() if not is_of_gradients(one.bug)]
     looked: list[Shows] = []
     tried: dict[str, bool] = {}  # name -> whether it was only cut
-    for call, cut in _in_order(calls):
+    for call, part in _in_order(calls, cut=cut):
         if not left or (tried and time.monotonic() > deadline):
             break
         progress(f"what {call.name} would have shown")
-        tried[call.name] = cut
-        shows = _shows(call, cut)
+        tried[call.name] = part
+        shows = _shows(call, part)
         looked.append(shows)
         for verdict in left:
             limit = deadline if verdict.tried else deadline + (HARD_LIMIT - 1) * seconds
             if time.monotonic() > limit or not asked_by(verdict.bug, [call.problem]):  # a part may look different
                 continue
-            found = _run(verdict.bug, shows)
-            if found is not None or not cut:  # what can't be made in a part of a call might be in all of it
+            found = _run(verdict.bug, shows, told)
+            if found is not None or not part:  # what can't be made in a part of a call might be in all of it
                 verdict.add(found)
         left = [verdict for verdict in left if not verdict.seen]
     problems = [call.problem for call in calls]
@@ -191,7 +205,7 @@ def undetectable_bugs(
     return UndetectableBugs(
         len(problems),
         tuple(tried),
-        parts=tuple(name for name, cut in tried.items() if cut),
+        parts=tuple(name for name, part in tried.items() if part),
         never_asked=never,
         beyond=beyond(problems, looked),
         **{name: tuple(ids) for name, ids in lists.items()},
@@ -247,7 +261,7 @@ class _Call:
         return max(weights, self.problem.inputs.queries.size)
 
 
-def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
+def _in_order(calls: Sequence[_Call], *, cut: bool = True) -> list[tuple[_Call, bool]]:
     """(call, whether it is cut) in the order of running: one call of each kind, the others, then large calls uncut."""
     by_size = sorted(calls, key=lambda call: call.size)
     firsts: dict[tuple[object, ...], _Call] = {}
@@ -255,6 +269,8 @@ def _in_order(calls: Sequence[_Call]) -> list[tuple[_Call, bool]]:
         firsts.setdefault((call.dtype, *signature(call.problem)), call)
     others = [call for call in by_size if call not in firsts.values()]
     ordered = [*firsts.values(), *others]
+    if not cut:
+        return [(call, False) for call in ordered]
     return [*((call, call.size > LARGE) for call in ordered), *((call, False) for call in ordered if call.size > LARGE)]
 
 
@@ -265,7 +281,7 @@ def _shows(call: _Call, cut: bool) -> Shows:
     return Shows.of(wanted, call.dtype, tuple(problem.recorded))
 
 
-def _run(bug: Bug, shows: Shows) -> tuple[bool, float] | None:
+def _run(bug: Bug, shows: Shows, told: Told = leaves_bound) -> tuple[bool, float] | None:
     """(whether the bug is visible, its largest relative change); None where the bug can't be made in this layer."""
     try:
         state, changed = shows.forward(bug)
@@ -273,7 +289,7 @@ def _run(bug: Bug, shows: Shows) -> tuple[bool, float] | None:
         return None
     if not changed:
         return False, 0.0
-    if shows.first_stage(state) is not None:
+    if told(shows, state):
         return True, 1.0
     return False, max((_change(shows.right[name], state[name]) for name in STAGES), default=0.0)
 
