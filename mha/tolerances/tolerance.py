@@ -152,11 +152,11 @@ def as_numpy(name: str, value: Any) -> NDArray:
         SpecError: it is no array.
     """
     try:
-        if hasattr(value, "detach"):  # PyTorch's
+        if hasattr(value, "asnumpy"):  # MXNet's, which have `detach` too
+            value = value.asnumpy()
+        elif hasattr(value, "detach"):  # PyTorch's
             value = value.detach().cpu()
             value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-        elif hasattr(value, "asnumpy"):  # MXNet's
-            value = value.asnumpy()
         array = np.asarray(value)
     except Exception as error:  # whatever a framework says of an array without numbers, or of lists of several lengths
         raise SpecError(f"{name} can't be made an array of NumPy: {one_line(error)}") from error

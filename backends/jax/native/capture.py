@@ -47,46 +47,8 @@ def versions() -> dict[str, str]:
 
 
 from_native = native.from_native
-
-
-def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
-
-    Linen makes its modules anew in each call, so only their names show which module is inside which.
-    """
-    if isinstance(module, nn.Module):
-        return list(module.variables.get("params", {})) if module.scope is not None else [], None
-    # The names in an nnx.List are numbers.
-    parts = [str(name) for name, part in vars(module).items() if isinstance(part, nnx.Param) or _holds_params(part)]
-    return parts, lambda: [id(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
-
-
-def _holds_params(part: Any) -> bool:
-    return isinstance(part, nnx.Module) and bool(jax.tree.leaves(nnx.state(part, nnx.Param)))
-
-
-def modules_in(module: Any) -> list[tuple[str, Any]]:
-    """All modules inside a module of nnx, by their names; those of linen are made as they are called: none."""
-    if not isinstance(module, nnx.Module):
-        return []
-    graph = ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module))
-    return sorted(((name, node) for name, node in graph if name), key=lambda named: named[0])
-
-
-def projects(module: Any) -> bool:
-    """Whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
-    return isinstance(module, (nnx.Linear, nnx.LinearGeneral))
-
-
-def matrix_of(module: Any) -> tuple[Any, Any]:
-    """The matrix of a projection as (out, in), and its bias or None."""
-    kernel = module.kernel[...]
-    bias = None if module.bias is None else module.bias[...]
-    if isinstance(module, nnx.LinearGeneral):
-        inputs = np.prod([kernel.shape[axis] for axis in range(len(module.axis))])
-        kernel = kernel.reshape(int(inputs), -1)
-        bias = None if bias is None else bias.reshape(-1)
-    return kernel.T, bias
+parts_of, modules_in = modules.parts_of, modules.modules_in
+projects, matrix_of = modules.projects, modules.matrix_of
 
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:

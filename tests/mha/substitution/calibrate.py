@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import mha
-from tests.mha.substitution.models import FAULTS, PORTS, batch, call, original, state_of
+from tests.mha.substitution.models import FAULTS, batch, original, state_of
+from tests.mha.substitution.ports import PORTS, call
 
 
 def main() -> None:
