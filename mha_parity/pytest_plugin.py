@@ -1,7 +1,7 @@
 """The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
 
 It is there wherever this package is installed, and does nothing without that option: NumPy and the
-suite are imported only if it is given, or a test takes the fixture `mha_tolerance`.
+suite are imported only if it is given, or a test takes one of the fixtures.
 """
 
 from __future__ import annotations
@@ -99,3 +99,11 @@ def mha_tolerance() -> Callable[..., Any]:
     from mha import tolerance
 
     return tolerance
+
+
+@pytest.fixture(scope="session")
+def mha_where() -> Callable[..., Any]:
+    """`mha.where`: the modules of a recorded port that are wrong, each judged by its original's."""
+    from mha import where
+
+    return where

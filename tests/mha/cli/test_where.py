@@ -1,0 +1,115 @@
+"""`mha where`: the page's example, a map, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import mha
+from mha.cli.porter.where import where
+
+MHA = [sys.executable, "-c", "from mha.cli.main import run; run()"]
+PAGE = (Path(__file__).parents[3] / "docs" / "where.md").read_text()
+
+
+def shape_of(text: str) -> str:
+    """The text without its numbers, which differ with the processor, and without the spaces that fill columns."""
+    return re.sub(r" +", " ", re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text))
+
+
+def test_the_example_of_the_page(tmp_path, backend_names):
+    if not {"torch", "jax"} <= set(backend_names):
+        pytest.skip("needs torch and jax")
+    (tmp_path / "models.py").write_text(
+        next(text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class" in text)
+    )
+    shown = re.search(r"```\n\$ python models.py; (mha where [^\n]*)\n(.*?)```", PAGE, re.S)
+    assert shown is not None
+    for command, status in (
+        ([sys.executable, "models.py"], 0),
+        ([*MHA, *shown[1].split()[1:]], 1),
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr[-2000:]
+    assert shape_of(done.stdout.rstrip()) == shape_of(shown[2].rstrip())
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """A folder with `mine.py`, whose `original` and `right` agree, and recordings of two ports."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.LayerNorm(5)).eval()
+    torch.save(model.state_dict(), "weights.pt")
+    name = f"mine_{tmp_path.name}"
+    Path(f"{name}.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef original():\n"
+        "    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.LayerNorm(5)).eval()\n"
+        "    model.load_state_dict(torch.load('weights.pt'))\n    return model\n\n\n"
+        "def broken():\n    raise ValueError('no weights')\n"
+    )
+    wrong = nn.Sequential(model[0], nn.GELU("tanh"), model[2]).eval()
+    for file, port in (("right.safetensors", model), ("wrong.safetensors", wrong)):
+        with mha.capture(port, file, modules=True):
+            port(torch.randn(4, 6))
+    return name
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(where, list(arguments))
+
+
+def test_a_right_port_and_a_wrong_one(recorded):
+    right = run(f"{recorded}:original", "right.safetensors", "--json", "right.json")
+    assert right.exit_code == 0, right.output
+    assert "Equal: 4 of 4 modules were judged" in right.stdout
+    wrong = run(f"{recorded}:original", "wrong.safetensors", "--json", "wrong.json")
+    assert wrong.exit_code == 1
+    assert wrong.stdout.startswith("1 (torch.nn.modules.activation.GELU) is wrong by itself: ")
+    found = json.loads(Path("wrong.json").read_text())
+    assert (found["equal"], found["wrong"], found["schema"]) == (False, ["1"], 1)
+    assert json.loads(Path("right.json").read_text())["equal"] is True
+
+
+def test_a_map_is_written_and_then_used(recorded):
+    assert run(f"{recorded}:original", "right.safetensors", "--map", "pairs.toml").exit_code == 0
+    text = Path("pairs.toml").read_text()
+    assert text.splitlines() == ["[pairs]", '"0" = "0"', '"1" = "1"', '"2" = "2"']
+    Path("pairs.toml").write_text(text.replace('"0" = "0"', '"0" = "9"'))
+    done = run(f"{recorded}:original", "right.safetensors", "--map", "pairs.toml")
+    assert "the map names '9', and no module of the port that was called has that name" in done.output
+    Path("pairs.toml").write_text("pairs = 3")
+    done = run(f"{recorded}:original", "right.safetensors", "--map", "pairs.toml")
+    assert "must hold one table, [pairs]" in done.output
+
+
+def test_inputs_of_its_own(recorded):
+    from safetensors.torch import save_file
+
+    save_file({"input": torch.randn(4, 6)}, "inputs.safetensors")
+    assert run(f"{recorded}:original", "right.safetensors", "--inputs", "inputs.safetensors").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("original", "recording", "message"),
+    [
+        ("{}:nothing", "right.safetensors", "has no 'nothing'"),
+        ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights"),
+        ("nowhere", "right.safetensors", "no folder of that name exists"),
+        ("{}:original", "weights.pt", "safetensors"),
+        ("{}:original", "absent.safetensors", "no such file"),
+    ],
+)
+def test_what_is_refused_is_refused_in_one_line(recorded, original, recording, message):
+    command = [*MHA, "where", original.format(recorded), recording]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert message in done.stderr
